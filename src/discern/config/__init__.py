@@ -1,0 +1,1 @@
+"""Layered configuration: preset, file, --set, with the origin of every value."""

@@ -1,0 +1,1 @@
+"""Which positions are corrupted, and with what: pure functions on tensors."""

@@ -1,0 +1,1 @@
+"""Text in, rows out: corpus readers, tokenizer, shards, packing, the stream of batches."""

@@ -1,0 +1,56 @@
+"""Errors that a user can act on: what was found, what was expected, and what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DiscernError(Exception):
+    """Base of every error that discern raises on purpose.
+
+    Args:
+        message: what was found and what was expected, one or more lines.
+        hint: what to do next, ideally a command or a setting to type.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(DiscernError):
+    """The command or the configuration asks for something that does not exist or cannot be."""
+
+    exit_code = 2
+
+
+class DataError(DiscernError):
+    """A file or data set is missing, unreadable, or was made by something that does not fit."""
+
+
+class CheckpointError(DiscernError):
+    """A checkpoint is missing, damaged, or belongs to another run."""
+
+
+class NumericsError(DiscernError):
+    """A loss or gradient is not finite."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` most resembles, or None when nothing is close."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint for a wrong name: the nearest known one, or the whole list when nothing is close."""
+    names = sorted(known)
+    match = nearest(name, names)
+    return f"did you mean '{match}'?" if match else f"known: {', '.join(names)}"

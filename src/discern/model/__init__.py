@@ -1,0 +1,1 @@
+"""Encoders, their parts and heads."""

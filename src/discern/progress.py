@@ -1,0 +1,33 @@
+"""How long work tells of its advance, without knowing who listens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """A listener for work that takes more than two seconds. The command line shows a bar, or plain lines."""
+
+    def start(self, description: str, total: float | None, unit: str) -> None:
+        """Begin a stage of `total` units (None: unknown)."""
+
+    def advance(self, amount: float, **figures: str) -> None:
+        """`amount` more units are done; `figures` (short, by name) are shown beside the bar."""
+
+    def note(self, message: str) -> None:
+        """A line that stays on the screen: a warning, an evaluation, a file written."""
+
+    def finish(self) -> None:
+        """The stage is over."""
+
+
+class Silent:
+    """A listener that shows nothing: for library use and tests."""
+
+    def start(self, description: str, total: float | None, unit: str) -> None: ...
+
+    def advance(self, amount: float, **figures: str) -> None: ...
+
+    def note(self, message: str) -> None: ...
+
+    def finish(self) -> None: ...

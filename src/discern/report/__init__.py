@@ -1,0 +1,1 @@
+"""Tables, figures, one self-contained HTML page."""

@@ -1,0 +1,60 @@
+"""Settings of the optimizer and of the loop."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from discern.config.base import Section
+
+
+class OptimizerConfig(Section):
+    """AdamW with decoupled weight decay, clipping and a schedule. Defaults: ELECTRA, table 6."""
+
+    learning_rate: float = Field(5e-4, gt=0, description="Peak learning rate. ELECTRA, table 6: 5e-4 small, 2e-4 base and large.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled; not applied to biases and LayerNorm. ELECTRA: 0.01.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    epsilon: float = Field(1e-6, gt=0, description="Added outside the square root. ELECTRA: 1e-6.")
+    bias_correction: bool = Field(True, description="Adam's correction of the moments. The released code has none.")
+    clip_norm: float = Field(1.0, ge=0, description="Largest global gradient norm, over all networks together; 0: no clipping.")
+    schedule: Literal["linear", "released", "constant"] = Field(
+        "linear",
+        description="'linear': warm-up, then linear decay to zero at the end. 'released': decay from step 0 times warm-up, "
+        "as the released code does. 'constant': warm-up, then constant.",
+    )
+    decay_power: float = Field(1.0, gt=0, description="Power of the decay: 1 is linear.")
+    warmup_steps: int = Field(10_000, ge=0, description="Steps over which the learning rate rises. ELECTRA: 10,000.")
+    layer_decay: float = Field(1.0, gt=0, le=1, description="Factor of the learning rate from each layer to the one below. 1: none.")
+
+
+class TrainConfig(Section):
+    """The loop: how long, how large the steps, what is written when."""
+
+    seed: int = Field(0, ge=0, description="Everything random follows from it: weights, order, masks, samples, dropout.")
+    max_steps: int = Field(1_000_000, ge=1, description="Optimizer updates of the whole run.")
+    max_hours: float | None = Field(
+        None, gt=0, description="Time budget in hours; the schedule ends when the time does. max_steps stays the upper bound."
+    )
+    sequences_per_step: int = Field(128, ge=1, description="Sequences an update, over all ranks and micro-batches.")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="Sequences a rank a forward pass; none: all of the rank's sequences at once."
+    )
+    checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints.")
+    keep_checkpoints: int = Field(2, ge=2, description="How many of the newest checkpoints stay on disk.")
+    evaluate_every_steps: int = Field(5000, ge=0, description="Steps between evaluations on held-out text; 0: only at the end.")
+    evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows of a periodic evaluation; 0: all of them.")
+    log_every_steps: int = Field(50, ge=1, description="Steps between lines of metrics.jsonl.")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Arithmetic of the forward pass: bfloat16 is autocast, weights stay float32. auto: bfloat16 where the device computes it fast."
+    )
+    compile: bool = Field(False, description="Run the networks through torch.compile.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
+    tensorboard: bool = Field(False, description="Also write TensorBoard events (extra 'track').")
+
+    @model_validator(mode="after")
+    def _micro_batch_fits(self) -> Self:
+        if self.micro_batch_size is not None and self.micro_batch_size > self.sequences_per_step:
+            raise ValueError(f"micro_batch_size {self.micro_batch_size} exceeds sequences_per_step {self.sequences_per_step}")
+        return self

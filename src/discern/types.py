@@ -1,0 +1,121 @@
+"""The values that travel between the parts: batches, loss terms, special tokens. All are frozen.
+
+Dimensions: B sequences, L positions, V vocabulary, M masked positions in the batch, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the tokens that frame a sequence, in the vocabulary of one tokenizer."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Sequences as they come from the data set, uncorrupted.
+
+    Attributes:
+        input_ids: (B, L) token ids; padding holds the pad id.
+        attention_mask: (B, L) True = real token.
+        special_tokens_mask: (B, L) True = never corrupt ([CLS], [SEP], padding).
+        token_type_ids: (B, L) segment of each token, 0 or 1.
+        position_ids: (B, L) position of each token within its document piece.
+        document_ids: (B, L) which piece of the row a token belongs to (attention stays inside a piece), or None when a
+            row is one piece.
+        word_starts: (B, L) True where a word begins; None where the data set doesn't say.
+        example_index: (B,) index of each row in the stream of examples, counted over the whole run.
+        slot: (B,) place of each row in the global batch: with memory, row after row of a slot continue each other.
+    """
+
+    input_ids: Int[Tensor, "B L"]
+    attention_mask: Bool[Tensor, "B L"]
+    special_tokens_mask: Bool[Tensor, "B L"]
+    token_type_ids: Int[Tensor, "B L"]
+    position_ids: Int[Tensor, "B L"]
+    document_ids: Int[Tensor, "B L"] | None
+    word_starts: Bool[Tensor, "B L"] | None
+    example_index: Int[Tensor, "B"]
+    slot: Int[Tensor, "B"]
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """The same batch on another device."""
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def rows(self, start: int, stop: int) -> TokenBatch:
+        """Rows `start` to `stop`, as a micro-batch."""
+        return map_tensors(self, lambda tensor: tensor[start:stop])
+
+    @property
+    def size(self) -> int:
+        """Sequences in the batch."""
+        return self.input_ids.shape[0]
+
+
+@dataclass(frozen=True)
+class CorruptedBatch:
+    """A batch with the positions chosen for corruption; what stands there is the objective's to say.
+
+    Attributes:
+        tokens: the batch as it was.
+        masked_ids: (B, L) input of the generator: `[MASK]` (or what the masking leaves) at the chosen positions.
+        masked_positions: (B, L) True where a position was chosen.
+    """
+
+    tokens: TokenBatch
+    masked_ids: Int[Tensor, "B L"]
+    masked_positions: Bool[Tensor, "B L"]
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One term of a loss, as a sum and a count: a mean taken too early is wrong under accumulation and padding.
+
+    Attributes:
+        total: scalar, summed over the `count` items, in nats.
+        count: how many items were summed.
+        weight: factor of this term's mean in the objective.
+    """
+
+    total: Float[Tensor, ""]
+    count: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one forward pass of an objective gives.
+
+    Attributes:
+        terms: the loss by name; the names are those of `Objective.counts`.
+        observations: tensors for evaluation and diagnosis, detached, by name (logits, labels, masks).
+    """
+
+    terms: Mapping[str, LossTerm]
+    observations: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def map_tensors(batch: BatchT, change: Callable[[Tensor], Tensor]) -> BatchT:
+    """A copy of a frozen batch with `change` applied to each tensor field."""
+    changed: dict[str, Any] = {}
+    for item in fields(batch):  # type: ignore[arg-type]
+        value = getattr(batch, item.name)
+        if isinstance(value, Tensor):
+            changed[item.name] = change(value)
+    return replace(batch, **changed)  # type: ignore[type-var]
