@@ -42,6 +42,7 @@ class TokenBatch:
         word_starts: (B, L) True where a word begins; None where the data set doesn't say.
         example_index: (B,) index of each row in the stream of examples, counted over the whole run.
         slot: (B,) place of each row in the global batch: with memory, row after row of a slot continue each other.
+        full: no row has padding; False where that isn't known.
     """
 
     input_ids: Int[Tensor, "B L"]
@@ -53,6 +54,7 @@ class TokenBatch:
     word_starts: Bool[Tensor, "B L"] | None
     example_index: Int[Tensor, "B"]
     slot: Int[Tensor, "B"]
+    full: bool = False
 
     def to(self, device: torch.device) -> TokenBatch:
         """The same batch on another device."""
@@ -61,6 +63,11 @@ class TokenBatch:
     def rows(self, start: int, stop: int) -> TokenBatch:
         """Rows `start` to `stop`, as a micro-batch."""
         return map_tensors(self, lambda tensor: tensor[start:stop])
+
+    @property
+    def visible_mask(self) -> Bool[Tensor, "B L"] | None:
+        """The attention mask, or None where it would hide nothing: full rows of one piece need no mask at all."""
+        return None if self.full and self.document_ids is None else self.attention_mask
 
     @property
     def size(self) -> int:
@@ -76,11 +83,20 @@ class CorruptedBatch:
         tokens: the batch as it was.
         masked_ids: (B, L) input of the generator: `[MASK]` (or what the masking leaves) at the chosen positions.
         masked_positions: (B, L) True where a position was chosen.
+        num_masked: how many were chosen in the batch; counted here, before the batch moves to a device.
+        num_tokens: how many real tokens the batch has.
     """
 
     tokens: TokenBatch
     masked_ids: Int[Tensor, "B L"]
     masked_positions: Bool[Tensor, "B L"]
+    num_masked: int
+    num_tokens: int
+
+    def to(self, device: torch.device) -> CorruptedBatch:
+        """The same batch on another device."""
+        moved = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(moved, tokens=self.tokens.to(device))
 
 
 @dataclass(frozen=True)

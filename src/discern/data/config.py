@@ -12,9 +12,7 @@ from discern.config.base import Section
 class DataConfig(Section):
     """How the tokens of a data set become rows."""
 
-    sequence_length: int = Field(
-        128, ge=8, description="Positions a row. ELECTRA, table 6: 128 small, 512 base and large."
-    )
+    sequence_length: int = Field(128, ge=8, description="Positions a row. ELECTRA, table 6: 128 small, 512 base and large.")
     packing: Literal["segments", "packed"] = Field(
         "segments",
         description="'segments': two-segment examples as the released code builds them, padded. "
@@ -26,7 +24,10 @@ class DataConfig(Section):
         "to the next example, so that an epoch sees every token once; 'drop' loses them, as the released code does.",
     )
     short_sequence_probability: float = Field(
-        0.05, ge=0, le=1, description="'segments' only: share of examples with a random shorter target length. Released code: 0.05."
+        0.05,
+        ge=0,
+        le=1,
+        description="'segments' only: share of examples with a random shorter target length. Released code: 0.05.",
     )
     single_segment_probability: float = Field(
         0.1, ge=0, le=1, description="'segments' only: share of examples built as one segment. Released code: 0.1."

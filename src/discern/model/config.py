@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 from pydantic import Field, model_validator
 
 from discern.config.base import Section
@@ -26,7 +24,7 @@ class ModelConfig(Section):
     layer_norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance. BERT and ELECTRA: 1e-12.")
 
     @model_validator(mode="after")
-    def _heads_divide_hidden(self) -> Self:
+    def _heads_divide_hidden(self) -> ModelConfig:
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; "

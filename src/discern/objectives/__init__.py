@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from discern.registry import Registry
 
-objectives: Registry[type] = Registry("objective", "discern.objectives")
+objectives: Registry[Any] = Registry("objective", "discern.objectives")
 objectives.register("rtd", "discern.objectives.rtd:ReplacedTokenDetection")
 objectives.register("mlm", "discern.objectives.mlm:MaskedLanguageModel")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -26,7 +26,9 @@ class OptimizerConfig(Section):
     )
     decay_power: float = Field(1.0, gt=0, description="Power of the decay: 1 is linear.")
     warmup_steps: int = Field(10_000, ge=0, description="Steps over which the learning rate rises. ELECTRA: 10,000.")
-    layer_decay: float = Field(1.0, gt=0, le=1, description="Factor of the learning rate from each layer to the one below. 1: none.")
+    layer_decay: float = Field(
+        1.0, gt=0, le=1, description="Factor of the learning rate from each layer to the one below. 1: none."
+    )
 
 
 class TrainConfig(Section):
@@ -47,14 +49,16 @@ class TrainConfig(Section):
     evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows of a periodic evaluation; 0: all of them.")
     log_every_steps: int = Field(50, ge=1, description="Steps between lines of metrics.jsonl.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Arithmetic of the forward pass: bfloat16 is autocast, weights stay float32. auto: bfloat16 where the device computes it fast."
+        "auto",
+        description="Arithmetic of the forward pass: bfloat16 is autocast, weights stay float32. "
+        "auto: bfloat16 where the device computes it fast.",
     )
     compile: bool = Field(False, description="Run the networks through torch.compile.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
     tensorboard: bool = Field(False, description="Also write TensorBoard events (extra 'track').")
 
     @model_validator(mode="after")
-    def _micro_batch_fits(self) -> Self:
+    def _micro_batch_fits(self) -> TrainConfig:
         if self.micro_batch_size is not None and self.micro_batch_size > self.sequences_per_step:
             raise ValueError(f"micro_batch_size {self.micro_batch_size} exceeds sequences_per_step {self.sequences_per_step}")
         return self

@@ -1,0 +1,148 @@
+"""`discern config`: what a configuration resolves to and why, what is wrong with it, and how two differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from discern.cli.console import JsonOption, command
+from discern.cli.options import ConfigArgument, PresetOption, SetOption
+from discern.config.presets import preset_names, preset_summary
+from discern.config.problems import InvalidConfigError
+from discern.config.tree import ABSENT, NONE, flatten, nest, toml_value
+from discern.errors import ConfigError
+
+if TYPE_CHECKING:
+    from discern.config.resolve import Resolved
+
+config = typer.Typer(
+    help="Look at configurations: what they resolve to, what is wrong with them, how they differ.", rich_markup_mode=None
+)
+
+
+@config.command()
+def show(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOption = None, json: JsonOption = False) -> None:
+    """Print every value and where it comes from. The output is itself a configuration.
+
+    Example: discern config show --preset electra-small --set objective.name=mlm
+    """
+    with command(json_output=json) as console:
+        from discern.workflows.configuration import load_pretrain_config
+
+        resolved = load_pretrain_config(file, preset, set_ or ())
+        values = {key: {"value": value, "origin": resolved.origins[key]} for key, value in flatten(resolved.config).items()}
+        console.result({**nest(values), "dropped": resolved.dropped}, text=_tree(resolved))
+
+
+@config.command()
+def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOption = None, json: JsonOption = False) -> None:
+    """Say whether a configuration is valid, and everything that is wrong with it at once.
+
+    Example: discern config check my-run.toml
+    """
+    with command(json_output=json) as console:
+        from discern.workflows.configuration import load_pretrain_config
+
+        try:
+            resolved = load_pretrain_config(file, preset, set_ or ())
+        except ConfigError as error:
+            if json:
+                console.result({"valid": False, "problems": _problems(error)}, text="")
+            raise
+        counted = ", ".join(f"{count} {origin}" for origin, count in Counter(resolved.origins.values()).most_common())
+        console.result({"valid": True, "problems": []}, text=f"valid: {len(resolved.origins)} values ({counted})")
+
+
+@config.command()
+def diff(
+    left: Annotated[str, typer.Argument(metavar="A", help="A preset, a TOML file or the folder of a run.", show_default=False)],
+    right: Annotated[str, typer.Argument(metavar="B", help="The same.", show_default=False)],
+    json: JsonOption = False,
+) -> None:
+    """Print the values in which two configurations differ.
+
+    Example: discern config diff electra-small electra-base
+    """
+    with command(json_output=json) as console:
+        from discern.workflows.configuration import differences
+
+        found = differences(left, right)
+        console.result({"left": left, "right": right, "differences": _sides(found)}, text=_beside(left, right, found))
+
+
+@config.command()
+def presets(json: JsonOption = False) -> None:
+    """List the recipes that come with discern."""
+    with command(json_output=json) as console:
+        summaries = {name: preset_summary(name) for name in preset_names()}
+        console.result({"presets": summaries}, text=_list(summaries))
+
+
+def _problems(error: ConfigError) -> list[dict[str, Any]]:
+    """What is wrong, one by one; a file that cannot be read is one problem without a key."""
+    if isinstance(error, InvalidConfigError):
+        return [vars(problem) for problem in error.problems]
+    return [{"key": None, "text": error.message, "hint": error.hint}]
+
+
+def _sides(found: list[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+    """Differences for --json: a side that has no such key is left out."""
+    return [
+        {"key": key} | {side: value for side, value in (("left", a), ("right", b)) if value is not ABSENT} for key, a, b in found
+    ]
+
+
+def _list(summaries: Mapping[str, str]) -> Text:
+    """Names and what they are, one under the other."""
+    width = max(map(len, summaries))
+    lines = [Text.assemble((name.ljust(width), "bold"), "  ", summary) for name, summary in summaries.items()]
+    return Text("\n").join(lines)
+
+
+def _tree(resolved: Resolved[Any]) -> Text:
+    """The configuration as TOML, the origin of each value as a comment."""
+    values = flatten(resolved.config)
+    written = {key: _assignment(key, value) for key, value in values.items()}
+    width = min(44, max(map(len, written.values())))
+    text, section = Text(), ""
+    for key, assignment in written.items():
+        if section != (section := key.rpartition(".")[0]):
+            text.append(f"{chr(10) if text else ''}[{section}]\n", style="bold")
+        origin = resolved.origins[key]
+        style = "green" if key in resolved.user_set else "dim" if origin == "default" else "cyan"
+        text.append(assignment.ljust(width), style="dim" if assignment.startswith("#") else "")
+        text.append(f"  # {origin}\n", style=style)
+    for item in resolved.dropped:
+        text.append(f"\n# dropped: {item.key} = {toml_value(item.value)}, from {item.origin}; {item.reason}", style="yellow")
+    text.rstrip()
+    return text
+
+
+def _assignment(key: str, value: object) -> str:
+    """One line of TOML; a comment where the value is none, which TOML cannot say."""
+    name = key.rpartition(".")[2]
+    return f"# {name} is {NONE}" if value is None else f"{name} = {toml_value(value)}"
+
+
+def _beside(left: str, right: str, found: list[tuple[str, Any, Any]]) -> Table | str:
+    """The differences as a table."""
+    if not found:
+        return f"{left} and {right} are the same"
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("", left, right):
+        table.add_column(heading)
+    for key, first, second in found:
+        table.add_row(*(Text(word) for word in (key, _word(first), _word(second))))
+    return table
+
+
+def _word(value: object) -> str:
+    if value is ABSENT:
+        return "-"
+    return NONE if value is None else toml_value(value)

@@ -1,0 +1,176 @@
+"""What every verb prints with: results on stdout, everything else on stderr, and exit codes that scripts can rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from types import FrameType
+from typing import Annotated, TypeAlias
+
+import typer
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from discern.cli.json_values import jsonable
+from discern.cli.progress import progress_on
+from discern.errors import DiscernError
+from discern.progress import Progress
+
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
+
+INTERRUPTED = 130
+TERMINATED = 143
+
+
+class Console:
+    """Where a verb prints: `result` and `print` on stdout, `warn` and `progress` on stderr.
+
+    Text is printed as it is: brackets are no markup. To colour, pass rich's `Text` or `Table`; away from a terminal they
+    lose colours and boxes, and lines are never wrapped.
+    """
+
+    def __init__(self, *, json_output: bool) -> None:
+        self.json_output = json_output
+        self._out = _rich(stderr=False)
+        self._err = _rich(stderr=True)
+        self.progress: Progress = progress_on(self._err)
+
+    def result(self, values: Mapping[str, object], *, text: RenderableType | str) -> None:
+        """What the verb found: `values` as one JSON object under --json, `text` for people otherwise."""
+        if self.json_output:
+            self._out.file.write(json.dumps(jsonable(values), ensure_ascii=not _unicode(self._out), allow_nan=False) + "\n")
+        else:
+            self.print(text)
+
+    def print(self, renderable: RenderableType | str) -> None:
+        """A line or a table for people, on stdout; nothing under --json."""
+        if not self.json_output:
+            _print(self._out, renderable)
+
+    def warn(self, message: str) -> None:
+        """Something that does not stop the work but that its reader should know, on stderr."""
+        _print(self._err, Text.assemble(("warning: ", "yellow"), message))
+
+
+@contextmanager
+def command(*, json_output: bool) -> Iterator[Console]:
+    """The frame of a verb: a console to print with; errors become a message and an exit code.
+
+    Exit codes: 0; 1 it failed; 2 it was asked wrongly; 130 interrupted; 143 terminated. With DISCERN_DEBUG=1 in the
+    environment every error shows its traceback.
+    """
+    console = Console(json_output=json_output)
+    restore = _raise_on_sigterm()
+    try:
+        yield console
+        sys.stdout.flush()
+    except BaseException as error:
+        console.progress.finish()
+        raise SystemExit(_explained(error)) from None
+    finally:
+        console.progress.finish()
+        restore()
+
+
+def print_error(message: str, hint: str | None = None) -> None:
+    """An error and what to do about it, on stderr."""
+    text = Text.assemble(("error: ", "bold red"), message)
+    if hint:
+        text.append("\n  hint: ", style="cyan").append(hint)
+    _print(_rich(stderr=True), text)
+
+
+def _explained(error: BaseException) -> int:
+    """Tell of what ended a verb, on stderr; returns the exit code."""
+    if isinstance(error, SystemExit | typer.Exit):
+        return _exit_code(error)
+    if isinstance(error, BrokenPipeError) and _reader_left():  # `| head` has seen enough
+        return 1
+    if os.environ.get("DISCERN_DEBUG"):
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        print_error("interrupted")
+        return INTERRUPTED
+    if isinstance(error, DiscernError):
+        print_error(error.message, error.hint)
+        return error.exit_code
+    what = " ".join(str(error).split()) or "no message"
+    print_error(f"{type(error).__name__}: {what}", "discern did not expect this; DISCERN_DEBUG=1 shows where it happened")
+    return 1
+
+
+def _raise_on_sigterm() -> Callable[[], None]:
+    """Have SIGTERM raise SystemExit(143) in the main thread, so that open work is saved or removed; returns the undoing."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = signal.signal(signal.SIGTERM, _terminate)
+
+    def restore() -> None:
+        signal.signal(signal.SIGTERM, before)
+
+    return restore
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(TERMINATED)
+
+
+def _exit_code(error: SystemExit | typer.Exit) -> int:
+    """The code that an exit carries; a text instead of a code is printed and means failure."""
+    code = error.exit_code if isinstance(error, typer.Exit) else error.code
+    if isinstance(code, str):
+        print_error(code)
+        return 1
+    return code or 0
+
+
+def _reader_left() -> bool:
+    """Whether stdout or stderr is a pipe that nobody reads any more; if so, what is still printed goes nowhere."""
+    poll = select.poll()
+    for stream in (1, 2):
+        poll.register(stream, 0)
+    broken = [stream for stream, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+    for stream in broken:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    return bool(broken)
+
+
+def _rich(*, stderr: bool) -> RichConsole:
+    """A console that prints text as it is, and away from a terminal never folds a line."""
+    console = RichConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 10_000
+    return console
+
+
+def _print(console: RichConsole, renderable: RenderableType | str) -> None:
+    """Print on one line what is one line; on a terminal a table adapts to its width."""
+    if isinstance(renderable, Table):
+        if console.is_terminal:
+            console.print(renderable)
+            return
+        renderable = _aligned(renderable, console)
+    console.print(renderable, soft_wrap=True)
+
+
+def _aligned(table: Table, console: RichConsole) -> str:
+    """A table as columns of plain text: no box, no colour, no blanks at the end of a line."""
+    bare = copy(table)
+    bare.box, bare.expand, bare.pad_edge = None, False, False
+    with console.capture() as capture:
+        console.print(bare)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _unicode(console: RichConsole) -> bool:
+    return console.encoding.startswith("utf")

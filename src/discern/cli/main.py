@@ -1,0 +1,70 @@
+"""The command `discern`: its verbs, its version, and how it answers to a command line it does not understand."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+import discern
+from discern.cli.console import INTERRUPTED, print_error
+
+VERBS = ("demo", "prepare", "pretrain", "evaluate", "export", "detect", "report", "config")
+"""In the order of `discern --help`. Each is a function (or, for a group, a `typer.Typer`) in the module of its name."""
+
+
+def main() -> None:
+    """Entry point of the command; leaves with its exit code."""
+    try:
+        code = application()(args=sys.argv[1:] or ["--help"], prog_name="discern", standalone_mode=False)
+    except typer.TyperException as error:
+        print_error(error.format_message(), _help_for(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(code or 0)
+
+
+def application() -> typer.Typer:
+    """The verbs that exist. Their modules are cheap to import: the work is imported when it is asked for."""
+    app = typer.Typer(
+        help="Train text encoders to tell real tokens from replaced ones.",
+        epilog="discern VERB --help tells more of each.",
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_options)
+    for verb in VERBS:
+        if find_spec(f"discern.cli.{verb}") is None:
+            continue
+        entry = getattr(import_module(f"discern.cli.{verb}"), verb)
+        if isinstance(entry, typer.Typer):
+            app.add_typer(entry, name=verb)
+        else:
+            app.command(verb)(entry)
+    return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"discern {discern.__version__}")
+        raise typer.Exit()
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Train text encoders to tell real tokens from replaced ones."""
+
+
+def _help_for(error: typer.TyperException) -> str | None:
+    """The command that explains the one that was mistyped."""
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path} --help" if context is not None else None

@@ -1,0 +1,33 @@
+"""Options that several verbs share: where the configuration of a run comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from discern.config.presets import preset_names
+
+
+def _presets(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+ConfigArgument: TypeAlias = Annotated[
+    Path | None,
+    typer.Argument(metavar="CONFIG.toml", help="Settings, over the preset; or the folder of a run.", show_default=False),
+]
+PresetOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--preset", metavar="NAME", help="Recipe to start from; 'discern config presets' lists them.", autocompletion=_presets
+    ),
+]
+SetOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Set one value, over preset and file; may be repeated.", show_default=False
+    ),
+]

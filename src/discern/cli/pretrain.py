@@ -1,0 +1,78 @@
+"""`discern pretrain`: train an encoder on a prepared data set."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from discern.cli.console import JsonOption, command
+from discern.cli.options import ConfigArgument, PresetOption, SetOption
+
+
+def pretrain(
+    config: ConfigArgument = None,
+    *,
+    data: Annotated[Path, typer.Option("--data", metavar="DATA", help="Data set, as `discern prepare` makes it.")],
+    out: Annotated[Path, typer.Option("--out", metavar="RUN", help="Folder of the run; an interrupted run there goes on.")],
+    preset: PresetOption = None,
+    set_: SetOption = None,
+    resume: Annotated[
+        Literal["auto", "never", "must"],
+        typer.Option(
+            "--resume", help="auto: go on where a run is; never: start over, the old run is moved aside; must: go on only."
+        ),
+    ] = "auto",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Processes that share the work (torchrun does the same).")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and what it costs; train nothing.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Pre-train an encoder. Interrupt it with Ctrl-C whenever you like: the same command goes on exactly where it stopped.
+
+    Example: discern pretrain --preset electra-small --data DATA --out RUN --set train.max_hours=10
+    """
+    with command(json_output=json_output) as console:
+        if nproc > 1 and "WORLD_SIZE" not in os.environ and not dry_run:
+            from discern.training.launch import launch
+
+            raise SystemExit(launch(_without_nproc(sys.argv[1:]), nproc))
+        from discern.workflows.pretrain import PretrainRequest
+        from discern.workflows.pretrain import pretrain as run
+
+        request = PretrainRequest(data, out, config, preset, tuple(set_ or ()), resume, device)
+        if dry_run:
+            from discern.workflows.plan import plan
+
+            planned = plan(request)
+            console.result(planned.values, text=planned.text)
+            return
+        record = run(request, console.progress)
+        if record is not None:
+            console.result(record, text=_text(record, out))
+
+
+def _text(record: dict[str, object], out: Path) -> str:
+    """The last figures, a line each, and what to do with the run."""
+    figures = [
+        f"  {name:<26} {value:.4g}" if isinstance(value, float) else f"  {name:<26} {value:,}" for name, value in record.items()
+    ]
+    after = f"next: discern evaluate {out}, discern export {out} --out MODEL, discern detect {out} --text '...'"
+    return "\n".join([f"{out}:", *figures, after])
+
+
+def _without_nproc(arguments: list[str]) -> list[str]:
+    """The command line that each of the processes is started with."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip or argument.startswith("--nproc="):
+            skip = False
+        elif argument == "--nproc":
+            skip = True
+        else:
+            kept.append(argument)
+    return kept

@@ -1,0 +1,174 @@
+"""How long work shows its advance on stderr: a bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich import filesize
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
+
+from discern.progress import Progress
+
+FIRST_LINE_AFTER = 10.0
+"""Seconds to the first plain line; the next ones come when a twentieth more time has passed, at most every 5 minutes."""
+
+
+def progress_on(console: Console) -> Progress:
+    """A listener that suits where the console prints."""
+    return Bar(console) if console.is_terminal and not console.is_dumb_terminal else Lines(console)
+
+
+class Bar:
+    """A bar with count, time left and the latest figures."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: RichProgress | None = None
+        self._figures: dict[str, str] = {}
+
+    def start(self, description: str, total: float | None, unit: str) -> None:
+        self.finish()
+        self._figures = {}
+        columns: list[ProgressColumn] = [
+            TextColumn("{task.description}", markup=False, table_column=_one_line()),
+            SpinnerColumn("line", finished_text="-") if total is None else BarColumn(bar_width=24),
+            _Amount(table_column=_one_line()),
+            _TimeLeft(table_column=_one_line()),
+            TextColumn("{task.fields[figures]}", style="dim", markup=False, table_column=_one_line(ratio=1)),
+        ]
+        self._live = RichProgress(*columns, console=self._console, refresh_per_second=4, expand=True)
+        self._live.start()
+        self._live.add_task(description, total=total, unit=unit, open_ended=total is None, figures="")
+
+    def advance(self, amount: float, **figures: str) -> None:
+        if self._live is None:
+            return
+        self._figures |= figures
+        task = self._live.task_ids[0]
+        self._live.update(task, advance=amount, figures=_worded(self._figures))
+
+    def note(self, message: str) -> None:
+        self._console.print(Text(message), soft_wrap=True)
+
+    def finish(self) -> None:
+        if self._live is not None:
+            task = self._live.tasks[0]
+            if task.total is None:  # nothing spins any more
+                self._live.update(task.id, total=task.completed)
+            self._live.stop()
+            self._live = None
+
+
+def _one_line(ratio: int | None = None) -> Column:
+    """A column that is cut rather than folded on a narrow terminal, the one with a ratio first."""
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+
+
+class _Amount(ProgressColumn):
+    """What is done, of what: "120/1,000 steps"."""
+
+    def render(self, task: Task) -> Text:
+        return Text(_amount(task.completed, None if task.fields["open_ended"] else task.total, task.fields["unit"]))
+
+
+class _TimeLeft(ProgressColumn):
+    """The time left while it works, and the time it took afterwards."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        if task.finished or task.total is None:
+            return Text(_duration(task.finished_time or task.elapsed or 0), style="cyan")
+        return Text("-:-- left" if task.time_remaining is None else f"{_duration(task.time_remaining)} left", style="cyan")
+
+
+class Lines:
+    """A line when a stage begins, at growing intervals, and at the end of anything that took a while."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._stage: _Stage | None = None
+
+    def start(self, description: str, total: float | None, unit: str) -> None:
+        self.finish()
+        self._stage = _Stage(description, total, unit, self._clock())
+        self.note(description + (f": {_quantity(total, unit)} {unit}" if total else ""))
+
+    def advance(self, amount: float, **figures: str) -> None:
+        if self._stage is None:
+            return
+        now = self._clock()
+        self._stage.advance(amount, figures, now)
+        if now >= self._stage.next_line:
+            self.note(self._stage.line(now))
+            self._stage.next_line = now + min(300.0, max(FIRST_LINE_AFTER, (now - self._stage.began) / 20))
+
+    def note(self, message: str) -> None:
+        self._console.print(Text(message), soft_wrap=True)
+
+    def finish(self) -> None:
+        if self._stage is not None and self._clock() - self._stage.began > 2:
+            self.note(self._stage.last_line(self._clock()))
+        self._stage = None
+
+
+class _Stage:
+    """How far one stage has come. The rate is counted from the first advance, which may be what an earlier run had done."""
+
+    def __init__(self, description: str, total: float | None, unit: str, now: float) -> None:
+        self.description, self.total, self.unit, self.began = description, total, unit, now
+        self.next_line = now + FIRST_LINE_AFTER
+        self.done = 0.0
+        self._figures: dict[str, str] = {}
+        self._first: tuple[float, float] | None = None
+
+    def advance(self, amount: float, figures: dict[str, str], now: float) -> None:
+        self.done += amount
+        self._figures |= figures
+        self._first = self._first or (now, self.done)
+
+    def line(self, now: float) -> str:
+        parts = [f"{self.description}: {_amount(self.done, self.total, self.unit)}"]
+        if self.total:
+            parts.append(f"{100 * self.done / self.total:.0f} %")
+        started, base = self._first or (now, self.done)
+        if self.total and self.done > base and now > started:
+            parts.append(f"{_duration((self.total - self.done) * (now - started) / (self.done - base))} left")
+        return "  ".join([*parts, *([_worded(self._figures)] if self._figures else [])])
+
+    def last_line(self, now: float) -> str:
+        parts = [f"{self.description}: {_amount(self.done, self.total, self.unit)} in {_duration(now - self.began)}"]
+        return "  ".join([*parts, *([_worded(self._figures)] if self._figures else [])])
+
+
+def _amount(done: float, total: float | None, unit: str) -> str:
+    """ "120/1,000 steps", "3.1 MB of 4.0 MB"."""
+    if unit == "bytes":
+        return _quantity(done, unit) + (f" of {_quantity(total, unit)}" if total else "")
+    return _quantity(done, unit) + (f"/{_quantity(total, unit)}" if total else "") + f" {unit}"
+
+
+def _quantity(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return filesize.decimal(round(value))
+    return f"{value:,.0f}" if value == round(value) or value >= 100 else f"{value:,.1f}"
+
+
+def _worded(figures: dict[str, str]) -> str:
+    """ "loss 8.21  tokens/s 12k"."""
+    return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
+
+
+def _duration(seconds: float) -> str:
+    """ "0:07", "12:30", "3:02:11", "2 days 4:00"."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} days {hours % 24}:{minute:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -1,0 +1,198 @@
+"""Where values come from: presets, files with `extends`, and `--set`, merged so that every leaf keeps its origin."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from discern.config.presets import preset_names, preset_path
+from discern.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which layer a value comes from; `str()` gives what `config show` prints.
+
+    Attributes:
+        kind: the sort of layer.
+        label: its name: "preset electra-small", "run.toml", "--set", "default".
+        line: line of the file, where known.
+    """
+
+    kind: Literal["default", "preset", "file", "set"]
+    label: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.label
+
+    @property
+    def by_user(self) -> bool:
+        """Whether the user asked for the value, in a file or with --set; a preset only suggests it."""
+        return self.kind in ("file", "set")
+
+    @property
+    def where(self) -> str:
+        """The place to look at, for error messages."""
+        return f"{self.label}, line {self.line}" if self.line and self.kind == "file" else self.label
+
+
+DEFAULT = Origin("default", "default")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value and where it comes from."""
+
+    value: object
+    origin: Origin
+
+
+Settings = dict[str, Setting]
+"""Settings by dotted key: "train.max_steps"."""
+
+
+def collect(preset: str | None, file: Path | None, overrides: Sequence[str]) -> Settings:
+    """Every value that something other than a default sets: preset, then file, then --set; the later wins.
+
+    Raises:
+        ConfigError: neither preset nor file is given, one of them cannot be read, or an override has no value.
+    """
+    if file is None and preset is None:
+        raise ConfigError(
+            "no configuration: neither a file nor a preset is given",
+            hint=f"add --preset NAME; presets: {', '.join(preset_names())}",
+        )
+    settings: Settings = {}
+    if preset is not None:
+        settings |= _read_preset(preset, ())
+    if file is not None:
+        settings |= _read_file(_existing(file), (), base_is_given=preset)
+    return settings | parse_overrides(overrides)
+
+
+def parse_overrides(overrides: Sequence[str]) -> Settings:
+    """The values of `--set key=value`, read as TOML where they are TOML and as plain text otherwise.
+
+    Raises:
+        ConfigError: some have no '='; all of them are named.
+    """
+    wrong = [text for text in overrides if not text.partition("=")[1] or not text.partition("=")[0].strip()]
+    if wrong:
+        raise ConfigError(
+            "\n".join(f"--set {text}: expected section.key=value" for text in wrong),
+            hint="for example --set train.max_steps=1000",
+        )
+    settings: Settings = {}
+    for text in overrides:
+        key, _, value = text.partition("=")
+        settings |= {name: Setting(leaf, Origin("set", "--set")) for name, leaf in _leaves({key.strip(): _value(value)})}
+    return settings
+
+
+def _value(text: str) -> object:
+    """`text` as TOML has it; text that is not a TOML value stands for itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+    return parsed["value"] if len(parsed) == 1 else text.strip()
+
+
+def _read_preset(name: str, above: tuple[str, ...]) -> Settings:
+    """A preset, over the preset that it extends."""
+    path = preset_path(name)
+    return _read_layer(path, f"preset {name}", "preset", above)
+
+
+def _read_file(path: Path, above: tuple[str, ...], base_is_given: str | None = None) -> Settings:
+    """A file, over what it extends."""
+    return _read_layer(path, str(path), "file", above, base_is_given)
+
+
+def _read_layer(
+    path: Path, label: str, kind: Literal["preset", "file"], above: tuple[str, ...], base_is_given: str | None = None
+) -> Settings:
+    identity = str(path.resolve())
+    if identity in above:
+        chain = " -> ".join(Path(step).name for step in (*above[above.index(identity) :], identity))
+        raise ConfigError(f"{label}: 'extends' goes round in a circle: {chain}", hint="remove one of these lines")
+    text = _text(path)
+    tree = _parse(text, label)
+    base = tree.pop("extends", None)
+    if base is not None and base_is_given not in (None, base):
+        raise ConfigError(
+            f"{label} extends '{base}', and --preset {base_is_given} would be a second base",
+            hint="leave out --preset, or remove the line 'extends' from the file",
+        )
+    lines = _line_numbers(text)
+    own = {key: Setting(leaf, Origin(kind, label, lines.get(key))) for key, leaf in _leaves(tree)}
+    return _read_base(base, path, label, (*above, identity)) | own
+
+
+def _read_base(base: object, path: Path, label: str, above: tuple[str, ...]) -> Settings:
+    """What the value of `extends` names: nothing, a preset, or a file beside the one that names it."""
+    if base is None:
+        return {}
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{label}: extends is {base!r}; expected the name of a preset or the path of a file")
+    if not base.endswith(".toml") and "/" not in base:
+        return _read_preset(base, above)
+    beside = path.parent / base
+    if not beside.is_file():
+        raise ConfigError(
+            f"{label} extends '{base}', but there is no file {beside}", hint="the path is relative to the file that names it"
+        )
+    return _read_file(beside, above)
+
+
+def _existing(path: Path) -> Path:
+    """The file, or config.toml of a run folder."""
+    if path.is_dir():
+        if not (path / "config.toml").is_file():
+            raise ConfigError(f"{path} is a folder without config.toml", hint="give a TOML file or the folder of a run")
+        return path / "config.toml"
+    if not path.exists():
+        known = f"'{path}' is a preset: type --preset {path}" if str(path) in preset_names() else "check the path"
+        raise ConfigError(f"there is no configuration file {path}", hint=known)
+    return path
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", hint="a configuration is a TOML file") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _parse(text: str, label: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{label} is not valid TOML: {error}", hint='text needs quotes: precision = "float32"') from error
+
+
+def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    """Every value of a nested table with its dotted key. An empty table holds none."""
+    found: list[tuple[str, object]] = []
+    for key, value in tree.items():
+        found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+    return found
+
+
+def _line_numbers(text: str) -> dict[str, int]:
+    """Lines of the keys, by dotted name, read off the layout that people write. A key laid out otherwise is left out."""
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
+            section = header[1] + "."
+        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
+            lines.setdefault(section + key[1], number)
+    return lines

@@ -1,0 +1,32 @@
+"""The recipes that come with discern: one TOML file each, whose first line says what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from discern.errors import ConfigError, did_you_mean
+
+_FOLDER = Path(__file__).parent
+
+
+def preset_names() -> list[str]:
+    """Every preset, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def preset_path(name: str) -> Path:
+    """The file of a preset.
+
+    Raises:
+        ConfigError: no such preset; the hint names the nearest.
+    """
+    names = preset_names()
+    if name not in names:
+        raise ConfigError(f"unknown preset '{name}'", hint=did_you_mean(name, names))
+    return _FOLDER / f"{name}.toml"
+
+
+def preset_summary(name: str) -> str:
+    """What a preset is, in a line."""
+    first = preset_path(name).read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip()

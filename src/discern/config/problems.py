@@ -1,0 +1,123 @@
+"""What is wrong with a configuration, in plain English: what was found, what was expected, and where it came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from discern.config.fields import choices, expectation
+from discern.config.layers import DEFAULT, Setting, Settings
+from discern.config.schema import Schema
+from discern.errors import ConfigError, did_you_mean, nearest
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        key: dotted key, or the name of a section.
+        text: what was found and what was expected, with the place.
+        hint: what to do.
+    """
+
+    key: str
+    text: str
+    hint: str | None = None
+
+
+class InvalidConfigError(ConfigError):
+    """All that is wrong with a configuration, at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        if len(problems) == 1:
+            super().__init__(problems[0].text, hint=problems[0].hint)
+            return
+        lines = [f"{len(problems)} problems in the configuration"]
+        for problem in problems:
+            lines += [f"- {problem.text}", *([f"    hint: {problem.hint}"] if problem.hint else [])]
+        super().__init__("\n".join(lines))
+
+
+def quoted(value: object) -> str:
+    """A value as a message shows it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def unknown_key(key: str, setting: Setting, schema: Schema) -> Problem:
+    """A key that the configuration does not have, with the likeliest one that was meant."""
+    where = setting.origin.where
+    section, _, name = key.rpartition(".")
+    if key in schema.sections:
+        return Problem(key, f"{where}: {key} is a section, not a value", f"its keys: {', '.join(schema.names(key))}")
+    if section in schema.fields:
+        return Problem(key, f"{where}: {section} is a value and has no part '{name}'", f"set {section} itself")
+    if section in schema.sections:
+        place = f" in [{section}]{schema.note(section)}" if section else ""
+        return Problem(key, f"{where}: unknown key '{name}'{place}", _likeliest_key(section, name, schema))
+    sections = [known for known in schema.sections if known]
+    elsewhere = [known for known in schema.fields if known.rpartition(".")[2] == name]
+    hint = did_you_mean(section, sections)
+    if nearest(section, sections) is None and elsewhere:
+        hint = f"did you mean '{elsewhere[0]}'?"
+    return Problem(key, f"{where}: unknown section [{section}]", hint)
+
+
+def _likeliest_key(section: str, name: str, schema: Schema) -> str:
+    """The same name in another section, else the nearest here, else the nearest anywhere, else all names here."""
+    by_name = {known.rpartition(".")[2]: known for known in reversed(list(schema.fields))}
+    if name in by_name:
+        return f"did you mean '{by_name[name]}'?"
+    if guess := nearest(name, schema.names(section)):
+        return f"did you mean '{guess}'?"
+    if guess := nearest(name, by_name):
+        return f"did you mean '{by_name[guess]}'?"
+    return f"known: {', '.join(schema.names(section))}"
+
+
+def wrong_value(key: str, setting: Setting, field: FieldInfo, because: str | None = None) -> Problem:
+    """A value that its field does not take."""
+    reason = because or f"expected {expectation(field)}"
+    guess = nearest(setting.value, choices(field)) if isinstance(setting.value, str) else None
+    about = f"{key}: {field.description}" if field.description else None
+    return Problem(
+        key, f"{setting.origin.where}: {key} is {quoted(setting.value)}; {reason}", f"did you mean '{guess}'?" if guess else about
+    )
+
+
+def translated(section: str, error: ValidationError, settings: Settings, schema: Schema) -> list[Problem]:
+    """What pydantic found wrong in a section, in the user's terms."""
+    return [_translated_one(section, entry, settings, schema) for entry in error.errors(include_url=False)]
+
+
+def _translated_one(section: str, entry: ErrorDetails, settings: Settings, schema: Schema) -> Problem:
+    path = [*([section] if section else []), *map(str, entry["loc"])]
+    message = entry["msg"].removeprefix("Value error, ")
+    prefixes = [".".join(path[:length]) for length in range(len(path), 0, -1)]
+    key = next((prefix for prefix in prefixes if prefix in schema.fields), None)
+    if key is None:
+        return _across_fields(".".join(path), message, settings, schema)
+    field = schema.fields[key]
+    if entry["type"] == "missing":
+        return Problem(key, f"{key} is missing; expected {expectation(field)}", f"{key}: {field.description}")
+    setting = settings.get(key, Setting(field.get_default(call_default_factory=False), DEFAULT))
+    own_words = entry["type"] in ("value_error", "assertion_error") or key != prefixes[0]
+    return wrong_value(key, setting, field, message if own_words else None)
+
+
+def _across_fields(section: str, message: str, settings: Settings, schema: Schema) -> Problem:
+    """A rule between fields, with the origin of each field that its message names."""
+    named = dict.fromkeys(re.findall(r"\w+", message))
+    keys = {name: f"{section}.{name}" if section else name for name in named}
+    keys |= {key: key for key in schema.fields if key in message}
+    origins = [f"{name}: {settings[key].origin.where}" for name, key in keys.items() if key in settings]
+    place = f"[{section}] " if section else ""
+    return Problem(section, f"{place}{message}" + (f" ({', '.join(origins)})" if origins else ""))

@@ -1,0 +1,98 @@
+"""Turns documents into a block of tokens. This is what each worker process runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from discern.data.blocks import DIGEST_BYTES, TokenBlock
+from discern.data.tokenizer import prepared, vocab_size
+from discern.data.words import SegmenterName, word_finder
+
+Document = list[str]
+"""The sentences of a document: stripped, none of them empty."""
+
+BATCH_CHARACTERS = 1 << 18
+"""The library's encodings take some 150 bytes a token, so they are made for a piece of the text at a time."""
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """A block of tokens and what it took to make it."""
+
+    block: TokenBlock
+    characters: int
+    empty_documents: int
+
+
+class Encoder:
+    """A tokenizer with all that turns documents into ids, word starts and lengths.
+
+    Args:
+        tokenizer_json: the tokenizer, serialised.
+        segmenter: where word boundaries come from; ids don't depend on it.
+    """
+
+    def __init__(self, tokenizer_json: str, segmenter: SegmenterName) -> None:
+        self._tokenizer = prepared(Tokenizer.from_str(tokenizer_json), "the tokenizer")
+        self._words = word_finder(self._tokenizer, segmenter)
+        self._dtype = token_dtype(vocab_size(self._tokenizer))
+
+    def encode(self, documents: Sequence[Document]) -> EncodedChunk:
+        """The documents in order, those without a single token left out."""
+        sentences = list(chain.from_iterable(documents))
+        ids, starts, lengths = [], [], []
+        for batch in _batches(sentences):
+            encodings = self._encodings(batch)
+            lengths.append(np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings)))
+            flat = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths[-1].sum()))
+            starts.append(self._words.starts(batch, encodings, flat))
+            ids.append(flat)
+        counts = np.array([len(document) for document in documents], dtype=np.int64)
+        sentence_lengths = np.concatenate([np.zeros(0, dtype=np.int64), *lengths])
+        filled = sentence_lengths > 0
+        owners = np.repeat(np.arange(len(documents)), counts)
+        document_sentences = np.bincount(owners[filled], minlength=len(documents))
+        kept = document_sentences > 0
+        block = TokenBlock(
+            tokens=np.concatenate([np.zeros(0, dtype=self._dtype), *ids]),
+            word_starts=np.concatenate([np.zeros(0, dtype=bool), *starts]),
+            sentence_lengths=sentence_lengths[filled],
+            document_sentences=document_sentences[kept],
+            digests=_digests(documents)[kept],
+        )
+        characters = sum(map(len, sentences))
+        return EncodedChunk(block, characters, empty_documents=len(documents) - block.num_documents)
+
+    def _encodings(self, batch: list[str]) -> list[Encoding]:
+        encode = self._tokenizer.encode_batch if self._words.needs_offsets else self._tokenizer.encode_batch_fast
+        return encode(batch, add_special_tokens=False)
+
+
+def token_dtype(size: int) -> np.dtype:
+    """The type that holds the ids of a vocabulary of `size`: uint16 up to 65,535 entries, else uint32."""
+    return np.dtype(np.uint16 if size <= 65535 else np.uint32)
+
+
+def _digests(documents: Sequence[Document]) -> np.ndarray:
+    raw = b"".join(hashlib.blake2b("\n".join(d).encode(), digest_size=DIGEST_BYTES).digest() for d in documents)
+    return np.frombuffer(raw, dtype=np.uint8).reshape(len(documents), DIGEST_BYTES)
+
+
+def _batches(sentences: Sequence[str]) -> Iterator[list[str]]:
+    """Runs of sentences of about `BATCH_CHARACTERS` characters."""
+    batch: list[str] = []
+    size = 0
+    for sentence in sentences:
+        batch.append(sentence)
+        size += len(sentence)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

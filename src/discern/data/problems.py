@@ -1,0 +1,40 @@
+"""What is wrong with the input without stopping the work: counted by kind, with a few examples of each."""
+
+from __future__ import annotations
+
+from discern.config.base import Section
+
+MAX_EXAMPLES = 10
+
+
+class Problem(Section):
+    """One kind of problem: how often it was met, and where, at most ten times."""
+
+    kind: str
+    count: int
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = ", ..." if self.count > len(self.examples) else ""
+        return f"{self.kind}: {self.count:,} ({', '.join(self.examples)}{more})"
+
+
+class ProblemLog:
+    """Collects problems in the order met; memory does not grow with their number."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._examples: dict[str, list[str]] = {}
+
+    def add(self, kind: str, where: str, count: int = 1) -> None:
+        """Count a problem; `where` names the file and the place in it."""
+        self._counts[kind] = self._counts.get(kind, 0) + count
+        examples = self._examples.setdefault(kind, [])
+        if len(examples) < MAX_EXAMPLES:
+            examples.append(where)
+
+    def summary(self) -> tuple[Problem, ...]:
+        """Every kind met, in order of first appearance."""
+        return tuple(
+            Problem(kind=kind, count=count, examples=tuple(self._examples[kind])) for kind, count in self._counts.items()
+        )

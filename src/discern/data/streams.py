@@ -1,0 +1,167 @@
+"""Byte streams of unknown content: looked into, counted, decompressed; errors name the file."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, Protocol
+
+import zstandard
+
+from discern.errors import DataError
+
+BLOCK_BYTES = 1 << 20
+HEAD_BYTES = 1 << 16
+
+
+class Readable(Protocol):
+    """Anything that gives bytes in order."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class HeadStream:
+    """A stream whose first bytes can be looked at before they are read.
+
+    Attributes:
+        head: the first 64 KiB, or all when there is less.
+    """
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self.head = read_fully(stream, HEAD_BYTES)
+        self._unread = self.head
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes, as many as there are; empty only at the end."""
+        if size < 0:
+            data, self._unread = self._unread, b""
+            return data + self._stream.read()
+        if self._unread:
+            data, self._unread = self._unread[:size], self._unread[size:]
+            return data
+        return self._stream.read(size)
+
+
+class CountingStream:
+    """Reports how many bytes were read from a file, for progress and for the record."""
+
+    def __init__(self, stream: Readable, report: Callable[[int], None]) -> None:
+        self._stream = stream
+        self._report = report
+
+    def read(self, size: int = -1, /) -> bytes:
+        """As of the stream beneath."""
+        data = self._stream.read(size)
+        self._report(len(data))
+        return data
+
+
+class ZstdStream:
+    """Decompresses zstd frames, and unlike the library's own reader notices when the last one is cut short."""
+
+    # A block of 4 compressed bytes may hold 128 KiB, so small bites bound what one call can give.
+    _BITE = 2048
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._input = b""
+        self._output = bytearray()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes.
+
+        Raises:
+            EOFError: the stream ends inside a frame.
+        """
+        while size < 0 or len(self._output) < size:
+            if not self._input:
+                self._input = self._stream.read(self._BITE)
+                if not self._input:
+                    if self._frame is not None:
+                        raise EOFError("zstd stream ends inside a frame")
+                    break
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            self._output += self._frame.decompress(self._input)
+            self._input = b""
+            if self._frame.eof:
+                self._input, self._frame = self._frame.unused_data, None
+        size = len(self._output) if size < 0 else size
+        data = bytes(self._output[:size])
+        del self._output[:size]
+        return data
+
+
+_COMPRESSIONS: dict[bytes, Callable[[Readable], Readable]] = {
+    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=_as_file(stream), mode="rb"),
+    b"\xfd7zXZ\x00": lambda stream: lzma.LZMAFile(_as_file(stream)),
+    b"BZh": lambda stream: bz2.BZ2File(_as_file(stream)),
+    b"\x28\xb5\x2f\xfd": ZstdStream,
+}
+
+
+def decompressor(head: bytes) -> Callable[[Readable], Readable] | None:
+    """What decompresses a stream that begins with `head`, or None for a plain one."""
+    return next((open_ for magic, open_ in _COMPRESSIONS.items() if head.startswith(magic)), None)
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a stream begins with a tar header: the magic, or a right checksum as in archives before it."""
+    if len(head) < 512 or head[:1] == b"\x00":
+        return False
+    if head[257:262] == b"ustar":
+        return True
+    try:
+        tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
+    except tarfile.TarError:
+        return False
+    return True
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Turns the errors of reading and decompressing into a DataError that names the file."""
+    try:
+        yield
+    except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError, gzip.BadGzipFile) as problem:
+        raise DataError(
+            f"{name} is damaged or cut short: {problem}", hint="fetch it again, or leave it out of the input"
+        ) from problem
+    except OSError as problem:
+        raise DataError(f"{name} cannot be read: {problem.strerror or problem}") from problem
+
+
+def read_fully(stream: Readable, size: int) -> bytes:
+    """`size` bytes, fewer only at the end: one read may give less."""
+    parts = []
+    while size > 0 and (data := stream.read(size)):
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
+
+
+class _File(io.RawIOBase):
+    """A stream in the clothes of a file, which the decompressors ask for."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _as_file(stream: Readable) -> BinaryIO:
+    return io.BufferedReader(_File(stream), BLOCK_BYTES)

@@ -1,0 +1,220 @@
+"""Loads a tokenizer, checks that it can serve, and says what identifies it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from discern.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import discern.types
+
+SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_TRAIN_HINT = "or train one on your text: --train-tokenizer wordpiece --vocab-size 8000"
+_DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
+
+
+def load_tokenizer(path: Path, lowercase: bool | None = None) -> Tokenizer:
+    """The tokenizer in a tokenizer.json, a vocab.txt of BERT's kind, or a model folder that holds either.
+
+    What was read is set up for use: no truncation, no padding, no dropout, the frame `[CLS] A [SEP] B [SEP]`, and
+    "[MASK]" written in a text stays text.
+
+    Args:
+        path: the file or folder.
+        lowercase: overrides what a vocab.txt's entries or a model's settings say; None keeps it.
+
+    Raises:
+        DataError: missing, not a tokenizer, or without one of the special tokens.
+        ConfigError: `lowercase` contradicts a tokenizer.json.
+    """
+    file = _tokenizer_file(path)
+    content = _read(file)
+    if content.lstrip().startswith("{"):
+        tokenizer = _from_json(content, file)
+        if lowercase is not None and lowercases(tokenizer) != lowercase:
+            found, asked = ("lower-cases", "--cased") if not lowercase else ("keeps case", "--lowercase")
+            raise ConfigError(
+                f"{file} {found}, which contradicts {asked}",
+                hint=f"leave out {asked}; a tokenizer.json fixes its own normalisation",
+            )
+    else:
+        tokenizer = _from_vocabulary(content, file, lowercase)
+    return prepared(tokenizer, str(file))
+
+
+def prepared(tokenizer: Tokenizer, name: str) -> Tokenizer:
+    """The same tokenizer, checked and set up for use.
+
+    Raises:
+        DataError: a special token is missing or [PAD] is not id 0.
+    """
+    special_ids(tokenizer, name)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None  # type: ignore[attr-defined]
+    if not _frames_correctly(tokenizer):
+        tokenizer.post_processor = frame(tokenizer)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> dict[str, int]:
+    """Ids of the special tokens by role: pad, unk, cls, sep, mask.
+
+    Raises:
+        DataError: one is missing, or [PAD] is not id 0.
+    """
+    ids = {role: tokenizer.token_to_id(token) for role, token in SPECIAL_TOKENS.items()}
+    missing = [SPECIAL_TOKENS[role] for role, number in ids.items() if number is None]
+    if missing:
+        raise DataError(
+            f"{name}: the vocabulary has no {' and no '.join(missing)}; discern needs {' '.join(SPECIAL_TOKENS.values())}",
+            hint=f"add {'it' if len(missing) == 1 else 'them'} to the vocabulary, one token a line, {_TRAIN_HINT}",
+        )
+    if ids["pad"] != 0:
+        raise DataError(
+            f"{name}: [PAD] has id {ids['pad']}, but it must be 0",
+            hint=f"move [PAD] to the first line of the vocabulary, {_TRAIN_HINT}",
+        )
+    return {role: int(number) for role, number in ids.items() if number is not None}
+
+
+def special_tokens(tokenizer: Tokenizer) -> discern.types.SpecialTokens:
+    """Ids of the special tokens.
+
+    Raises:
+        DataError: one is missing, or [PAD] is not id 0.
+    """
+    from discern.types import SpecialTokens  # torch comes with it
+
+    return SpecialTokens(**special_ids(tokenizer))
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """Rows that an embedding table needs: the largest id plus one."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def lowercases(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer's normaliser lower-cases."""
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and "a" in normalizer.normalize_str("A")
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """sha256 over what decides the ids: vocabulary, merges, normalisation, splitting and frame; not the decoder."""
+    whole = json.loads(tokenizer.to_str())
+    decisive = {key: whole.get(key) for key in _DECIDES_IDS}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def frame(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """The post-processor that gives `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]` with type ids 0 and 1."""
+    ids = special_ids(tokenizer)
+    return processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", ids["cls"]), ("[SEP]", ids["sep"])],
+    )
+
+
+def bert_wordpiece(
+    vocabulary: dict[str, int], lowercase: bool, strip_accents: bool | None = None, chinese: bool = True
+) -> Tokenizer:
+    """BERT's tokenizer over a vocabulary.
+
+    Args:
+        vocabulary: token to id.
+        lowercase: whether text is lower-cased.
+        strip_accents: None does as BERT does: only when lower-casing.
+        chinese: whether each CJK ideograph is a word.
+
+    Reference: electra.md section 2.4; words over 200 characters become [UNK] there, and here.
+    """
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=200))
+    strip = lowercase if strip_accents is None else strip_accents
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip, lowercase=lowercase
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS.values() if token in vocabulary])
+    return tokenizer
+
+
+def _tokenizer_file(path: Path) -> Path:
+    """The file to read: `path`, or what a model folder holds."""
+    if not path.exists():
+        raise DataError(
+            f"tokenizer {path} does not exist", hint=f"give a tokenizer.json, a vocab.txt or a model folder, {_TRAIN_HINT}"
+        )
+    if not path.is_dir():
+        return path
+    for name in ("tokenizer.json", "vocab.txt"):
+        if (path / name).is_file():
+            return path / name
+    raise DataError(f"tokenizer folder {path} holds neither tokenizer.json nor vocab.txt", hint=f"name the file, {_TRAIN_HINT}")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as problem:
+        raise DataError(f"tokenizer {file} cannot be read: {problem.strerror}") from problem
+    except UnicodeDecodeError as problem:
+        raise DataError(
+            f"tokenizer {file} is not text; a SentencePiece .model is not read directly",
+            hint="convert it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER) writes a tokenizer.json",
+        ) from problem
+
+
+def _from_json(content: str, file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(content)
+    except Exception as problem:  # the library raises bare Exception
+        raise DataError(
+            f"{file} is not a tokenizer.json: {problem}", hint="give the file that save_pretrained writes"
+        ) from problem
+
+
+def _from_vocabulary(content: str, file: Path, lowercase: bool | None) -> Tokenizer:
+    """A bare vocab.txt, or one with a tokenizer_config.json beside it. As in BERT, the last of equal entries counts."""
+    entries = [line.strip("\r") for line in content.split("\n")]
+    while entries and not entries[-1].strip():
+        entries.pop()
+    vocabulary = {entry: number for number, entry in enumerate(entries)}
+    settings = _settings(file.parent / "tokenizer_config.json")
+    if lowercase is None:
+        lowercase = settings.get("do_lower_case")
+    if lowercase is None:
+        # Special tokens ([CLS], <S>, [unused1]) say nothing of the rest.
+        lowercase = not any(entry != entry.lower() for entry in entries if entry[:1] not in ("[", "<"))
+    return bert_wordpiece(
+        vocabulary, lowercase, settings.get("strip_accents"), chinese=settings.get("tokenize_chinese_chars", True)
+    )
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise DataError(f"{path} is not valid JSON: {problem}") from problem
+    return settings if isinstance(settings, dict) else {}
+
+
+def _frames_correctly(tokenizer: Tokenizer) -> bool:
+    ids = special_ids(tokenizer)
+    single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
+    a = tokenizer.encode("a", add_special_tokens=False).ids
+    b = tokenizer.encode("b", add_special_tokens=False).ids
+    left, right = [ids["cls"], *a, ids["sep"]], [*b, ids["sep"]]
+    return single.ids == left and pair.ids == left + right and pair.type_ids == [0] * len(left) + [1] * len(right)

@@ -1,0 +1,45 @@
+"""Dropout that is cheap on a CPU and exact to 1/65536."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Dropout(nn.Module):
+    """Zeroes elements with a probability and scales the rest, drawing from torch's global generator of the device.
+
+    The loop reseeds that generator from (seed, step, micro-batch, rank), so a resumed step drops the same elements.
+
+    Differs: on the CPU the mask comes from 16-bit integers, four to a 64-bit draw, because torch's Bernoulli there is
+    serial and several times dearer than the arithmetic it serves. The probability is then a multiple of 1/65536: 0.1
+    becomes 0.10001.
+
+    Args:
+        probability: chance of an element to become zero while training.
+    """
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`hidden` of any shape, dropped out while training, as it is otherwise."""
+        if not self.training or self.probability == 0.0:
+            return hidden
+        if hidden.device.type != "cpu" or torch.compiler.is_compiling():
+            return F.dropout(hidden, self.probability)
+        return hidden * keep_mask(hidden.shape, self.probability, hidden.dtype)
+
+    def extra_repr(self) -> str:
+        return f"probability={self.probability}"
+
+
+def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
+    """A CPU mask of `shape`: 0 with `probability`, 1 / (1 - probability) otherwise, so that its mean is 1."""
+    threshold = round(probability * 65536)
+    count = shape.numel()
+    draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    kept = draws.view(torch.int16)[:count].view(shape) >= threshold - 32768
+    return kept.to(dtype).mul_(65536 / (65536 - threshold))

@@ -1,0 +1,53 @@
+"""What every encoder is to the objectives, and how one is built by name."""
+
+from __future__ import annotations
+
+import abc
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from discern.model import encoders
+from discern.model.config import ModelConfig
+from discern.model.embeddings import Embeddings
+
+
+class Encoder(nn.Module, abc.ABC):
+    """Token ids to hidden states, one a position.
+
+    Attributes:
+        config: its sizes.
+        embeddings: read by this encoder, possibly shared with another.
+    """
+
+    config: ModelConfig
+    embeddings: Embeddings
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        attention_mask: Bool[Tensor, "B L"] | None = None,
+        token_type_ids: Int[Tensor, "B L"] | None = None,
+        position_ids: Int[Tensor, "B L"] | None = None,
+        document_ids: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Hidden states of the last layer.
+
+        Args:
+            attention_mask: True = real token; None: all are.
+            token_type_ids: segments; None: all 0.
+            position_ids: None: 0, 1, 2, ...
+            document_ids: attention stays among equal ids of a row; None: a row is one document.
+        """
+
+
+def build_encoder(embeddings: Embeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> Encoder:
+    """The encoder that `config.encoder` names.
+
+    Raises:
+        ConfigError: no such encoder; the hint names the nearest.
+    """
+    build = encoders.load(config.encoder)
+    encoder: Encoder = build(embeddings, config, gradient_checkpointing=gradient_checkpointing)
+    return encoder

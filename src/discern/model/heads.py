@@ -1,0 +1,55 @@
+"""What stands on an encoder: the word at a position, and whether the token there was replaced."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parameter import Parameter
+
+from discern.model.config import ModelConfig
+
+
+def gather_positions(hidden: Float[Tensor, "B L D"], positions: Bool[Tensor, "B L"]) -> Float[Tensor, "M D"]:
+    """Hidden states at the chosen positions, row by row; M = positions.sum()."""
+    return hidden[positions]
+
+
+class MaskedLMHead(nn.Module):
+    """Logits over the vocabulary: dense, GELU, LayerNorm, product with the word embeddings, bias.
+
+    Args:
+        config: of the encoder below.
+        word_embeddings: tied output matrix, (V, E).
+
+    Reference: Devlin et al. 2019; released ELECTRA, where the inner width is the embedding size.
+    """
+
+    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
+        super().__init__()
+        width = word_embeddings.embedding_dim
+        self.dense = nn.Linear(config.hidden_size, width)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_epsilon)
+        self.word_embeddings = word_embeddings
+        self.bias = Parameter(word_embeddings.weight.new_zeros(word_embeddings.num_embeddings))
+
+    def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits at the given states; pass only those of the masked positions, this is the dearest product."""
+        inner = self.norm(F.gelu(self.dense(hidden)))
+        return F.linear(inner, self.word_embeddings.weight, self.bias)
+
+
+class ReplacedTokenHead(nn.Module):
+    """One logit a token: positive means *replaced*, as in the released code and Hugging Face.
+
+    Reference: Clark et al. 2020, section 2; the released code's dense layer and GELU in between.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        """Logit of each token."""
+        return self.output(F.gelu(self.dense(hidden))).squeeze(-1)  # type: ignore[no-any-return]

@@ -1,0 +1,77 @@
+"""Masked language modelling: the objective of BERT, without next-sentence prediction."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+
+from discern.corruption.randomness import Randomness, key_of
+from discern.model.embeddings import Embeddings
+from discern.model.encoder import build_encoder
+from discern.model.heads import MaskedLMHead, gather_positions
+from discern.model.initialisation import initialise
+from discern.model.network import Network
+from discern.objectives.base import BuildSettings, Objective
+from discern.objectives.config import MaskingConfig, ObjectiveConfig
+from discern.objectives.losses import masked_token_loss
+from discern.objectives.masked import mask_batch
+from discern.objectives.metrics import MaskedTokenEvaluator
+from discern.types import CorruptedBatch, StepOutput, TokenBatch
+
+
+class MLMConfig(MaskingConfig):
+    """Settings of masked language modelling: 80 % [MASK], 10 % random, 10 % unchanged, as in BERT."""
+
+    name: str = "mlm"
+    mask_token_probability: float = 0.8
+    random_token_probability: float = 0.1
+
+
+class MaskedLanguageModel(Objective):
+    """Predict the original token at each chosen position.
+
+    Reference: Devlin et al. 2019, section 3.1; positions are drawn anew at every step, as in RoBERTa.
+    """
+
+    Config: ClassVar[type[ObjectiveConfig]] = MLMConfig
+
+    def __init__(self, config: MLMConfig, settings: BuildSettings) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = settings.vocabulary
+        self._std = settings.model.initializer_range
+        model = settings.model
+        embeddings = Embeddings(settings.vocabulary.size, model.embedding_size, model)
+        self.encoder = build_encoder(embeddings, model, gradient_checkpointing=settings.gradient_checkpointing)
+        self.head = MaskedLMHead(model, embeddings.word)
+
+    def initialise(self, seed: int) -> None:
+        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._std)
+
+    def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
+        return mask_batch(batch, self.config, self.vocabulary, randomness)
+
+    def counts(self, batch: CorruptedBatch) -> dict[str, int]:
+        return {"mlm": batch.num_masked}
+
+    def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
+        tokens, positions = batch.tokens, batch.masked_positions
+        hidden = self.encoder(
+            batch.masked_ids, tokens.visible_mask, tokens.token_type_ids, tokens.position_ids, tokens.document_ids
+        )
+        logits = self.head(gather_positions(hidden, positions))
+        targets = tokens.input_ids[positions]
+        observations = {"mlm_logits": logits.detach(), "mlm_targets": targets}
+        return StepOutput({"mlm": masked_token_loss(logits, targets)}, observations)
+
+    def networks(self) -> dict[str, Network]:
+        return {"encoder": Network(self.encoder, self.head)}
+
+    def evaluator(self) -> MaskedTokenEvaluator:
+        return MaskedTokenEvaluator("mlm")
+
+    def initial_loss(self) -> float:
+        """ln V."""
+        return math.log(self.vocabulary.size)

@@ -1,0 +1,208 @@
+"""Checkpoints that are either whole or not there.
+
+A checkpoint is written aside, forced onto the disk, checksummed and renamed: at every instant the newest complete one can
+be loaded. No pickle anywhere; no time and no path inside `model.safetensors`, so equal weights are equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from discern.errors import CheckpointError
+
+FORMAT = 1
+MODEL_FILE, OPTIMIZER_FILE, CARRY_FILE = "model.safetensors", "optimizer.safetensors", "carry.safetensors"
+STATE_FILE, CHECKSUM_FILE = "state.json", "checksums.json"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint holds.
+
+    Attributes:
+        model: every parameter once, by name.
+        optimizer: moments by parameter name.
+        carry: what the objective carries from step to step.
+        state: step, tokens, seconds and what made the checkpoint; plain JSON.
+    """
+
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    carry: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Updates done when it was written."""
+        return int(self.state["step"])
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer once, detached; a shared one under its first name."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Copy weights into a model.
+
+    Raises:
+        CheckpointError: a name is missing, left over, or has another shape.
+    """
+    own = model_tensors(model)
+    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    if missing or extra:
+        raise CheckpointError(
+            f"{source} does not fit this model: {len(missing)} weights missing ({', '.join(missing[:3])}), "
+            f"{len(extra)} left over ({', '.join(extra[:3])})"
+        )
+    for name, tensor in own.items():
+        if tensor.shape != tensors[name].shape:
+            raise CheckpointError(
+                f"{source}: '{name}' has shape {tuple(tensors[name].shape)}, the model wants {tuple(tensor.shape)}"
+            )
+        tensor.copy_(tensors[name])
+
+
+def save(folder: Path, contents: Contents, keep: int) -> Path:
+    """Write `folder/step-XXXXXXXX`, then remove all but the newest `keep`.
+
+    Raises:
+        CheckpointError: the disk refused; earlier checkpoints are untouched and nothing half-written stays.
+    """
+    final = folder / f"step-{contents.step:08d}"
+    partial = folder / f".{final.name}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        _write_files(partial, contents)
+        if final.exists():
+            _discard(final)
+        partial.rename(final)
+        _sync(folder)
+    except (OSError, SafetensorError) as problem:
+        shutil.rmtree(partial, ignore_errors=True)
+        good = found(folder)
+        raise CheckpointError(
+            f"could not write the checkpoint of step {contents.step} to {folder}: {problem}",
+            hint=f"free some space and run the same command again; the last good checkpoint is "
+            f"{good[0].name if good else 'none: the run starts over'}",
+        ) from problem
+    for old in found(folder)[keep:]:
+        _discard(old)
+    return final
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first; whether they are sound is not looked at."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name)), reverse=True)
+
+
+def load_newest(folder: Path, warn: Callable[[str], None]) -> Contents | None:
+    """The newest sound checkpoint; a damaged one is named through `warn` and passed over. None where there is none.
+
+    Raises:
+        CheckpointError: there are checkpoints, but none is sound.
+    """
+    candidates = found(folder)
+    for path in candidates:
+        try:
+            return load(path)
+        except CheckpointError as problem:
+            warn(f"{problem.message}; trying the one before")
+    if candidates:
+        raise CheckpointError(
+            f"none of the {len(candidates)} checkpoints in {folder} is sound",
+            hint="start over with --resume never, or restore the folder from a copy",
+        )
+    return None
+
+
+def load(path: Path) -> Contents:
+    """One checkpoint, after comparing every file with its checksum.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or altered, or of another format version.
+    """
+    try:
+        sums = json.loads((path / CHECKSUM_FILE).read_text())
+        for name, expected in sums.items():
+            if _checksum(path / name) != expected:
+                raise CheckpointError(f"{path}: {name} is damaged (its checksum differs)")
+        state = json.loads((path / STATE_FILE).read_text())
+        if state.get("format") != FORMAT:
+            raise CheckpointError(f"{path} has format {state.get('format')}, this version of discern reads {FORMAT}")
+        carry = load_file(path / CARRY_FILE) if (path / CARRY_FILE).exists() else {}
+        return Contents(load_file(path / MODEL_FILE), load_file(path / OPTIMIZER_FILE), carry, state)
+    except (OSError, ValueError, SafetensorError) as problem:
+        raise CheckpointError(f"{path} cannot be read: {problem}") from problem
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed process left half-written or half-removed."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if path.name.startswith(".step-"):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file so that it is there whole or not at all."""
+    aside = path.with_name(f".{path.name}.partial")
+    with aside.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    aside.replace(path)
+    _sync(path.parent)
+
+
+def _write_files(folder: Path, contents: Contents) -> None:
+    groups = {MODEL_FILE: contents.model, OPTIMIZER_FILE: contents.optimizer, CARRY_FILE: contents.carry}
+    names = []
+    for name, tensors in groups.items():
+        if tensors or name != CARRY_FILE:
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name, {"format": "pt"})
+            names.append(name)
+    (folder / STATE_FILE).write_text(json.dumps({"format": FORMAT, **contents.state}, indent=1) + "\n")
+    sums = {name: _checksum(folder / name) for name in [*names, STATE_FILE]}
+    (folder / CHECKSUM_FILE).write_text(json.dumps(sums, indent=1) + "\n")
+    for name in [*names, STATE_FILE, CHECKSUM_FILE]:
+        _sync(folder / name)
+    _sync(folder)
+
+
+def _discard(path: Path) -> None:
+    # Renamed first: a kill while files are being removed must not leave something that looks like a checkpoint.
+    doomed = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

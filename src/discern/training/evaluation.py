@@ -1,0 +1,58 @@
+"""Held-out figures of an objective's networks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from discern.corruption.randomness import Randomness, key_of
+from discern.data.stream import ExampleStream
+from discern.objectives.base import Objective
+from discern.progress import Progress
+from discern.training.parallel import Ranks
+from discern.training.precision import autocast
+
+# The same corruption for every run and every step: figures then differ because the networks do.
+EVALUATION_SEED = key_of("evaluation")
+
+
+@torch.no_grad()
+def evaluate(
+    objective: Objective,
+    stream: ExampleStream,
+    ranks: Ranks,
+    *,
+    sequences: int = 0,
+    batch_size: int = 32,
+    precision: str = "float32",
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """The objective's figures over held-out rows, dropout off.
+
+    The rows are shared out among the ranks; the figures are those of all of them, whatever the batch size.
+
+    Args:
+        stream: held-out rows in their own order.
+        sequences: how many rows, evenly spread over the split; 0: all.
+    """
+    count = min(sequences, stream.num_rows) if sequences else stream.num_rows
+    chosen = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))[ranks.rank :: ranks.world]
+    evaluator = objective.evaluator()
+    was_training = objective.training
+    objective.eval()
+    for start in range(0, len(chosen), batch_size):
+        rows = chosen[start : start + batch_size]
+        batch = stream.batch(rows, rows)
+        randomness = Randomness(EVALUATION_SEED, 0, batch.example_index)
+        corrupted = objective.corrupt(batch, randomness).to(ranks.device)
+        with autocast(precision, ranks.device):
+            output = objective(corrupted, randomness.to(ranks.device))
+        evaluator.update(output, corrupted)
+        if progress is not None:
+            progress.advance(len(rows))
+    objective.train(was_training)
+    first, *others = ranks.gather(evaluator)
+    for other in others:
+        first.merge(other)
+    figures: dict[str, float] = first.compute()
+    return figures

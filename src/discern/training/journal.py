@@ -1,0 +1,83 @@
+"""metrics.jsonl: one JSON object a line, appended as the run goes, consistent with the checkpoint after a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Journal:
+    """Writes the figures of a run.
+
+    Args:
+        folder: of the run.
+        step: the step that the run continues from; lines beyond it, of steps that will be done again, are dropped.
+        tensorboard: also write TensorBoard events under `folder/tensorboard`.
+    """
+
+    def __init__(self, folder: Path, step: int, *, tensorboard: bool = False) -> None:
+        self._path = folder / METRICS_FILE
+        _truncate(self._path, step)
+        self._stream = self._path.open("a", encoding="utf-8")
+        self._events = _event_writer(folder / "tensorboard") if tensorboard else None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one line; a value that is not finite becomes null."""
+        clean = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
+        self._stream.write(json.dumps(clean) + "\n")
+        self._stream.flush()
+        if self._events is not None:
+            for key, value in clean.items():
+                if key != "step" and isinstance(value, int | float):
+                    self._events.add_scalar(key, value, record["step"])
+
+    def sync(self) -> None:
+        """Force what was written onto the disk."""
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run, oldest first; a line cut short by a kill is left out."""
+    path = folder / METRICS_FILE
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def _truncate(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = [record for record in read_metrics(path.parent) if record.get("step", 0) <= step]
+    aside = path.with_suffix(".jsonl.new")
+    aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    aside.replace(path)
+
+
+def _event_writer(folder: Path) -> Any:
+    from discern.errors import ConfigError
+
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as problem:
+        raise ConfigError(
+            "train.tensorboard is set, but TensorBoard is not installed", hint="pip install 'discern-nlp[track]'"
+        ) from problem
+    return SummaryWriter(str(folder))

@@ -1,0 +1,306 @@
+"""The training loop: read, forward, backward, update, write. Every objective and every task runs through it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from discern.corruption.randomness import Randomness, key_of
+from discern.data.ordering import Integers
+from discern.data.stream import ExampleStream
+from discern.errors import NumericsError
+from discern.objectives.base import Objective, Phase
+from discern.progress import Progress
+from discern.training import checkpoint
+from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.evaluation import evaluate
+from discern.training.interrupt import StopRequest
+from discern.training.journal import Journal
+from discern.training.meter import Meter
+from discern.training.optimizer import AdamW, clip_gradients, parameter_groups
+from discern.training.parallel import Ranks
+from discern.training.precision import autocast
+from discern.training.schedule import learning_rate
+from discern.types import CorruptedBatch, TokenBatch
+
+
+class BatchSource(Protocol):
+    """Where the loop reads: batches by the numbers of their examples."""
+
+    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
+        """The examples at these places of an endless sequence."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop runs on.
+
+    Attributes:
+        folder: of the run; checkpoints and the journal go there.
+        heldout: rows for evaluation, or None where there are none.
+        precision: 'float32' or 'bfloat16'.
+        header: what made this run, written into every checkpoint.
+    """
+
+    objective: Objective
+    source: BatchSource
+    heldout: ExampleStream | None
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    ranks: Ranks
+    precision: str
+    folder: Path
+    journal: Journal | None
+    progress: Progress
+    stop: StopRequest
+    header: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class State:
+    """Where a run stands.
+
+    Attributes:
+        step: updates done.
+        tokens: real tokens read.
+        seconds: of training, over all sessions.
+        updates: of the present optimizer.
+        optimizer: moments to continue from, by parameter name.
+        over: the end, the end of the time, or a request to stop has been reached.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    updates: int = 0
+    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of one step: corrupted micro-batches with their random numbers."""
+
+    batches: list[tuple[CorruptedBatch, Randomness]]
+
+
+def train(parts: Parts, state: State) -> dict[str, Any]:
+    """Run from `state` to the end, to the end of the time budget, or to a request to stop.
+
+    Gives the last record of the journal. A checkpoint of the last step is always written.
+
+    Raises:
+        NumericsError: a loss or gradient is not finite; the weights before the update are kept under `folder/debug`.
+        CheckpointError: a checkpoint could not be written.
+    """
+    record: dict[str, Any] = {}
+    devices = [parts.ranks.device] if parts.ranks.device.type == "cuda" else []
+    parts.objective.train()
+    with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
+        for phase, first, last in _spans(parts.objective.phases(parts.train.max_steps)):
+            if state.step < last and not state.over:
+                record = _run_phase(parts, state, (phase, first, last), reader)
+    return record
+
+
+def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader: ThreadPoolExecutor) -> dict[str, Any]:
+    phase, first, last = span
+    if state.step == first and phase.start is not None:
+        phase.start()
+    _freeze_all_but(parts.objective, phase.trains)
+    optimizer = AdamW(parameter_groups(parts.objective, parts.optimizer), parts.optimizer)
+    names = {parameter: name for name, parameter in parts.objective.named_parameters()}
+    if state.step > first:
+        optimizer.load_tensors(state.optimizer, names, state.updates)
+    forward = _wrap(parts)
+    meter = Meter(state.seconds)
+    record: dict[str, Any] = {}
+    upcoming = reader.submit(_read, parts, state.step)
+    while state.step < last and not state.over:
+        share = upcoming.result()
+        upcoming = reader.submit(_read, parts, state.step + 1)
+        counts, tokens, seconds, stopping = _agree(parts, share, meter)
+
+        losses = _forward_backward(parts, forward, share, counts, state.step)
+        norm = float(clip_gradients(parts.objective.parameters(), parts.optimizer.clip_norm))
+        if not np.isfinite(norm):
+            _fail(parts, state, optimizer, losses)
+        optimizer.set_learning_rate(learning_rate(parts.optimizer, parts.train, state.step, seconds / 3600))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+        state.step, state.tokens, state.seconds, state.updates = (
+            state.step + 1,
+            state.tokens + tokens,
+            seconds,
+            optimizer.updates,
+        )
+        meter.add(losses, tokens)
+        out_of_time = parts.train.max_hours is not None and seconds >= parts.train.max_hours * 3600
+        state.over = state.step >= parts.train.max_steps or stopping or out_of_time
+        record = _write(parts, state, optimizer, meter, norm) or record
+    return record
+
+
+def _read(parts: Parts, step: int) -> Share:
+    """This rank's examples of a step, corrupted, in micro-batches. Runs ahead in a thread; touches no network."""
+    each = parts.train.sequences_per_step // parts.ranks.world
+    slots = np.arange(parts.ranks.rank * each, (parts.ranks.rank + 1) * each)
+    batch = parts.source.batch(step * parts.train.sequences_per_step + slots, slots)
+    randomness = Randomness(parts.train.seed, step, batch.slot)
+    size = parts.train.micro_batch_size or each
+    batches = []
+    for start in range(0, each, size):
+        rows = randomness.rows(start, start + size)
+        batches.append((parts.objective.corrupt(batch.rows(start, start + size), rows), rows))
+    return Share(batches)
+
+
+def _agree(parts: Parts, share: Share, meter: Meter) -> tuple[dict[str, int], int, float, bool]:
+    """Denominators and tokens of the whole step, seconds of the run, and whether anybody wants to stop: one exchange."""
+    own: dict[str, int] = {}
+    for batch, _ in share.batches:
+        for name, count in parts.objective.counts(batch).items():
+            own[name] = own.get(name, 0) + count
+    tokens = sum(batch.num_tokens for batch, _ in share.batches)
+    seconds = meter.seconds() if parts.ranks.writes else 0.0
+    values = [*map(float, own.values()), float(tokens), seconds, float(parts.stop.requested)]
+    *counts, all_tokens, all_seconds, stops = parts.ranks.sum(values)
+    return dict(zip(own, map(int, counts), strict=True)), int(all_tokens), all_seconds, stops > 0
+
+
+def _forward_backward(parts: Parts, forward: nn.Module, share: Share, counts: dict[str, int], step: int) -> dict[str, float]:
+    """Gradients of the step's exact mean loss; gives the mean of each term over all ranks."""
+    sums = dict.fromkeys(counts, 0.0)
+    for number, (batch, randomness) in enumerate(share.batches):
+        torch.manual_seed(key_of(parts.train.seed, "dropout", step, number, parts.ranks.rank))
+        with _synchronise_after(forward, last=number == len(share.batches) - 1):
+            with autocast(parts.precision, parts.ranks.device):
+                output = forward(batch.to(parts.ranks.device), randomness.to(parts.ranks.device))
+            # DDP averages over the ranks, hence the factor: the denominators already are those of all of them.
+            loss = sum(term.total * (term.weight / max(counts[name], 1)) for name, term in output.terms.items())
+            (loss * parts.ranks.world).backward()
+        for name, term in output.terms.items():
+            sums[name] += float(term.total.detach())
+    totals = parts.ranks.sum(list(sums.values()))
+    means = {name: total / max(counts[name], 1) for name, total in zip(sums, totals, strict=True)}
+    weights = {name: term.weight for name, term in output.terms.items()}
+    losses = {f"{name}_loss": mean for name, mean in means.items()}
+    return {"loss": sum(weights[name] * mean for name, mean in means.items()), **losses}
+
+
+def _write(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: float) -> dict[str, Any] | None:
+    """Journal, evaluation and checkpoint, where they are due after this step."""
+    train = parts.train
+    every = train.evaluate_every_steps
+    evaluates = parts.heldout is not None and (state.over or (every > 0 and state.step % every == 0))
+    shown = {"loss": f"{meter.last['loss']:.3f}", "tokens/s": f"{meter.speed():,.0f}"}
+    parts.progress.advance(1, **shown)
+    record = None
+    if evaluates or state.over or state.step % train.log_every_steps == 0 or state.step == 1:
+        record = {
+            "step": state.step,
+            "tokens": state.tokens,
+            "seconds": round(state.seconds, 3),
+            "tokens_per_second": round(meter.speed(), 1),
+            "learning_rate": optimizer.param_groups[0]["lr"],
+            "grad_norm": norm,
+            **meter.means(),
+        }
+        meter.restart()
+    if evaluates and parts.heldout is not None and record is not None:
+        with meter.paused():
+            held = evaluate(
+                parts.objective, parts.heldout, parts.ranks, sequences=train.evaluate_sequences, precision=parts.precision
+            )
+        record |= {f"heldout_{name}" if name in record else name: value for name, value in held.items()}
+        parts.progress.note(f"step {state.step}: held out {_summary(held)}")
+    if record is not None and parts.journal is not None:
+        parts.journal.write(record)
+    if state.over or state.step % train.checkpoint_every_steps == 0:
+        with meter.paused():
+            save_checkpoint(parts, state, optimizer, parts.folder / "checkpoints")
+    return record
+
+
+def save_checkpoint(parts: Parts, state: State, optimizer: AdamW, folder: Path) -> None:
+    """Write a checkpoint of this moment; rank 0 writes, the others wait."""
+    if parts.ranks.writes:
+        names = {parameter: name for name, parameter in parts.objective.named_parameters()}
+        contents = checkpoint.Contents(
+            model=checkpoint.model_tensors(parts.objective),
+            optimizer=optimizer.tensors(names),
+            carry=parts.objective.carry_state(),
+            state={
+                "step": state.step,
+                "tokens": state.tokens,
+                "seconds": state.seconds,
+                "updates": state.updates,
+                **parts.header,
+            },
+        )
+        if parts.journal is not None:
+            parts.journal.sync()
+        checkpoint.save(folder, contents, parts.train.keep_checkpoints)
+    parts.ranks.barrier()
+
+
+def _spans(phases: list[Phase]) -> Iterator[tuple[Phase, int, int]]:
+    """Each phase with the steps it begins and ends at."""
+    first = 0
+    for phase in phases:
+        yield phase, first, first + phase.steps
+        first += phase.steps
+
+
+def _freeze_all_but(objective: Objective, trains: frozenset[str] | None) -> None:
+    """Let only the named networks' parameters move; what they share with a frozen one moves too."""
+    objective.requires_grad_(trains is None)
+    for name, network in objective.networks().items():
+        if trains is not None and name in trains:
+            network.encoder.requires_grad_(True)
+            network.head.requires_grad_(True)
+
+
+def _wrap(parts: Parts) -> nn.Module:
+    if parts.train.compile:
+        for network in parts.objective.networks().values():
+            network.encoder.compile()
+    if parts.ranks.world == 1:
+        return parts.objective
+    ids = [parts.ranks.device.index] if parts.ranks.device.type == "cuda" else None
+    return DistributedDataParallel(parts.objective, device_ids=ids)
+
+
+def _synchronise_after(forward: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+    """Ranks exchange gradients once a step, in the last backward pass."""
+    return forward.no_sync() if isinstance(forward, DistributedDataParallel) and not last else nullcontext()
+
+
+def _fail(parts: Parts, state: State, optimizer: AdamW, losses: dict[str, float]) -> None:
+    """Keep what is needed to look into a loss that is not finite, and stop."""
+    folder = parts.folder / "debug"
+    first = state.step * parts.train.sequences_per_step
+    save_checkpoint(parts, state, optimizer, folder)
+    if parts.ranks.writes:
+        details = {"step": state.step, "examples": [first, first + parts.train.sequences_per_step], "losses": losses}
+        checkpoint.write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
+    raise NumericsError(
+        f"step {state.step}: the gradient is not finite; losses {_summary(losses)}; "
+        f"examples {first} to {first + parts.train.sequences_per_step - 1}",
+        hint=f"the weights before the update are in {folder}; try a lower optimizer.learning_rate or a longer warm-up",
+    )
+
+
+def _summary(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())

@@ -1,0 +1,136 @@
+"""AdamW, its parameter groups, and gradient clipping."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from discern.errors import CheckpointError
+from discern.training.config import OptimizerConfig
+
+
+class AdamW(torch.optim.Optimizer):
+    """Adam with decoupled weight decay, with or without bias correction; epsilon stands outside the square root.
+
+    Differs from torch.optim.AdamW: the correction can be left out, as BERT and ELECTRA were trained. Without it the first
+    updates are larger: for a constant gradient |update| / learning rate is 3.16, 4.25, 4.95, ... and falls towards 1.
+
+    Args:
+        groups: parameter groups with `weight_decay` and `scale`, a factor of the learning rate.
+
+    Reference: Loshchilov and Hutter 2019; google-research/bert, optimization.py.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], config: OptimizerConfig) -> None:
+        super().__init__(list(groups), {"lr": config.learning_rate, "weight_decay": config.weight_decay, "scale": 1.0})
+        self._betas = config.beta1, config.beta2
+        self._epsilon = config.epsilon
+        self._bias_correction = config.bias_correction
+        self.updates = 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update from the gradients at hand; parameters without a gradient stay."""
+        self.updates += 1
+        beta1, beta2 = self._betas
+        first, second = (1 - beta1**self.updates, 1 - beta2**self.updates) if self._bias_correction else (1.0, 1.0)
+        for group in self.param_groups:
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not moved:
+                continue
+            gradients = [parameter.grad for parameter in moved]
+            for parameter in moved:
+                if not self.state[parameter]:
+                    self.state[parameter] = {name: torch.zeros_like(parameter) for name in ("mean", "square")}
+            means = [self.state[parameter]["mean"] for parameter in moved]
+            squares = [self.state[parameter]["square"] for parameter in moved]
+            rate = group["lr"] * group["scale"]
+            torch._foreach_lerp_(means, gradients, 1 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+            divisors = torch._foreach_sqrt(squares)
+            torch._foreach_div_(divisors, second**0.5)
+            torch._foreach_add_(divisors, self._epsilon)
+            torch._foreach_mul_(moved, 1 - rate * group["weight_decay"])
+            torch._foreach_addcdiv_(moved, means, divisors, -rate / first)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """The learning rate of the next update; each group scales it."""
+        for group in self.param_groups:
+            group["lr"] = rate
+
+    def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
+        """The moments by parameter name, `<name>.mean` and `<name>.square`, for a checkpoint."""
+        found: dict[str, Tensor] = {}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                found |= {f"{names[parameter]}.{kind}": value for kind, value in self.state[parameter].items()}
+        return found
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[nn.Parameter, str], updates: int) -> None:
+        """Put back what `tensors` gave.
+
+        Raises:
+            CheckpointError: a moment is missing or of another shape.
+        """
+        self.updates = updates
+        known = {name: parameter for parameter, name in names.items()}
+        for key, value in tensors.items():
+            name, kind = key.rsplit(".", 1)
+            parameter = known.get(name)
+            if parameter is None or parameter.shape != value.shape:
+                raise CheckpointError(f"the optimizer's '{key}' {tuple(value.shape)} fits no parameter of this run")
+            state = self.state[parameter] or {}
+            state[kind] = value.to(parameter.device)
+            self.state[parameter] = state
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Every trainable parameter in exactly one group: decayed or not, by the layer it stands in.
+
+    Vectors (biases, LayerNorm) are not decayed; matrices and embeddings are. With `layer_decay` the learning rate falls
+    by that factor from the heads to each layer below, down to the embeddings.
+
+    Reference: Clark et al. 2020, appendix A. Differs: the released code skips a depth above the top layer.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    top = max((depth for name, _ in named if (depth := _block(name)) is not None), default=-1) + 2
+    groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        groups.setdefault((parameter.ndim > 1, _depth(name, top)), []).append(parameter)
+    assert sum(len(group) for group in groups.values()) == len(named)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": config.weight_decay if decayed else 0.0,
+            "scale": config.layer_decay ** (top - depth),
+        }
+        for (decayed, depth), parameters in sorted(groups.items())
+    ]
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+    """Scale all gradients together so that their joint norm is at most `limit` (0: leave them); gives the norm before."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    if limit > 0:
+        # A norm within the limit must leave the gradients untouched to the last bit, hence the clamp at 1.
+        torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
+    return norm
+
+
+def _block(name: str) -> int | None:
+    found = re.search(r"\bblocks\.(\d+)\.", name)
+    return int(found.group(1)) if found else None
+
+
+def _depth(name: str, top: int) -> int:
+    """0 for the embeddings and their projection, 1 for the lowest block, `top` for the heads."""
+    block = _block(name)
+    if block is not None:
+        return block + 1
+    return 0 if re.search(r"\b(embeddings|projection)\.", name) else top

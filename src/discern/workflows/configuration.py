@@ -1,0 +1,57 @@
+"""The configuration of a pre-training run, from what the user typed to a validated object that knows its origins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from discern.config.layers import collect
+from discern.config.presets import preset_names
+from discern.config.resolve import Clamp, Resolved, resolve
+from discern.config.schema import Variant
+from discern.config.tree import diff
+from discern.objectives import objectives
+from discern.workflows.settings import PretrainConfig
+
+
+def load_pretrain_config(file: Path | None, preset: str | None, overrides: Sequence[str] = ()) -> Resolved[PretrainConfig]:
+    """The resolved configuration: preset, then file (or the config.toml of a run folder), then `--set`.
+
+    Args:
+        file: a TOML file, or the folder of a run.
+        preset: name of a preset to start from.
+        overrides: what `--set` was given: "train.max_steps=1000".
+
+    Raises:
+        ConfigError: nothing to start from, or anything wrong in it; all problems are named at once.
+    """
+    settings = collect(preset, file, overrides)
+    return resolve(PretrainConfig, settings, {"objective": Variant("name", _objective_config)}, _CLAMPS)
+
+
+def differences(left: str, right: str) -> list[tuple[str, Any, Any]]:
+    """The keys in which two configurations differ, with both values; `ABSENT` where one has no such key.
+
+    Args:
+        left: a preset, a TOML file or the folder of a run.
+        right: the same.
+    """
+    return diff(_named(left).config, _named(right).config)
+
+
+def _named(name: str) -> Resolved[PretrainConfig]:
+    """The configuration of a preset, a file or a run."""
+    is_preset = name in preset_names() or not (Path(name).exists() or "/" in name or name.endswith(".toml"))
+    return load_pretrain_config(None, name) if is_preset else load_pretrain_config(Path(name), None)
+
+
+_CLAMPS = (Clamp("data.sequence_length", limit="model.max_positions"),)
+
+
+def _objective_config(name: str) -> type[BaseModel]:
+    """The configuration class of an objective; imports it, and with it torch."""
+    objective: Any = objectives.load(name)
+    return cast(type[BaseModel], objective.Config)

@@ -1,0 +1,220 @@
+"""Pre-training: THE PAGE TO READ FIRST. Build the parts, run the loop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from discern.config.tree import flatten, to_toml
+from discern.data.packing import build_packing
+from discern.data.manifest import TOKENIZER_NAME
+from discern.data.shards import TokenData
+from discern.data.stream import ExampleStream
+from discern.errors import CheckpointError, ConfigError, DataError
+from discern.objectives.base import Objective, Vocabulary
+from discern.progress import Progress, Silent
+from discern.training import checkpoint
+from discern.training.interrupt import StopRequest, stop_on_signals
+from discern.training.journal import Journal, read_metrics
+from discern.training.loop import Parts, State, train
+from discern.training.parallel import Ranks, join_ranks
+from discern.training.precision import resolve_precision
+from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.runs import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    RECORD_FILE,
+    TOKENIZER_FILE,
+    build_objective,
+    is_run,
+    make_record,
+    read_record,
+)
+from discern.workflows.settings import PretrainConfig
+
+# What may change from one session of a run to the next; anything else makes it another run.
+MAY_CHANGE = {
+    f"train.{key}"
+    for key in (
+        "max_steps",
+        "log_every_steps",
+        "evaluate_every_steps",
+        "evaluate_sequences",
+        "checkpoint_every_steps",
+        "keep_checkpoints",
+        "tensorboard",
+    )
+}
+
+
+@dataclass(frozen=True)
+class PretrainRequest:
+    """What to train, on what, into which folder.
+
+    Attributes:
+        config: TOML file, or None.
+        preset: name of a preset, or None.
+        overrides: "section.key=value".
+        resume: 'auto' continues a run that is there, 'never' starts over (an old run is moved aside), 'must' continues only.
+        device: 'auto', 'cpu', 'cuda', ...
+    """
+
+    data: Path
+    out: Path
+    config: Path | None = None
+    preset: str | None = None
+    overrides: Sequence[str] = ()
+    resume: Literal["auto", "never", "must"] = "auto"
+    device: str = "auto"
+
+
+def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | None:
+    """Run to the end; gives the last record of the journal, or None on ranks that don't write.
+
+    Raises:
+        ConfigError, DataError: something doesn't fit; nothing has been written.
+        CheckpointError, NumericsError: the run had to stop; its last good checkpoint is in place.
+        KeyboardInterrupt, SystemExit(143): it was asked to stop, and has saved.
+    """
+    config = load_pretrain_config(request.config, request.preset, request.overrides).config
+    data = TokenData.open(request.data)
+    with join_ranks(request.device) as ranks, stop_on_signals() as stop:
+        _check(config, ranks)
+        objective = build_objective(config, Vocabulary(data.vocab_size, data.special_tokens))
+        state = _start_or_resume(request, config, data, objective, progress, ranks)
+        objective.to(ranks.device)
+        if state.step >= config.train.max_steps:
+            progress.note(f"{request.out} is already at step {state.step} of {config.train.max_steps}: nothing to do")
+            return read_metrics(request.out)[-1] if ranks.writes else None
+        record = _train(request.out, config, data, objective, state, (ranks, progress, stop))
+    _leave_if_stopped(stop, state, progress)
+    return record if ranks.writes else None
+
+
+def _train(
+    out: Path,
+    config: PretrainConfig,
+    data: TokenData,
+    objective: Objective,
+    state: State,
+    surroundings: tuple[Ranks, Progress, StopRequest],
+) -> dict[str, Any]:
+    ranks, progress, stop = surroundings
+    seed, special = config.train.seed, data.special_tokens
+    packing = build_packing(data.split("train"), special, config.data, seed, training=True)
+    journal = Journal(out, state.step, tensorboard=config.train.tensorboard) if ranks.writes else None
+    listener = progress if ranks.writes else Silent()
+    listener.start("pre-training", config.train.max_steps, "steps")
+    listener.advance(state.step)
+    try:
+        return train(
+            Parts(
+                objective=objective,
+                source=ExampleStream(packing, seed),
+                heldout=heldout_stream(data, config),
+                optimizer=config.optimizer,
+                train=config.train,
+                ranks=ranks,
+                precision=resolve_precision(config.train.precision, ranks.device),
+                folder=out,
+                journal=journal,
+                progress=listener,
+                stop=stop,
+                header={"data_fingerprint": data.fingerprint, "tokenizer_fingerprint": data.tokenizer_fingerprint},
+            ),
+            state,
+        )
+    finally:
+        listener.finish()
+        if journal is not None:
+            journal.close()
+
+
+def heldout_stream(data: TokenData, config: PretrainConfig) -> ExampleStream | None:
+    """Held-out rows in their own order, or None where the data set holds nothing out."""
+    split = data.split("heldout")
+    if split.num_tokens == 0:
+        return None
+    return ExampleStream(build_packing(split, data.special_tokens, config.data, 0, training=False), 0, shuffle=False)
+
+
+def _start_or_resume(
+    request: PretrainRequest, config: PretrainConfig, data: TokenData, objective: Objective, progress: Progress, ranks: Ranks
+) -> State:
+    """Fill the networks, from the seed or from the newest checkpoint, and make sure that the folder is this run's."""
+    out = request.out
+    contents = None
+    if request.resume != "never" and is_run(out):
+        _refuse_another_run(out, config, data)
+        contents = checkpoint.load_newest(out / CHECKPOINTS, progress.note)
+    elif request.resume != "never" and out.exists() and any(out.iterdir()):
+        raise DataError(f"{out} is not empty and holds no run", hint="choose another --out, or empty the folder")
+    if request.resume == "must" and contents is None:
+        raise CheckpointError(f"{out} holds no checkpoint to resume from", hint="leave --resume out to start a new run")
+    objective.initialise(config.train.seed)
+    ranks.barrier()
+    if ranks.writes:
+        _prepare_folder(request, config, data, objective, progress)
+    ranks.barrier()
+    if contents is None:
+        return State()
+    checkpoint.load_model_tensors(objective, contents.model, str(out))
+    objective.load_carry_state(contents.carry)
+    progress.note(f"resuming {out} at step {contents.step}")
+    kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
+    return State(**kept, optimizer=dict(contents.optimizer))
+
+
+def _prepare_folder(
+    request: PretrainRequest, config: PretrainConfig, data: TokenData, objective: Objective, progress: Progress
+) -> None:
+    """The files that say what the run is; an earlier run is moved aside if it is to be started over."""
+    out = request.out
+    if request.resume == "never" and out.exists() and any(out.iterdir()):
+        aside = next(path for number in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{number}")).exists())
+        out.rename(aside)
+        progress.note(f"moved the earlier run to {aside}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        checkpoint.clean(out / CHECKPOINTS)
+        if not (out / TOKENIZER_FILE).exists():
+            shutil.copyfile(data.folder / TOKENIZER_NAME, out / TOKENIZER_FILE)
+        checkpoint.write_text(out / CONFIG_FILE, to_toml(config))
+        checkpoint.write_text(out / RECORD_FILE, json.dumps(make_record(data, objective), indent=1) + "\n")
+    except OSError as problem:
+        raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space") from problem
+
+
+def _refuse_another_run(out: Path, config: PretrainConfig, data: TokenData) -> None:
+    """Raise where the folder's run differs in anything that decides what it computes."""
+    record = read_record(out)
+    hint = "choose another --out for a new run, or --resume never to start over here (the old run is moved aside)"
+    if record["data_fingerprint"] != data.fingerprint:
+        raise DataError(f"{out} was trained on another data set ({record['data']}) than {data.folder}", hint=hint)
+    old, new = flatten(load_pretrain_config(out / CONFIG_FILE, None, []).config), flatten(config)
+    differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in MAY_CHANGE)
+    if differing:
+        lines = [f"  {key}: {old.get(key)} there, {new.get(key)} now" for key in differing]
+        raise ConfigError("\n".join([f"{out} holds a run of another configuration:", *lines]), hint=hint)
+
+
+def _check(config: PretrainConfig, ranks: Ranks) -> None:
+    if config.train.sequences_per_step % ranks.world:
+        raise ConfigError(
+            f"train.sequences_per_step {config.train.sequences_per_step} cannot be shared evenly by {ranks.world} processes",
+            hint=f"set it to a multiple of {ranks.world}",
+        )
+
+
+def _leave_if_stopped(stop: StopRequest, state: State, progress: Progress) -> None:
+    """Exit as the signal asks, now that everything is saved."""
+    if stop.requested:
+        progress.note(f"stopped and saved at step {state.step}; run the same command to continue")
+        if stop.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + (stop.signal or 0))

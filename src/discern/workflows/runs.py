@@ -1,0 +1,123 @@
+"""A run's folder: what stands in it, and loading the networks of one."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import tokenizers
+import torch
+
+from discern import __version__
+from discern.data.shards import TokenData
+from discern.errors import CheckpointError, DataError
+from discern.objectives import objectives
+from discern.objectives.base import BuildSettings, Objective, Vocabulary
+from discern.training import checkpoint
+from discern.types import SpecialTokens
+from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.settings import PretrainConfig
+
+CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, CHECKPOINTS = "config.toml", "run.json", "tokenizer.json", "checkpoints"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """The networks of a run at its newest sound checkpoint.
+
+    Attributes:
+        folder: of the run.
+        config: resolved.
+        objective: with its weights, in evaluation mode, float32, on the CPU.
+        step: of the checkpoint.
+        vocabulary: of the tokenizer.
+        tokenizer_path: the run's tokenizer.json.
+        record: the run's run.json: data, fingerprints, versions.
+    """
+
+    folder: Path
+    config: PretrainConfig
+    objective: Objective
+    step: int
+    vocabulary: Vocabulary
+    tokenizer_path: Path
+    record: dict[str, Any]
+
+
+def is_run(folder: Path) -> bool:
+    """True where a folder holds a run."""
+    return (folder / CONFIG_FILE).is_file() and (folder / RECORD_FILE).is_file()
+
+
+def load_run(folder: Path, *, warn: Callable[[str], None]) -> LoadedRun:
+    """A run's networks.
+
+    Args:
+        warn: told of damaged checkpoints that were passed over.
+
+    Raises:
+        DataError: the folder holds no run.
+        CheckpointError: it holds no sound checkpoint.
+    """
+    record = read_record(folder)
+    config = load_pretrain_config(folder / CONFIG_FILE, None, []).config
+    vocabulary = Vocabulary(record["vocab_size"], SpecialTokens(**record["special_tokens"]))
+    contents = checkpoint.load_newest(folder / CHECKPOINTS, warn)
+    if contents is None:
+        raise CheckpointError(
+            f"{folder} has no checkpoint yet",
+            hint="let `discern pretrain` reach train.checkpoint_every_steps, or stop it with Ctrl-C",
+        )
+    objective = build_objective(config, vocabulary)
+    checkpoint.load_model_tensors(objective, contents.model, str(folder))
+    objective.load_carry_state(contents.carry)
+    return LoadedRun(folder, config, objective.eval(), contents.step, vocabulary, folder / TOKENIZER_FILE, record)
+
+
+def build_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
+    """The objective that a configuration describes, its weights not yet filled."""
+    settings = BuildSettings(config.model, vocabulary, config.train.gradient_checkpointing)
+    objective: Objective = objectives.load(config.objective.name)(config.objective, settings)
+    return objective
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """run.json.
+
+    Raises:
+        DataError: there is none, or of another format.
+    """
+    if not is_run(folder):
+        state = "does not exist" if not folder.exists() else f"holds no {CONFIG_FILE} and {RECORD_FILE}"
+        raise DataError(f"{folder} is not a run: it {state}", hint="a run is what `discern pretrain --out RUN` makes")
+    record: dict[str, Any] = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    if record.get("format") != FORMAT:
+        raise DataError(f"{folder} has format {record.get('format')}; this version of discern reads {FORMAT}")
+    return record
+
+
+def make_record(data: TokenData, objective: Objective) -> dict[str, Any]:
+    """What made a run: its data set, tokenizer and library versions."""
+    return {
+        "format": FORMAT,
+        "discern": __version__,
+        "data": str(data.folder.resolve()),
+        "data_fingerprint": data.fingerprint,
+        "tokenizer_fingerprint": data.tokenizer_fingerprint,
+        "vocab_size": data.vocab_size,
+        "special_tokens": asdict(data.special_tokens),
+        "statistics": data.manifest.statistics.model_dump(),
+        "parameters": sum(parameter.numel() for parameter in objective.parameters()),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "tokenizers": tokenizers.__version__,
+        },
+    }

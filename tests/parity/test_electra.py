@@ -1,0 +1,132 @@
+"""The same weights give the same numbers here and in transformers' ELECTRA: logits, losses and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from discern.corruption.randomness import Randomness
+from discern.interop.huggingface import parameter_names
+from discern.model.config import ModelConfig
+from discern.model.network import Network
+from discern.objectives.losses import masked_token_loss, replaced_token_loss
+from discern.types import TokenBatch
+from parity.small_networks import build, counterpart, inputs, network_logits, sizes, token_batch
+
+TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+SHAPES = {
+    "projected": sizes(),
+    "one width": sizes(embedding_size=32, num_heads=2),
+    "one head": sizes(num_heads=1, num_layers=1),
+    "narrow heads": sizes(num_heads=8, num_layers=3, feedforward_size=128),
+}
+BATCHES = {
+    "full": token_batch([17, 17, 17]),
+    "padded": token_batch([17, 9, 3], 20),
+    "segments": token_batch([17, 17], second=[6, 11]),
+    "padded segments": token_batch([17, 12, 5], 19, second=[6, 4, 3]),
+}
+
+
+@pytest.fixture(params=SHAPES, scope="module")
+def model(request: pytest.FixtureRequest) -> ModelConfig:
+    return SHAPES[request.param]
+
+
+@pytest.fixture(params=BATCHES, scope="module")
+def batch(request: pytest.FixtureRequest) -> TokenBatch:
+    return BATCHES[request.param]
+
+
+def networks(model: ModelConfig) -> dict[str, Network]:
+    """Every kind of network that can be exported."""
+    return build(model, generator_size=0.5).networks() | build(model, "mlm").networks()
+
+
+@pytest.mark.parametrize("name", ["discriminator", "generator", "encoder"])
+@torch.no_grad()
+def test_logits_at_every_position(model: ModelConfig, batch: TokenBatch, name: str) -> None:
+    network = networks(model)[name]
+    theirs = counterpart(network)(**inputs(batch)).logits
+    ours = network_logits(network, batch)
+    assert theirs.std() > 0.1, "the weights hide differences"
+    torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_logits_with_the_fused_attention_of_transformers(batch: TokenBatch) -> None:
+    network = networks(SHAPES["projected"])["discriminator"]
+    torch.testing.assert_close(network_logits(network, batch), counterpart(network, "sdpa")(**inputs(batch)).logits, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_generator_logits_at_gathered_positions(batch: TokenBatch) -> None:
+    network = networks(SHAPES["projected"])["generator"]
+    positions = batch.attention_mask & (batch.input_ids % 3 == 0)
+    hidden = network.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)
+    theirs = counterpart(network)(**inputs(batch)).logits[positions]
+    torch.testing.assert_close(network.head(hidden[positions]), theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["discriminator", "generator", "encoder"])
+def test_gradient_of_every_parameter(model: ModelConfig, batch: TokenBatch, name: str) -> None:
+    network = networks(model)[name]
+    theirs = counterpart(network)
+    ours_logits, their_logits = network_logits(network, batch), theirs(**inputs(batch)).logits
+    # A weighted sum of squares: every logit counts, and none as much as another. Padding never counts.
+    weights = torch.rand(ours_logits.shape, generator=torch.Generator().manual_seed(3))
+    weights = weights * (batch.attention_mask if weights.dim() == 2 else batch.attention_mask[..., None])
+    for logits in (ours_logits, their_logits):
+        (weights * logits.square()).sum().div(weights.sum()).backward()
+    gradients = dict(theirs.named_parameters())
+    parameters = {f"encoder.{key}": value for key, value in network.encoder.named_parameters()}
+    parameters |= {f"head.{key}": value for key, value in network.head.named_parameters()}
+    for ours_name, their_name in parameter_names(network).items():
+        ours, reference = parameters[ours_name].grad, gradients[their_name].grad
+        assert ours is not None, f"{ours_name} gets no gradient"
+        # The key's bias shifts all scores of a query alike, so its gradient is zero but for rounding.
+        assert ours.abs().max() > 0 or ours_name.endswith("key.bias"), f"{ours_name}: the gradient is zero"
+        torch.testing.assert_close(ours, reference, **TOLERANCE, msg=lambda text, name=ours_name: f"{name}: {text}")
+
+
+@torch.no_grad()
+def test_discriminator_loss(batch: TokenBatch) -> None:
+    network = networks(SHAPES["projected"])["discriminator"]
+    is_replaced = batch.input_ids % 5 == 0
+    theirs = counterpart(network)(**inputs(batch), labels=is_replaced.long())
+    term = replaced_token_loss(network_logits(network, batch), is_replaced, batch.attention_mask, int(batch.attention_mask.sum()))
+    torch.testing.assert_close(term.total / term.count, theirs.loss, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_generator_loss(batch: TokenBatch) -> None:
+    network = networks(SHAPES["projected"])["generator"]
+    positions = batch.attention_mask & (batch.input_ids % 3 == 0)
+    theirs = counterpart(network)(**inputs(batch), labels=batch.input_ids.masked_fill(~positions, -100))
+    hidden = network.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)
+    term = masked_token_loss(network.head(hidden[positions]), batch.input_ids[positions])
+    torch.testing.assert_close(term.total / term.count, theirs.loss, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_a_step_of_the_objective_is_two_passes_of_transformers() -> None:
+    objective = build(sizes(), generator_size=0.5)
+    tokens = BATCHES["padded segments"]
+    randomness = Randomness(1, 2, tokens.example_index)
+    corrupted = objective.corrupt(tokens, randomness)
+    output = objective(corrupted, randomness)
+    discriminator, generator = (counterpart(objective.networks()[name]) for name in ("discriminator", "generator"))
+
+    labels = tokens.input_ids.masked_fill(~corrupted.masked_positions, -100)
+    guess = generator(**{**inputs(tokens), "input_ids": corrupted.masked_ids}, labels=labels)
+    torch.testing.assert_close(output.observations["generator_logits"], guess.logits[corrupted.masked_positions], **TOLERANCE)
+    term = output.terms["generator"]
+    torch.testing.assert_close(term.total / term.count, guess.loss, **TOLERANCE)
+
+    seen = output.observations
+    kept = ~corrupted.masked_positions
+    assert torch.equal(seen["corrupted_ids"][kept], tokens.input_ids[kept])
+    judged = discriminator(**{**inputs(tokens), "input_ids": seen["corrupted_ids"]}, labels=seen["is_replaced"].long())
+    torch.testing.assert_close(seen["discriminator_logits"], judged.logits, **TOLERANCE)
+    term = output.terms["discriminator"]
+    torch.testing.assert_close(term.total / term.count, judged.loss, **TOLERANCE)

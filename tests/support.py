@@ -1,0 +1,93 @@
+"""Small worlds for tests: splits in memory, batches by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from discern.model.config import ModelConfig
+from discern.objectives.base import BuildSettings, Vocabulary
+from discern.types import SpecialTokens, TokenBatch
+
+SPECIAL = SpecialTokens(pad=0, unk=1, cls=2, sep=3, mask=4)
+
+
+@dataclass
+class MemoryShard:
+    """A shard that is arrays."""
+
+    tokens: np.ndarray
+    document_starts: np.ndarray
+    sentence_starts: np.ndarray
+    first_token: int = 0
+
+
+class MemorySplit:
+    """A split of documents given as lists of sentences, each a list of ids; `per_shard` documents a shard."""
+
+    def __init__(self, documents: list[list[list[int]]], per_shard: int = 10**9) -> None:
+        self.shards: list[Any] = []
+        first = 0
+        for begin in range(0, len(documents), per_shard):
+            part = documents[begin : begin + per_shard]
+            sentences = [len(sentence) for document in part for sentence in document]
+            lengths = [sum(map(len, document)) for document in part]
+            tokens = np.array([token for document in part for sentence in document for token in sentence], np.int64)
+            starts = [np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64) for sizes in (lengths, sentences)]
+            self.shards.append(MemoryShard(tokens, starts[0], starts[1], first))
+            first += len(tokens)
+        self.num_tokens = first
+        self.num_documents = len(documents)
+        self._tokens = np.concatenate([shard.tokens for shard in self.shards])
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        assert 0 <= start <= stop <= self.num_tokens
+        return self._tokens[start:stop]
+
+
+def random_documents(
+    count: int, vocab_size: int, seed: int = 0, sentences: tuple[int, int] = (1, 8), words: tuple[int, int] = (1, 40)
+) -> list[list[list[int]]]:
+    """Documents of random ids above the special ones."""
+    rng = np.random.default_rng(seed)
+    return [
+        [rng.integers(5, vocab_size, rng.integers(*words)).tolist() for _ in range(rng.integers(*sentences))]
+        for _ in range(count)
+    ]
+
+
+def make_batch(ids: list[list[int]], special: SpecialTokens = SPECIAL) -> TokenBatch:
+    """A batch of rows given as ids, special tokens included; shorter rows are padded."""
+    length = max(map(len, ids))
+    input_ids = torch.tensor([row + [special.pad] * (length - len(row)) for row in ids])
+    attention = torch.tensor([[True] * len(row) + [False] * (length - len(row)) for row in ids])
+    is_special = ~attention | torch.isin(input_ids, torch.tensor([special.cls, special.sep]))
+    count = len(ids)
+    return TokenBatch(
+        input_ids=input_ids,
+        attention_mask=attention,
+        special_tokens_mask=is_special,
+        token_type_ids=torch.zeros_like(input_ids),
+        position_ids=torch.arange(length).expand(count, length).contiguous(),
+        document_ids=None,
+        word_starts=None,
+        example_index=torch.arange(count),
+        slot=torch.arange(count),
+        full=bool(attention.all()),
+    )
+
+
+def settings(vocab_size: int = 50, **model: Any) -> BuildSettings:
+    """Build settings of a tiny network."""
+    sizes: dict[str, Any] = {
+        "num_layers": 2,
+        "hidden_size": 16,
+        "embedding_size": 8,
+        "num_heads": 2,
+        "feedforward_size": 32,
+        "max_positions": 64,
+    }
+    return BuildSettings(ModelConfig(**(sizes | model)), Vocabulary(vocab_size, SPECIAL))
