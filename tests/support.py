@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from discern.data.shards import Shard, TokenSplit
 from discern.model.config import ModelConfig
 from discern.objectives.base import BuildSettings, Vocabulary
 from discern.types import SpecialTokens, TokenBatch
@@ -15,21 +15,19 @@ from discern.types import SpecialTokens, TokenBatch
 SPECIAL = SpecialTokens(pad=0, unk=1, cls=2, sep=3, mask=4)
 
 
-@dataclass
-class MemoryShard:
+class MemoryShard(Shard):
     """A shard that is arrays."""
 
-    tokens: np.ndarray
-    document_starts: np.ndarray
-    sentence_starts: np.ndarray
-    first_token: int = 0
+    def __init__(self, tokens: np.ndarray, document_starts: np.ndarray, sentence_starts: np.ndarray, first_token: int) -> None:
+        vars(self).update(tokens=tokens, document_starts=document_starts, sentence_starts=sentence_starts)
+        self.first_token = first_token
 
 
-class MemorySplit:
+class MemorySplit(TokenSplit):
     """A split of documents given as lists of sentences, each a list of ids; `per_shard` documents a shard."""
 
     def __init__(self, documents: list[list[list[int]]], per_shard: int = 10**9) -> None:
-        self.shards: list[Any] = []
+        self.shards = []
         first = 0
         for begin in range(0, len(documents), per_shard):
             part = documents[begin : begin + per_shard]

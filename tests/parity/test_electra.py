@@ -11,7 +11,7 @@ from discern.model.config import ModelConfig
 from discern.model.network import Network
 from discern.objectives.losses import masked_token_loss, replaced_token_loss
 from discern.types import TokenBatch
-from parity.small_networks import build, counterpart, inputs, network_logits, sizes, token_batch
+from tests.parity.small_networks import build, counterpart, inputs, network_logits, sizes, token_batch
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 SHAPES = {

@@ -108,7 +108,8 @@ def _list(summaries: Mapping[str, str]) -> Text:
 def _tree(resolved: Resolved[Any]) -> Text:
     """The configuration as TOML, the origin of each value as a comment."""
     values = flatten(resolved.config)
-    written = {key: _assignment(key, value) for key, value in values.items()}
+    # In TOML the values without a section come first.
+    written = {key: _assignment(key, values[key]) for key in sorted(values, key=lambda key: "." in key)}
     width = min(44, max(map(len, written.values())))
     text, section = Text(), ""
     for key, assignment in written.items():

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated, TypeAlias
 
@@ -147,6 +148,9 @@ def _reader_left() -> bool:
 
 def _rich(*, stderr: bool) -> RichConsole:
     """A console that prints text as it is, and away from a terminal never folds a line."""
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, TextIOWrapper):  # a file name or a token may hold what the encoding of the stream does not
+        stream.reconfigure(errors="backslashreplace")
     console = RichConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = 10_000

@@ -49,10 +49,11 @@ def application() -> typer.Typer:
     return app
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"discern {discern.__version__}")
-        raise typer.Exit()
+        raise typer.Exit
+    return wanted
 
 
 def _options(

@@ -87,10 +87,12 @@ def wrong_value(key: str, setting: Setting, field: FieldInfo, because: str | Non
     """A value that its field does not take."""
     reason = because or f"expected {expectation(field)}"
     guess = nearest(setting.value, choices(field)) if isinstance(setting.value, str) else None
-    about = f"{key}: {field.description}" if field.description else None
-    return Problem(
-        key, f"{setting.origin.where}: {key} is {quoted(setting.value)}; {reason}", f"did you mean '{guess}'?" if guess else about
-    )
+    text = f"{setting.origin.where}: {key} is {quoted(setting.value)}; {reason}"
+    return Problem(key, text, f"did you mean '{guess}'?" if guess else _about(key, field))
+
+
+def _about(key: str, field: FieldInfo) -> str | None:
+    return f"{key}: {field.description}" if field.description else None
 
 
 def translated(section: str, error: ValidationError, settings: Settings, schema: Schema) -> list[Problem]:
@@ -107,7 +109,7 @@ def _translated_one(section: str, entry: ErrorDetails, settings: Settings, schem
         return _across_fields(".".join(path), message, settings, schema)
     field = schema.fields[key]
     if entry["type"] == "missing":
-        return Problem(key, f"{key} is missing; expected {expectation(field)}", f"{key}: {field.description}")
+        return Problem(key, f"{key} is missing; expected {expectation(field)}", _about(key, field))
     setting = settings.get(key, Setting(field.get_default(call_default_factory=False), DEFAULT))
     own_words = entry["type"] in ("value_error", "assertion_error") or key != prefixes[0]
     return wrong_value(key, setting, field, message if own_words else None)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from discern.config.fields import takes_none, takes_number_only
 from discern.config.layers import DEFAULT, Origin, Setting, Settings
-from discern.config.problems import InvalidConfigError, Problem, translated, unknown_key, wrong_value
+from discern.config.problems import InvalidConfigError, Problem, quoted, translated, unknown_key, wrong_value
 from discern.config.schema import Schema, Variant, section_model
 from discern.config.tree import NONE, flatten, nest
 from discern.errors import ConfigError
@@ -107,16 +107,25 @@ def _schema(root: type[BaseModel], variants: Mapping[str, Variant], draft: _Draf
         key = f"{section}.{variant.key}"
         default = Setting(declared.model_fields[variant.key].get_default(), DEFAULT)
         setting = draft.settings.get(key, default)
-        if not isinstance(setting.value, str):  # missing or of a wrong type: validation says so
-            draft.unknown_variants.add(section)
-            continue
         try:
-            models[section] = variant.model(setting.value)
+            models[section] = _variant_model(variant, key, setting)
             chosen[section] = f"{variant.key} = '{setting.value}'"
-        except ConfigError as error:
-            draft.problems.append(Problem(key, f"{setting.origin.where}: {error.message}", error.hint))
+        except InvalidConfigError as error:
+            draft.problems += error.problems
             draft.unknown_variants.add(section)
     return Schema.of(root, models, chosen)
+
+
+def _variant_model(variant: Variant, key: str, setting: Setting) -> type[BaseModel]:
+    """The model that a variant's deciding value stands for."""
+    if isinstance(setting.value, str):
+        try:
+            return variant.model(setting.value)
+        except ConfigError as error:
+            raise InvalidConfigError([Problem(key, f"{setting.origin.where}: {error.message}", error.hint)]) from error
+    known = ", ".join(f"'{name}'" for name in variant.known())
+    found = f"{key} is missing" if setting.origin is DEFAULT else f"{setting.origin.where}: {key} is {quoted(setting.value)}"
+    raise InvalidConfigError([Problem(key, f"{found}; expected one of {known}", f"--set {key}=NAME, or a preset to start from")])
 
 
 def _drop_unknown(schema: Schema, variants: Mapping[str, Variant], draft: _Draft) -> list[Dropped]:
@@ -144,7 +153,7 @@ def _validated_sections(schema: Schema, draft: _Draft) -> dict[str, Any]:
             parts |= {name: values[name]} if name in values else {}
         elif name not in values and not declared.is_required():
             parts[name] = declared.get_default(call_default_factory=True, validated_data={})
-        elif name not in draft.unknown_variants or not any(problem.key.startswith(f"{name}.") for problem in draft.problems):
+        elif name not in draft.unknown_variants:
             _validate(name, values.get(name, {}), parts, schema, draft)
     return parts
 

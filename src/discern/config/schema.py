@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -18,10 +18,12 @@ class Variant:
     Attributes:
         key: the field that decides.
         model: from that field's value to the section's model; raises ConfigError for an unknown value.
+        known: every value that `model` takes.
     """
 
     key: str
     model: Callable[[str], type[BaseModel]]
+    known: Callable[[], Sequence[str]]
 
 
 @dataclass(frozen=True)

@@ -47,16 +47,9 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def to_toml(config: BaseModel, heading: str = "") -> str:
-    """The whole configuration as TOML, defaults included; reading it back gives the same configuration.
-
-    Args:
-        config: what to write.
-        heading: a comment for the first lines.
-    """
-    values = {key: value for key, value in _written(config).items() if value is not None}
-    comment = "".join(f"# {line}\n" for line in heading.splitlines())
-    return comment + tomli_w.dumps(nest(values))
+def to_toml(config: BaseModel) -> str:
+    """The whole configuration as TOML, defaults included; reading it back gives the same configuration."""
+    return tomli_w.dumps(nest({key: value for key, value in _written(config).items() if value is not None}))
 
 
 def _written(config: BaseModel, prefix: str = "") -> dict[str, Any]:

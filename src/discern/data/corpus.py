@@ -23,7 +23,7 @@ from discern.data.problems import ProblemLog
 from discern.data.records import hub_records, json_records, parquet_records
 from discern.data.streams import BLOCK_BYTES, CountingStream, HeadStream, Readable, decompressor, is_tar, naming
 from discern.data.text import Cut, Limits, Lines, documents, text_lines, wiki_records
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, DiscernError
 
 DocumentRule = Literal["auto", "blank-line", "file", "line", "record"]
 
@@ -94,24 +94,36 @@ class Corpus:
             source.name == "-" for source in self.sources
         )
 
-    def documents(self, problems: ProblemLog, count_bytes: Callable[[int], None] = lambda _: None) -> Iterator[Document]:
+    def documents(
+        self,
+        problems: ProblemLog,
+        count_bytes: Callable[[int], None] = lambda _: None,
+        errors: list[DiscernError] | None = None,
+    ) -> Iterator[Document]:
         """Every document in order.
 
         Args:
             problems: gets what is wrong without stopping the work.
             count_bytes: called with the number of bytes read from an input, as they are read.
+            errors: if given, takes what would be raised, and the next input is read.
 
         Raises:
             DataError: an input cannot be read, is damaged, or was named and is not text.
+            ConfigError: the records have no such field, or an optional package is missing.
         """
         reader = _Reader(self.options, problems)
         for source in self.sources:
-            if source.name.startswith("hf:"):
-                rows = hub_records(source.name.removeprefix("hf:"), self.options.text_field, problems)
-                yield from reader.cut_records(rows, source.name)
-            else:
-                with naming(source.name), closing(_open(source)) as file:
-                    yield from reader.read(CountingStream(file, count_bytes), source.name, source.explicit)
+            try:
+                if source.name.startswith("hf:"):
+                    rows = hub_records(source.name.removeprefix("hf:"), self.options.text_field, problems)
+                    yield from reader.cut_records(rows, source.name)
+                else:
+                    with naming(source.name), closing(_open(source)) as file:
+                        yield from reader.read(CountingStream(file, count_bytes), source.name, source.explicit)
+            except DiscernError as error:
+                if errors is None:
+                    raise
+                errors.append(error)
 
 
 class _Reader:
@@ -136,7 +148,9 @@ class _Reader:
                 yield from self.cut_records(parquet_records(whole, name, self._options.text_field, self._problems), name)
             elif reason := binary_reason(head):
                 if explicit:
-                    raise DataError(f"{name} is not text: {reason}", hint="give UTF-8 text, JSON lines, parquet or a tar archive of them")
+                    raise DataError(
+                        f"{name} is not text: {reason}", hint="give UTF-8 text, JSON lines, parquet or a tar archive of them"
+                    )
                 self._problems.add("file left out, not being text", f"{name} ({reason})")
             elif is_json_lines(head):
                 records = json_records(whole, name, self._options.text_field, self._options.limits, self._problems)

@@ -22,6 +22,7 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 COUNTS_NAME = "token-counts.int64"
 
+Setting = str | int | float | bool | None
 SplitName = Literal["train", "heldout"]
 SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
@@ -94,7 +95,8 @@ class Manifest(Section):
     token_counts: FileInfo
     statistics: Statistics
     problems: tuple[Problem, ...]
-    configuration: dict[str, str | int | float | bool | None | tuple[str, ...]]
+    inputs: tuple[str, ...]
+    configuration: dict[str, Setting]
     versions: dict[str, str]
 
 
@@ -134,6 +136,15 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate(raw)
     except ValidationError as problem:
         raise DataError(f"{path} is damaged: {problem.error_count()} fields are wrong\n{problem}", hint=hint) from problem
+
+
+def is_data_set(folder: Path) -> bool:
+    """Whether a folder says that it is a discern data set, of whatever version and however damaged."""
+    try:
+        raw = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and raw.get("format") == FORMAT
 
 
 def _reason(problem: OSError) -> str:

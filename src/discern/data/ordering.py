@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import cast
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,13 +24,13 @@ def hash_integers(key: int, *counters: Integers | int) -> NDArray[np.uint64]:
         value = _mix(np.asarray(np.uint64(key)))
         for counter in counters:
             step = (np.asarray(counter).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-            value = _mix(value ^ _mix(step))
+            value = _mix(np.asarray(value ^ _mix(np.asarray(step))))
         return value
 
 
 def hash_uniforms(key: int, *counters: Integers | int) -> NDArray[np.float64]:
     """Numbers in [0, 1), as `hash_integers` draws them."""
-    return cast(NDArray[np.float64], (hash_integers(key, *counters) >> np.uint64(11)) * 2.0**-53)
+    return np.asarray((hash_integers(key, *counters) >> np.uint64(11)) * 2.0**-53)
 
 
 def permute(indices: Integers, size: int, key: int) -> Integers:
@@ -63,6 +61,6 @@ def _feistel(value: NDArray[np.uint64], half: np.uint64, mask: np.uint64, key: i
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return cast(NDArray[np.uint64], value ^ (value >> np.uint64(31)))
+    first = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    second = (first ^ (first >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(second ^ (second >> np.uint64(31)))

@@ -49,7 +49,9 @@ def parquet_records(stream: Readable | BinaryIO, name: str, field: str, problems
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as problem:
-        raise ConfigError(f"{name} is a parquet file, which needs pyarrow", hint="pip install 'discern-nlp[parquet]'") from problem
+        raise ConfigError(
+            f"{name} is a parquet file, which needs pyarrow", hint="pip install 'discern-nlp[parquet]'"
+        ) from problem
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as spool:
         while block := stream.read(BLOCK_BYTES):
             spool.write(block)
@@ -80,7 +82,9 @@ def hub_records(name: str, field: str, problems: ProblemLog) -> Iterator[Lines]:
     path, _, rest = name.partition(":")
     configuration, _, split = rest.partition(":")
     try:
-        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(path, configuration or None, split=split or "train", streaming=True)
+        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
+            path, configuration or None, split=split or "train", streaming=True
+        )
         for number, row in enumerate(rows, start=1):
             yield from _record(row, field, f"hf:{name}: row {number:,}", problems, first=number == 1)
     except (OSError, ValueError, RuntimeError) as problem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import tempfile
 from types import TracebackType
 from typing import Self
 
@@ -52,12 +52,11 @@ class StatisticsCounter:
 
     Args:
         unknown_id: id of [UNK].
-        digest_file: a new file that takes each document's 16-byte digest; None counts no duplicates.
     """
 
-    def __init__(self, unknown_id: int, digest_file: Path | None) -> None:
+    def __init__(self, unknown_id: int) -> None:
         self._unknown_id = unknown_id
-        self._digests = digest_file.open("xb") if digest_file is not None else None
+        self._digests = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._document_lengths, self._sentence_lengths = LengthHistogram(), LengthHistogram()
         self.documents = self.sentences = self.tokens = self.words = 0
         self.unknown = self.empty = self.characters = 0
@@ -66,8 +65,7 @@ class StatisticsCounter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._digests is not None:
-            self._digests.close()
+        self._digests.close()
 
     def add(self, chunk: EncodedChunk) -> None:
         """Count one chunk."""
@@ -81,11 +79,10 @@ class StatisticsCounter:
         self.characters += chunk.characters
         self._document_lengths.add(block.document_lengths)
         self._sentence_lengths.add(block.sentence_lengths)
-        if self._digests is not None:
-            self._digests.write(block.digests.tobytes())
+        self._digests.write(block.digests.tobytes())
 
     def finish(self, bytes_read: int) -> Statistics:
-        """The sums. Removes the file of digests."""
+        """The sums."""
         return Statistics(
             documents=self.documents,
             sentences=self.sentences,
@@ -104,11 +101,7 @@ class StatisticsCounter:
 
     def _duplicates(self) -> int:
         """Documents whose digest occurred before: 16 bytes of memory a document, sorted in place."""
-        if self._digests is None:
-            return 0
-        self._digests.close()
-        path = Path(self._digests.name)
-        digests = np.fromfile(path, dtype=f"S{DIGEST_BYTES}")
-        path.unlink()
+        self._digests.seek(0)
+        digests = np.fromfile(self._digests, dtype=f"S{DIGEST_BYTES}")
         digests.sort()
         return int((digests[1:] == digests[:-1]).sum())

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from discern.data.files import sync_file
 from discern.errors import CheckpointError, ConfigError
 from discern.model.bert import BertEncoder
 from discern.model.config import ModelConfig
@@ -68,9 +69,11 @@ class HuggingFaceModel:
         """config.json, keys in the order given here."""
         return (json.dumps(self.config, indent=2, ensure_ascii=False) + "\n").encode()
 
-    def weights_bytes(self) -> bytes:
-        """model.safetensors: the same weights give the same bytes."""
-        return save(self.tensors, metadata={"format": "pt"})
+    def write_weights(self, path: Path) -> None:
+        """Write model.safetensors; the same weights give the same bytes."""
+        save_file(self.tensors, path, metadata={"format": "pt"})
+        with path.open("rb") as file:
+            sync_file(file)
 
 
 def to_huggingface(network: Network, vocabulary: Vocabulary) -> HuggingFaceModel:

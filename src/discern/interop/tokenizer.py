@@ -74,7 +74,7 @@ def read_max_length(folder: Path, max_positions: int) -> int:
         DataError: tokenizer_config.json is damaged.
     """
     stated = _read_settings(folder / TOKENIZER_CONFIG_NAME).get("model_max_length")
-    return min(int(stated), max_positions) if isinstance(stated, int | float) and stated > 0 else max_positions
+    return min(int(stated), max_positions) if isinstance(stated, int | float) and stated > 2 else max_positions
 
 
 def _read_settings(path: Path) -> Mapping[str, Any]:

@@ -182,7 +182,10 @@ def _write_files(folder: Path, contents: Contents) -> None:
     (folder / STATE_FILE).write_text(json.dumps({"format": FORMAT, **contents.state}, indent=1) + "\n")
     sums = {name: _checksum(folder / name) for name in [*names, STATE_FILE]}
     (folder / CHECKSUM_FILE).write_text(json.dumps(sums, indent=1) + "\n")
+    mode = (folder / STATE_FILE).stat().st_mode
     for name in [*names, STATE_FILE, CHECKSUM_FILE]:
+        # safetensors makes its files readable by their owner only; a run follows the umask throughout.
+        (folder / name).chmod(mode)
         _sync(folder / name)
     _sync(folder)
 

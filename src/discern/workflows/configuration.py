@@ -29,7 +29,7 @@ def load_pretrain_config(file: Path | None, preset: str | None, overrides: Seque
         ConfigError: nothing to start from, or anything wrong in it; all problems are named at once.
     """
     settings = collect(preset, file, overrides)
-    return resolve(PretrainConfig, settings, {"objective": Variant("name", _objective_config)}, _CLAMPS)
+    return resolve(PretrainConfig, settings, {"objective": Variant("name", _objective_config, objectives.names)}, _CLAMPS)
 
 
 def differences(left: str, right: str) -> list[tuple[str, Any, Any]]:

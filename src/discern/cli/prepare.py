@@ -1,0 +1,152 @@
+"""`discern prepare`: make a tokenised data set from text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from discern.cli.console import Console, JsonOption, command
+
+if TYPE_CHECKING:
+    from discern.workflows.prepare import CheckReport, PrepareReport
+
+
+def prepare(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Files, folders, patterns, '-' or hf:NAME[:CONFIGURATION[:SPLIT]]. Text, JSON lines, parquet or WikiExtractor's <doc>, "
+            "plain or gz, xz, zst, bz2, or tar archives of them, nested or not: the content decides.",
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DATA", help="Folder of the data set.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="PATH", help="A tokenizer.json, a vocab.txt or a model folder.")
+    ] = None,
+    train_tokenizer: Annotated[
+        Literal["wordpiece", "bpe", "unigram"] | None, typer.Option("--train-tokenizer", help="Train one on the input instead.")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option("--vocab-size", min=1, help="Entries of a trained tokenizer. [default: 30522]")
+    ] = None,
+    lowercase: Annotated[
+        bool | None,
+        typer.Option(
+            "--lowercase/--cased",
+            help="Lower-case the text, or keep its case. Default: as the tokenizer says; for a bare vocab.txt, what its entries are; "
+            "when training, wordpiece lower-cases and the others don't.",
+        ),
+    ] = None,
+    documents: Annotated[
+        Literal["auto", "blank-line", "file", "line", "record"],
+        typer.Option("--documents", help="What ends a document. auto: <doc> and records as such, otherwise blank lines."),
+    ] = "auto",
+    text_field: Annotated[
+        str, typer.Option("--text-field", metavar="NAME", help="Field of a record that holds the text.")
+    ] = "text",
+    segmenter: Annotated[
+        Literal["none", "jieba"], typer.Option("--segmenter", help="Where words begin, for masking whole words; the ids stay.")
+    ] = "none",
+    heldout: Annotated[float, typer.Option("--heldout", min=0, max=0.99, help="Fraction of documents to hold out.")] = 0.01,
+    seed: Annotated[int, typer.Option("--seed", help="Decides which documents are held out.")] = 0,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Processes that tokenise; the result does not depend on it. [default: cores]"),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Look for problems in the input; write nothing.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the data set that DATA holds.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Make a tokenised data set from text. The folder appears whole or not at all.
+
+    Example: discern prepare wiki/ --out DATA --train-tokenizer wordpiece --vocab-size 8000
+    """
+    with command(json_output=json_output) as console:
+        from discern.data.build import BuildOptions
+        from discern.data.corpus import CorpusOptions
+        from discern.data.tokenizer_choice import TokenizerChoice
+        from discern.workflows import prepare as work
+
+        request = work.PrepareRequest(
+            inputs=tuple(inputs),
+            out=out,
+            tokenizer=TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase),
+            corpus=CorpusOptions(documents, text_field),
+            build=BuildOptions(segmenter, heldout, seed, workers=workers or work.available_cores()),
+            overwrite=overwrite,
+        )
+        if check:
+            _show_check(work.check(request, console.progress), console)
+        else:
+            report = work.prepare(request, console.progress)
+            for problem in report.manifest.problems:
+                console.warn(str(problem))
+            console.result(_values(report), text=_text(report))
+
+
+def _values(report: PrepareReport) -> dict[str, Any]:
+    """The report for --json: the statistics flat, then what else is known."""
+    manifest = report.manifest
+    statistics = manifest.statistics
+    return {
+        **statistics.model_dump(),
+        "train_documents": manifest.splits["train"].num_documents,
+        "heldout_documents": manifest.splits["heldout"].num_documents,
+        "train_tokens": manifest.splits["train"].num_tokens,
+        "heldout_tokens": manifest.splits["heldout"].num_tokens,
+        "vocab_size": manifest.tokenizer.vocab_size,
+        "tokenizer": manifest.tokenizer.model_dump(),
+        "fingerprint": manifest.fingerprint,
+        "problems": [problem.model_dump() for problem in manifest.problems],
+        "unchanged": report.unchanged,
+        "seconds": report.seconds,
+        "tokens_per_second": statistics.tokens / report.seconds,
+    }
+
+
+def _text(report: PrepareReport) -> str:
+    """The report for people, a line each."""
+    manifest, statistics = report.manifest, report.manifest.statistics
+    train, heldout = manifest.splits["train"], manifest.splits["heldout"]
+    median, longest = statistics.document_lengths["0.5"], statistics.document_lengths["1"]
+    state = "was there already, the same to the byte" if report.unchanged else "made"
+    return "\n".join(
+        [
+            f"{report.folder}: {state} in {report.seconds:.1f} s, {statistics.tokens / report.seconds:,.0f} tokens/s",
+            f"  documents   {statistics.documents:,}: {train.num_documents:,} to train on, {heldout.num_documents:,} held out; "
+            f"{statistics.duplicates:,} exact duplicates",
+            f"  tokens      {statistics.tokens:,}: {train.num_tokens:,} to train on, {heldout.num_tokens:,} held out",
+            f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of the "
+            f"tokens unknown, {statistics.tokens_per_word:.2f} tokens a word",
+            f"  lengths     median document {median:,} tokens, longest {longest:,}",
+            f"next: discern pretrain --preset electra-small --data {report.folder} --out RUN",
+        ]
+    )
+
+
+def _show_check(report: CheckReport, console: Console) -> None:
+    """Print what a check found; fails if `prepare` would."""
+    from discern.errors import DataError
+
+    found = [f"error: {error}" for error in report.errors] + [str(problem) for problem in report.problems]
+    counted = f"{report.documents:,} documents, {report.sentences:,} sentences, {report.characters:,} characters"
+    if report.statistics is not None:
+        counted += f", {report.statistics.tokens:,} tokens ({report.statistics.unknown_fraction:.3%} unknown)"
+        counted += f", {report.statistics.duplicates:,} exact duplicates"
+    values = {
+        "documents": report.documents,
+        "sentences": report.sentences,
+        "characters": report.characters,
+        "bytes_read": report.bytes_read,
+        "statistics": report.statistics.model_dump() if report.statistics is not None else None,
+        "problems": [problem.model_dump() for problem in report.problems],
+        "errors": list(report.errors),
+    }
+    console.result(values, text="\n".join([counted, *(found or ["no problems found"])]))
+    if report.errors or not report.documents:
+        raise DataError(
+            f"`discern prepare` would stop: {len(report.errors) or 'no text,'} error(s) in the input", hint="see above"
+        )

@@ -1,0 +1,97 @@
+"""The tokenizer that a data set is made with: one that exists, or one trained on the text itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from discern.data.encoder import Document
+from discern.data.manifest import TokenizerInfo
+from discern.data.tokenizer import fingerprint, lowercases, special_ids, vocab_size
+from discern.data.tokenizer_training import SentenceSample, TokenizerKind, check_vocab_size, train_tokenizer
+from discern.errors import ConfigError
+
+DEFAULT_VOCAB_SIZE = 30522
+
+
+@dataclass(frozen=True)
+class TokenizerChoice:
+    """What the user asked for: exactly one of `path` and `train`.
+
+    Attributes:
+        path: an existing tokenizer.
+        train: kind of tokenizer to train.
+        vocab_size: entries of the trained one.
+        lowercase: None leaves it to the tokenizer; a trained WordPiece lower-cases, the others keep case.
+    """
+
+    path: Path | None = None
+    train: TokenizerKind | None = None
+    vocab_size: int | None = None
+    lowercase: bool | None = None
+
+    def check(self) -> None:
+        """Refuse contradictions before any work.
+
+        Raises:
+            ConfigError: both or neither of a path and a kind; a size that does not fit.
+        """
+        if self.path is not None and self.train is not None:
+            raise ConfigError("both --tokenizer and --train-tokenizer are given", hint="leave one of them out")
+        if self.path is None and self.train is None:
+            raise ConfigError(
+                "no tokenizer is given",
+                hint="add --tokenizer PATH to use one, or --train-tokenizer wordpiece --vocab-size 8000 to train one",
+            )
+        if self.path is not None and self.vocab_size is not None:
+            raise ConfigError(
+                "--vocab-size goes with --train-tokenizer; a given tokenizer has the size it has", hint="leave it out"
+            )
+        if self.train is not None:
+            check_vocab_size(self.train, self.size)
+
+    @property
+    def size(self) -> int:
+        """Entries to train."""
+        return self.vocab_size or DEFAULT_VOCAB_SIZE
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """A tokenizer and the size of the sample that it was trained on."""
+
+    tokenizer: Tokenizer
+    sentences: int
+    characters: int
+
+
+def train_on(documents: Iterable[Document], choice: TokenizerChoice, seed: int) -> TrainedTokenizer:
+    """Sample the documents and train the tokenizer that was asked for.
+
+    Raises:
+        DataError: there is no text.
+    """
+    assert choice.train is not None
+    sample = SentenceSample(seed)
+    for document in documents:
+        sample.add(document)
+    texts = sample.sentences()
+    lowercase = choice.train == "wordpiece" if choice.lowercase is None else choice.lowercase
+    tokenizer = train_tokenizer(choice.train, choice.size, lowercase, texts)
+    return TrainedTokenizer(tokenizer, len(texts), sum(map(len, texts)))
+
+
+def describe(tokenizer: Tokenizer, trained: TrainedTokenizer | None) -> TokenizerInfo:
+    """What the manifest says of the tokenizer."""
+    return TokenizerInfo(
+        fingerprint=fingerprint(tokenizer),
+        kind=type(tokenizer.model).__name__.lower(),
+        vocab_size=vocab_size(tokenizer),
+        special_tokens=special_ids(tokenizer),
+        lowercase=lowercases(tokenizer),
+        trained_on_sentences=trained.sentences if trained else None,
+        trained_on_characters=trained.characters if trained else None,
+    )

@@ -1,0 +1,178 @@
+"""Trains a tokenizer on a bounded sample of the text. The same text gives the same tokenizer, byte for byte."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, frame, prepared, vocab_size
+from discern.errors import ConfigError, DataError
+
+TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
+
+SAMPLE_BYTES = 128 << 20
+_ENTRY_BYTES = 150  # of a sentence in the sample, beside its text
+_SPECIALS = list(SPECIAL_TOKENS.values())
+_PREFIX = "##"
+
+
+class SentenceSample:
+    """A uniform sample of sentences over the whole of a stream, bounded in bytes of memory, not only its head.
+
+    Args:
+        seed: the same seed and stream give the same sample.
+        limit: bytes that the sentences may take in memory.
+    """
+
+    def __init__(self, seed: int, limit: int = SAMPLE_BYTES) -> None:
+        self._random = random.Random(seed)
+        self._limit = limit
+        self._heap: list[tuple[float, int, str]] = []  # largest draw first, as its negative
+        self._bytes = 0
+        self._bound = 1.0
+        self._seen = 0
+
+    def add(self, sentences: Iterable[str]) -> None:
+        """Offer sentences: each draws a number, and those with the smallest stay."""
+        for sentence in sentences:
+            draw = self._random.random()
+            self._seen += 1
+            if draw >= self._bound:
+                continue
+            heapq.heappush(self._heap, (-draw, self._seen, sentence))
+            self._bytes += _size(sentence)
+            while self._bytes > self._limit and len(self._heap) > 1:
+                dropped, _, text = heapq.heappop(self._heap)
+                self._bytes -= _size(text)
+                self._bound = -dropped
+
+    def sentences(self) -> list[str]:
+        """The sample, in the order of the stream."""
+        return [sentence for _, _, sentence in sorted(self._heap, key=lambda entry: entry[1])]
+
+
+def train_tokenizer(kind: TokenizerKind, size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
+    """A tokenizer of `size` entries, fewer only if the text has no more to offer.
+
+    Args:
+        kind: wordpiece as BERT's, byte-level BPE, or Unigram as SentencePiece's.
+        size: entries of the vocabulary, the five special tokens included.
+        lowercase: whether text is lower-cased (and for WordPiece stripped of accents, as in BERT).
+        texts: sentences to learn from.
+
+    Raises:
+        ConfigError: `size` is too small for this kind.
+        DataError: no text.
+    """
+    check_vocab_size(kind, size)
+    if not texts:
+        raise DataError("there is no text to train a tokenizer on", hint="check the input with: discern prepare INPUT --check")
+    train = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[kind]
+    tokenizer = prepared(train(size, lowercase, texts), f"the trained {kind} tokenizer")
+    assert vocab_size(tokenizer) <= size
+    return tokenizer
+
+
+def check_vocab_size(kind: TokenizerKind, size: int) -> None:
+    """Refuse a vocabulary that cannot hold the special tokens and the smallest alphabet.
+
+    Raises:
+        ConfigError: it is too small.
+    """
+    least = len(_SPECIALS) + (256 if kind == "bpe" else 27)
+    if size < least:
+        raise ConfigError(
+            f"a {kind} vocabulary needs at least {least} entries, not {size}",
+            hint="8000 is usual for a small corpus: --vocab-size 8000",
+        )
+
+
+def _wordpiece(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
+    """BERT's WordPiece.
+
+    The library numbers the continuations of the alphabet ("##a") in the order of a hash table, and breaks ties between
+    merges by those numbers. So a first pass finds which there are, and the second gets them sorted, as special tokens.
+    """
+    tokenizer = bert_wordpiece({"[UNK]": 0}, lowercase)
+    alphabet = _alphabet(tokenizer, texts, limit=(size - len(_SPECIALS)) // 2)
+
+    def learn(entries: int, specials: list[str]) -> dict[str, int]:
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=entries,
+            special_tokens=specials,
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            continuing_subword_prefix=_PREFIX,
+            show_progress=False,
+        )
+        learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        learner.normalizer, learner.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+        learner.train_from_iterator(texts, trainer)
+        return learner.get_vocab()
+
+    continuations = sorted(token for token in learn(0, _SPECIALS) if token.startswith(_PREFIX))
+    return bert_wordpiece(learn(size, _SPECIALS + continuations), lowercase)
+
+
+def _bpe(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
+    """Byte-level BPE: every text has ids, and decoding gives it back. A word has the same ids wherever it stands."""
+    tokenizer = Tokenizer(models.BPE())
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    # The space put before the first word goes again.
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=_SPECIALS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), frame(tokenizer)])
+    return tokenizer
+
+
+def _unigram(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
+    """Unigram with SentencePiece's treatment of spaces.
+
+    Its trainer adds floating-point numbers in the order of a hash table, so the scores differ in the last digits from run
+    to run: they are rounded, and the vocabulary sorted by them.
+    """
+    tokenizer = Tokenizer(models.Unigram())
+    normalizer = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
+    tokenizer.normalizer = normalizers.Sequence([*normalizer, normalizers.Lowercase()] if lowercase else normalizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=_SPECIALS, unk_token="[UNK]", show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    pieces: list[list[Any]] = json.loads(tokenizer.to_str())["model"]["vocab"]
+    scores = {piece: round(score, 4) for piece, score in pieces if piece not in _SPECIALS}
+    ordered = sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))
+    tokenizer.model = models.Unigram([(token, 0.0) for token in _SPECIALS] + ordered, unk_id=1, byte_fallback=False)
+    return tokenizer
+
+
+def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> list[str]:
+    """The most frequent characters after normalisation, at most `limit`, sorted."""
+    raw: Counter[str] = Counter()
+    for text in texts:
+        raw.update(text)
+    counts: Counter[str] = Counter()
+    for character, count in raw.items():
+        for normal in tokenizer.normalizer.normalize_str(character):
+            if not normal.isspace():
+                counts[normal] += count
+    kept = sorted(counts, key=lambda character: (-counts[character], character))[:limit]
+    return sorted(kept)
+
+
+def _size(sentence: str) -> int:
+    return sys.getsizeof(sentence) + _ENTRY_BYTES

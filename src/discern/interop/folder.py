@@ -1,0 +1,101 @@
+"""An export's folder: what stands in it, and how it appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from discern.data.files import sync_folder
+from discern.errors import DataError
+from discern.interop.huggingface import CONFIG_NAME, WEIGHTS_NAME
+from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+
+CARD_NAME = "README.md"
+FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_NAME)
+MARK = "discern"
+"""Key of config.json that tells an export of ours from somebody else's model."""
+
+
+def check_target(out: Path) -> None:
+    """Make sure that an export may be written to `out`: it is free, empty, or an earlier export and nothing else.
+
+    Raises:
+        DataError: it is something else, which an export would destroy.
+    """
+    if not out.exists() and not out.is_symlink():
+        return
+    if not out.is_dir():
+        raise DataError(f"{out} is a file", hint="choose another --out")
+    names = sorted(path.name for path in out.iterdir())
+    if names and not _is_export(out):
+        raise DataError(
+            f"{out} is not empty and not an earlier export (it holds {_listed(names)})", hint="choose another --out, or empty it"
+        )
+    others = [name for name in names if name not in FILES]
+    if others:
+        raise DataError(
+            f"{out} is an earlier export, but also holds {_listed(others)}, which would be lost",
+            hint="choose another --out, or move these files away",
+        )
+
+
+def publish(out: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder, then put it in the place of `out`; on failure `out` is as it was.
+
+    Raises:
+        DataError: the file system refuses.
+    """
+    out = out.resolve()
+    try:
+        with _aside(out, "partial") as partial:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            partial.mkdir()
+            write(partial)
+            sync_folder(partial)
+            _swap(partial, out)
+            sync_folder(out.parent)
+    except (OSError, SafetensorError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise DataError(f"cannot write {out}: {reason}", hint="choose another --out, or free some space") from problem
+
+
+def _swap(new: Path, out: Path) -> None:
+    """Rename `new` to `out`; what was there is put back if that fails, and removed if it doesn't."""
+    with _aside(out, "previous") as previous:
+        existed = out.exists()
+        if existed:
+            out.rename(previous)
+        try:
+            new.rename(out)
+        except OSError:
+            if existed:
+                previous.rename(out)
+            raise
+
+
+@contextmanager
+def _aside(out: Path, purpose: str) -> Iterator[Path]:
+    """The name of a hidden sibling; whatever stands there is removed at the end."""
+    path = out.with_name(f".{out.name}.{purpose}-{os.getpid()}")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_export(folder: Path) -> bool:
+    try:
+        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and MARK in config
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,209 @@
+"""README.md of an export: what the model is and where it comes from. Facts only; what is unknown is "not recorded"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from discern.interop.huggingface import DISCRIMINATOR_CLASS, HuggingFaceModel
+
+UNKNOWN = "not recorded"
+OBJECTIVE_NAMES = {"rtd": "replaced token detection (ELECTRA)", "mlm": "masked language modelling (BERT)"}
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What the workflow knows of the model. An empty mapping or None means that it is not known.
+
+    Attributes:
+        title: heading of the card.
+        network: name among the objective's networks.
+        model: config.json and the weights.
+        version: of discern.
+        objective: name in the registry.
+        step: updates done.
+        settings: of the run, by dotted key ("data.sequence_length").
+        reference: name of the preset that `differences` are from.
+        differences: (key, value here, value there).
+        data: statistics of the data set.
+        tokens_seen: real tokens read in training, repetitions included.
+        evaluation: held-out figures by name.
+        evaluated_at: step they are of.
+        versions: of Python and the libraries.
+        tokenizer: kind and casing, in words.
+    """
+
+    title: str
+    network: str
+    model: HuggingFaceModel
+    version: str
+    objective: str
+    step: int
+    settings: Mapping[str, Any]
+    tokenizer: str
+    reference: str | None = None
+    differences: Sequence[tuple[str, Any, Any]] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    tokens_seen: int | None = None
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    evaluated_at: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def model_card(facts: CardFacts) -> str:
+    """The whole README.md."""
+    return (
+        "\n\n".join(
+            [
+                _front_matter(facts),
+                _what(facts),
+                _use(facts),
+                _training(facts),
+                _recipe(facts),
+                _evaluation(facts),
+                _limits(facts),
+            ]
+        ).replace("\n\n\n", "\n\n")
+        + "\n"
+    )
+
+
+def _front_matter(facts: CardFacts) -> str:
+    task = "" if _is_discriminator(facts) else "pipeline_tag: fill-mask\n"
+    return (
+        "---\n"
+        "# Fill in: under which licence may others use these weights? The text they were trained on has a say in it.\n"
+        f"license:\nlibrary_name: transformers\n{task}tags:\n- electra\n- {facts.objective}\n- discern\n---"
+    )
+
+
+def _what(facts: CardFacts) -> str:
+    config = facts.model.config
+    role = {
+        "discriminator": "The discriminator: it gives every token a logit, positive where the token looks *replaced*.",
+        "generator": "The generator: a small masked language model, which proposed replacements to a discriminator.",
+        "encoder": "A masked language model: it predicts the token under every `[MASK]`.",
+    }.get(facts.network, f"The network '{facts.network}'.")
+    sizes = {
+        "Loads as": f"`{config['architectures'][0]}`, `AutoModel` (the encoder alone)",
+        "Objective": OBJECTIVE_NAMES.get(facts.objective, facts.objective),
+        "Parameters": _number(sum(tensor.numel() for tensor in facts.model.tensors.values())),
+        "Layers": config["num_hidden_layers"],
+        "Hidden size": config["hidden_size"],
+        "Embedding size": config["embedding_size"],
+        "Attention heads": config["num_attention_heads"],
+        "Feed-forward size": config["intermediate_size"],
+        "Positions": f"{config['max_position_embeddings']}, of which {_trained_positions(facts)} were trained",
+        "Vocabulary": f"{_number(config['vocab_size'])} entries; {facts.tokenizer}",
+        "Licence": "to be filled in by whoever publishes this model",
+    }
+    made = f"Pre-trained from scratch with [discern](https://pypi.org/project/discern-nlp/) {facts.version}."
+    return f"# {facts.title}\n\n{role} {made}\n\n{_table(('', ''), list(sizes.items()))}"
+
+
+def _use(facts: CardFacts) -> str:
+    if _is_discriminator(facts):
+        body = """from transformers import AutoTokenizer, ElectraForPreTraining
+
+folder = "."  # this folder
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = ElectraForPreTraining.from_pretrained(folder).eval()
+inputs = tokenizer("The chef ate the meal.", return_tensors="pt")
+with torch.no_grad():
+    replaced = torch.sigmoid(model(**inputs).logits[0])
+for token, probability in zip(inputs.tokens(), replaced.tolist()):
+    print(f"{probability:.2f} {token}")"""
+    else:
+        body = """from transformers import AutoTokenizer, ElectraForMaskedLM
+
+folder = "."  # this folder
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = ElectraForMaskedLM.from_pretrained(folder).eval()
+inputs = tokenizer(f"The chef {tokenizer.mask_token} the meal.", return_tensors="pt")
+with torch.no_grad():
+    logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id][0]
+print(tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist()))"""
+    return f"## Use\n\n```python\nimport torch\n{body}\n```"
+
+
+def _training(facts: CardFacts) -> str:
+    data, settings = facts.data, facts.settings
+    unknown = data.get("unknown_fraction")
+    rows = {
+        "Documents": _number(data.get("documents")),
+        "Tokens in the data set": _number(data.get("tokens")),
+        "Unknown tokens": UNKNOWN if unknown is None else f"{unknown:.3%}",
+        "Source, language and licence of the text": UNKNOWN,
+        "Steps": _number(facts.step),
+        "Sequences a step": _number(settings.get("train.sequences_per_step")),
+        "Sequence length": _number(settings.get("data.sequence_length")),
+        "Rows": settings.get("data.packing", UNKNOWN),
+        "Tokens seen, repetitions included": _number(facts.tokens_seen),
+        "Seed": settings.get("train.seed", UNKNOWN),
+        "Precision setting": settings.get("train.precision", UNKNOWN),
+        "Made with": ", ".join(f"{name} {version}" for name, version in facts.versions.items()) or UNKNOWN,
+    }
+    return f"## Training\n\n{_table(('', ''), list(rows.items()))}"
+
+
+def _recipe(facts: CardFacts) -> str:
+    standing = (
+        "Whatever its settings, discern draws the positions to mask without replacement and counts only maskable tokens; the "
+        "released ELECTRA code draws them with replacement and counts `[CLS]` and `[SEP]` too."
+    )
+    if facts.reference is None:
+        return f"## Recipe\n\nDifferences from a published recipe: {UNKNOWN}. {standing}"
+    if not facts.differences:
+        return f"## Recipe\n\nThe settings of preset `{facts.reference}`, sizes apart. {standing}"
+    rows = [(f"`{key}`", _value(here), _value(there)) for key, here, there in facts.differences]
+    table = _table(("setting", "here", f"`{facts.reference}`"), rows)
+    return f"## Recipe\n\nWhere the settings differ from preset `{facts.reference}`, sizes apart:\n\n{table}\n\n{standing}"
+
+
+def _evaluation(facts: CardFacts) -> str:
+    if not facts.evaluation:
+        return f"## Evaluation\n\nHeld-out figures: {UNKNOWN}. Downstream tasks: {UNKNOWN}."
+    table = _table(("figure", "value"), [(f"`{name}`", f"{value:.4f}") for name, value in facts.evaluation.items()])
+    when = f"at step {_number(facts.evaluated_at)}" if facts.evaluated_at is not None else f"at a step that is {UNKNOWN}"
+    return (
+        f"## Evaluation\n\nOn the held-out part of the data set, {when}. Losses are means in nats, everything else is a "
+        f"fraction in 0-1.\n\n{table}\n\nDownstream tasks: {UNKNOWN}."
+    )
+
+
+def _limits(facts: CardFacts) -> str:
+    limits = []
+    if not _is_discriminator(facts):
+        limits.append("This network fills masks; it cannot tell replaced tokens from real ones.")
+    else:
+        limits.append("This network judges tokens; it cannot fill masks.")
+    trained, table = _trained_positions(facts), facts.model.config["max_position_embeddings"]
+    if isinstance(trained, int) and trained < table:
+        limits.append(f"Positions from {trained} on still have their initial values: cut texts to {trained} tokens.")
+    if facts.settings.get("data.packing") == "packed":
+        limits.append("It was trained on single segments: the embedding of `token_type_ids` 1 still has its initial value.")
+    limits.append(f"Tests for bias, safety and fitness for any purpose: {UNKNOWN}.")
+    return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)
+
+
+def _is_discriminator(facts: CardFacts) -> bool:
+    return DISCRIMINATOR_CLASS in facts.model.config["architectures"]
+
+
+def _trained_positions(facts: CardFacts) -> int | str:
+    length = facts.settings.get("data.sequence_length")
+    return min(int(length), facts.model.config["max_position_embeddings"]) if length else UNKNOWN
+
+
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> str:
+    lines = [heading, ("---",) * len(heading), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _value(value: object) -> str:
+    return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else UNKNOWN

@@ -1,0 +1,135 @@
+"""What a run would do and cost, before it starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from discern.config.tree import to_toml
+from discern.data.packing import build_packing
+from discern.data.shards import TokenData
+from discern.model.network import Network
+from discern.objectives.base import Vocabulary
+from discern.objectives.config import MaskingConfig
+from discern.training.flops import executed_flops, paper_flops
+from discern.training.parallel import choose_device
+from discern.training.precision import resolve_precision
+from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.pretrain import PretrainRequest
+from discern.workflows.runs import build_objective
+from discern.workflows.settings import PretrainConfig
+
+# Share of the speed of plain matrix products that a whole training step was measured to reach on CPUs.
+_SHARE_OF_PRODUCTS = 0.6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would run: figures for programs, text for people."""
+
+    values: dict[str, Any]
+    text: str
+
+
+def plan(request: PretrainRequest) -> Plan:
+    """Parameters, memory, arithmetic and time of a run, without starting it.
+
+    Memory and time are estimates: the first from the shapes, the second from the speed of matrix products here.
+    """
+    config = load_pretrain_config(request.config, request.preset, request.overrides).config
+    data = TokenData.open(request.data)
+    device = choose_device(request.device)
+    precision = resolve_precision(config.train.precision, device)
+    with torch.device("meta"):
+        objective = build_objective(config, Vocabulary(data.vocab_size, data.special_tokens))
+    networks = list(objective.networks().values())
+    parameters = sum(parameter.numel() for parameter in objective.parameters())
+    rows = build_packing(data.split("train"), data.special_tokens, config.data, config.train.seed, training=True).num_rows
+    sequences = config.train.sequences_per_step * config.train.max_steps
+    length = config.data.sequence_length
+    share = config.objective.mask_probability if isinstance(config.objective, MaskingConfig) else 1.0
+    flops = executed_flops(networks, length, sequences, share)
+    values = {
+        "parameters": parameters,
+        "parameters_by_network": {name: _size(network) for name, network in objective.networks().items()},
+        "flops": flops,
+        "flops_paper_convention": paper_flops(networks, length, sequences),
+        "memory_bytes": _memory(networks, config, parameters, share, precision),
+        "estimated_seconds": flops / (_product_speed(device, precision) * _SHARE_OF_PRODUCTS),
+        "epochs": sequences / rows,
+        "precision": precision,
+        "device": str(device),
+        "warnings": _warnings(config, sequences / rows),
+    }
+    return Plan(values, _text(config, values))
+
+
+def _size(network: Network) -> int:
+    parts = {id(p): p.numel() for module in (network.encoder, network.head) for p in module.parameters()}
+    return sum(parts.values())
+
+
+def _memory(networks: Sequence[Network], config: PretrainConfig, parameters: int, share: float, precision: str) -> int:
+    """Bytes: weights, gradients and two moments in float32, and what the forward pass keeps for the backward one."""
+    rows = config.train.micro_batch_size or config.train.sequences_per_step
+    length = config.data.sequence_length
+    number = 2 if precision == "bfloat16" else 4
+    kept = 0.0
+    for network in networks:
+        sizes = network.encoder.config
+        # Inputs and outputs of the products, dropout masks and normalised states; probabilities thrice: raw, mask, dropped.
+        block = 14 * sizes.hidden_size + 3 * sizes.feedforward_size + 3 * length * sizes.num_heads
+        layers = 1 if config.train.gradient_checkpointing else sizes.num_layers
+        kept += rows * length * number * layers * block
+    vocabulary = networks[0].encoder.embeddings.word.num_embeddings
+    logits = 4 * 4 * rows * length * share * vocabulary
+    return int(16 * parameters + kept + logits)
+
+
+def _product_speed(device: torch.device, precision: str) -> float:
+    """FLOP/s of a matrix product of the kind that dominates a step, measured now."""
+    kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    size = 1024 if device.type == "cpu" else 8192
+    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        result = left @ right
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    del result
+    return 2 * size**3 / best
+
+
+def _warnings(config: PretrainConfig, epochs: float) -> list[str]:
+    found = []
+    if config.optimizer.warmup_steps > config.train.max_steps // 2:
+        found.append(
+            f"optimizer.warmup_steps {config.optimizer.warmup_steps} is more than half of train.max_steps "
+            f"{config.train.max_steps}: the learning rate hardly leaves its warm-up"
+        )
+    if epochs > 100:
+        found.append(f"the data set would be read {epochs:,.0f} times; more text, or fewer steps, serve better")
+    return found
+
+
+def _text(config: PretrainConfig, values: dict[str, Any]) -> str:
+    hours = values["estimated_seconds"] / 3600
+    time_text = f"{hours:,.1f} hours" if hours >= 1 else f"{values['estimated_seconds']:,.0f} seconds"
+    lines = [
+        to_toml(config).rstrip(),
+        "",
+        f"# parameters    {values['parameters']:,} ({', '.join(f'{k} {v:,}' for k, v in values['parameters_by_network'].items())})",
+        f"# arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
+        f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB (estimate)",
+        f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
+        f"# epochs        {values['epochs']:,.2f}",
+        *(f"# warning       {warning}" for warning in values["warnings"]),
+        "# nothing was trained or written: this was a dry run",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,194 @@
+"""`discern prepare`: text to a tokenised data set. The parts live in `discern.data`; here they meet."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from discern.data.build import BuildOptions, build, survey
+from discern.data.corpus import Corpus, CorpusOptions
+from discern.data.encoder import Document
+from discern.data.header import configuration, write_header
+from discern.data.manifest import Manifest, Statistics
+from discern.data.problems import Problem, ProblemLog
+from discern.data.publish import another, publish, staging, standing
+from discern.data.statistics import StatisticsCounter
+from discern.data.tokenizer import load_tokenizer
+from discern.data.tokenizer_choice import TokenizerChoice, TrainedTokenizer, describe, train_on
+from discern.errors import ConfigError, DataError, DiscernError
+from discern.progress import Progress
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class PrepareRequest:
+    """What to prepare, from what, into which folder.
+
+    Attributes:
+        inputs: files, folders, glob patterns, `-` or `hf:NAME`.
+        out: folder of the data set; None only for `check`.
+        tokenizer: which one, or which to train; `check` does without.
+        corpus: how input becomes documents.
+        build: how documents become shards.
+        overwrite: whether another data set in `out` makes way.
+    """
+
+    inputs: tuple[str, ...]
+    out: Path | None
+    tokenizer: TokenizerChoice
+    corpus: CorpusOptions = field(default_factory=CorpusOptions)
+    build: BuildOptions = field(default_factory=lambda: BuildOptions(workers=available_cores()))
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What was made; `unchanged`: it was there already, the same to the byte."""
+
+    folder: Path
+    manifest: Manifest
+    seconds: float
+    unchanged: bool
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `prepare` would find. `errors` would stop it, `problems` would not; `statistics` needs a tokenizer."""
+
+    documents: int
+    sentences: int
+    characters: int
+    bytes_read: int
+    statistics: Statistics | None
+    problems: tuple[Problem, ...]
+    errors: tuple[str, ...]
+
+
+def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
+    """Make the data set. It appears in `request.out` whole or not at all.
+
+    Raises:
+        ConfigError: the request contradicts itself, or `out` holds something else.
+        DataError: the input or the tokenizer cannot be used, or `out` cannot be written.
+    """
+    began = time.monotonic()
+    choice = request.tokenizer
+    choice.check()
+    if request.out is None:
+        raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
+    out = request.out.resolve()
+    tokenizer = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
+    settings = configuration(choice, request.corpus, request.build)
+    before = standing(out, settings, request.overwrite)
+    corpus = Corpus(request.inputs, request.corpus, exclude=out)
+    problems = ProblemLog()
+    with _saying_how_to_go_on(request.out, progress), staging(out) as folder:
+        trained = None
+        if tokenizer is None:
+            trained = _train(corpus, choice, request.build.seed, progress)
+            tokenizer = trained.tokenizer
+        meter = _Meter(progress, "tokenising", corpus)
+        documents = corpus.documents(problems, meter.count)
+        built = build(documents, tokenizer, request.build, folder, lambda: meter.bytes_read, meter.show)
+        progress.finish()
+        if not built.statistics.documents:
+            raise DataError("the input holds no text", hint="see what was found with: discern prepare INPUT --check")
+        info = describe(tokenizer, trained)
+        manifest = write_header(folder, tokenizer, info, built, request.inputs, settings, problems.summary())
+        unchanged = before is not None and before.fingerprint == manifest.fingerprint
+        if before is not None and not unchanged:
+            raise another(request.out, "made of other text")
+        if not unchanged:
+            publish(folder, out, replace=request.overwrite)
+    return PrepareReport(request.out, manifest, time.monotonic() - began, unchanged)
+
+
+def check(request: PrepareRequest, progress: Progress) -> CheckReport:
+    """Read the input and tokenise it if a tokenizer is given, to see what `prepare` would say. Writes nothing.
+
+    Raises:
+        ConfigError, DataError: the tokenizer cannot be used, or an input does not exist. What is wrong inside the input
+            is in the report, all of it.
+    """
+    choice = request.tokenizer
+    if choice.path or choice.train:
+        choice.check()
+    tokenizer = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
+    corpus = Corpus(request.inputs, request.corpus, exclude=request.out)
+    problems, errors = ProblemLog(), list[DiscernError]()
+    meter = _Meter(progress, "reading", corpus)
+    documents = meter.counted(corpus.documents(problems, meter.count, errors))
+    statistics = None
+    if tokenizer is not None:
+        statistics = survey(documents, tokenizer, request.build, lambda: meter.bytes_read, meter.show)
+    else:
+        for _ in documents:
+            meter.show()
+    progress.finish()
+    return CheckReport(
+        meter.documents,
+        meter.sentences,
+        meter.characters,
+        meter.bytes_read,
+        statistics,
+        problems.summary(),
+        tuple(map(str, errors)),
+    )
+
+
+def _train(corpus: Corpus, choice: TokenizerChoice, seed: int, progress: Progress) -> TrainedTokenizer:
+    """Read the whole input for a sample of it, and train on that."""
+    if not corpus.rereadable:
+        raise ConfigError(
+            "to train a tokenizer the input is read twice, which standard input or a pipe cannot be",
+            hint="save the text to a file first, or give a --tokenizer",
+        )
+    meter = _Meter(progress, "reading a sample for the tokenizer", corpus)
+    trained = train_on(meter.counted(corpus.documents(ProblemLog(), meter.count)), choice, seed)
+    progress.finish()
+    return trained
+
+
+class _Meter:
+    """Counts what was read, and shows it."""
+
+    def __init__(self, progress: Progress, description: str, corpus: Corpus) -> None:
+        self.bytes_read = self.documents = self.sentences = self.characters = 0
+        self._shown = 0
+        self._progress = progress
+        progress.start(description, corpus.total_bytes, "bytes")
+
+    def count(self, size: int) -> None:
+        self.bytes_read += size
+
+    def counted(self, documents: Iterator[Document]) -> Iterator[Document]:
+        for document in documents:
+            self.documents += 1
+            self.sentences += len(document)
+            self.characters += sum(map(len, document))
+            yield document
+
+    def show(self, counter: StatisticsCounter | None = None) -> None:
+        figures = {"tokens": f"{counter.tokens:,}"} if counter else {}
+        self._progress.advance(self.bytes_read - self._shown, **figures)
+        self._shown = self.bytes_read
+
+
+@contextmanager
+def _saying_how_to_go_on(out: Path, progress: Progress) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        progress.finish()
+        progress.note(f"stopped before the end: {out} is as it was before. To prepare it, give the same command again.")
+        raise

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import pytest
+
+import discern
+from discern.cli import main as entry
+from discern.cli.main import VERBS, main
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Exit code of `discern ARGUMENTS`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["discern", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def on_terminal(*arguments: str, **environment: str) -> str:
+    """What `discern ARGUMENTS` shows on a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "discern", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"} | environment,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:  # the other side is closed: how a terminal ends
+        pass
+    process.wait()
+    os.close(ours)
+    return shown.decode()
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    heavy = "('torch', 'tokenizers', 'numpy', 'transformers', 'matplotlib', 'discern.workflows')"
+    program = (
+        "import sys\nfrom discern.cli.main import main\nsys.argv = ['discern', '--help']\n"
+        f"try:\n    main()\nfinally:\n    print([name for name in {heavy} if name in sys.modules])"
+    )
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+        assert done.stdout.endswith("[]\n")
+        if times[-1] < 0.5:
+            return
+    raise AssertionError(f"help takes {min(times):.2f} s")
+
+
+def test_help_lists_the_verbs_that_exist_and_no_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert call(monkeypatch, "--help") == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.partition("Commands:")[2].splitlines() if line.strip()]
+    assert [verb for verb in VERBS if verb in listed] == [verb for verb in VERBS if find_spec(f"discern.cli.{verb}")]
+    monkeypatch.setattr(entry, "VERBS", ("not_written_yet", "config"))
+    assert call(monkeypatch) == 0
+    assert "not_written_yet" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if find_spec(f"discern.cli.{verb}")])
+def test_every_verb_explains_itself(verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert call(monkeypatch, verb, "--help") == 0
+    assert f"Usage: discern {verb}" in capsys.readouterr().out
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"discern {discern.__version__}\n"
+
+
+def test_the_module_runs_as_the_command_does():
+    done = subprocess.run([sys.executable, "-m", "discern", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"discern {discern.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "hint"),
+    [
+        (["confg"], ["'confg'", "'config'"], "discern --help"),
+        (["zzz"], ["No such command 'zzz'"], "discern --help"),
+        (["--jsn"], ["No such option: --jsn"], "discern --help"),
+        (["config"], ["Missing command"], "discern config --help"),
+        (["config", "shw"], ["'shw'", "'show'"], "discern config --help"),
+        (["config", "show", "--presett", "x"], ["--presett", "--preset,"], "discern config show --help"),
+        (["config", "diff", "tiny"], ["Missing argument 'B'"], "discern config diff --help"),
+        (["config", "diff", "tiny", "--json"], ["Missing argument 'B'"], "discern config diff --help"),
+    ],
+)
+def test_a_mistyped_command_is_explained_on_stderr(
+    arguments: list[str],
+    says: list[str],
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    assert call(monkeypatch, *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second = captured.err.splitlines()
+    assert first.startswith("error: ")
+    assert all(word in first for word in says)
+    assert second == f"  hint: {hint}"
+
+
+def test_ctrl_c_before_a_verb_has_begun(monkeypatch: pytest.MonkeyPatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "application", interrupted)
+    assert call(monkeypatch, "config") == 130
+
+
+def test_a_terminal_gets_colour_unless_it_says_no():
+    assert "\x1b[1;31merror: " in on_terminal("confg")
+    assert "\x1b[31m" not in on_terminal("confg", NO_COLOR="1")
+    assert "╭" not in on_terminal("--help")
+
+
+def test_importing_the_package_and_its_command_line_is_cheap():
+    program = "import sys, discern, discern.cli; print([name for name in ('torch', 'typer', 'numpy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from discern.cli.progress import Bar, Lines, progress_on
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_on(clock: Clock) -> tuple[Lines, io.StringIO]:
+    stream = io.StringIO()
+    return Lines(Console(file=stream, width=10_000), clock), stream
+
+
+def test_a_terminal_gets_a_bar_and_everything_else_lines():
+    assert isinstance(progress_on(Console(file=io.StringIO())), Lines)
+    assert isinstance(progress_on(Console(file=io.StringIO(), force_terminal=True)), Bar)
+
+
+def test_lines_come_at_bounded_growing_intervals():
+    clock = Clock()
+    lines, stream = lines_on(clock)
+    lines.start("pre-training", 100_000, "steps")
+    for second in range(1, 36_001):
+        clock.now = second
+        lines.advance(1, loss="1.0")
+    lines.finish()
+    told = stream.getvalue().splitlines()
+    assert told[0] == "pre-training: 100,000 steps"
+    assert told[1] == "pre-training: 10/100,000 steps  0 %  27:46:30 left  loss 1.0"
+    assert 50 < len(told) < 250
+    assert told[-1] == "pre-training: 36,000/100,000 steps in 10:00:00  loss 1.0"
+
+
+def test_the_time_left_does_not_count_what_an_earlier_run_had_done():
+    clock = Clock()
+    lines, stream = lines_on(clock)
+    lines.start("pre-training", 1000, "steps")
+    lines.advance(900)
+    clock.now = 10
+    lines.advance(10)
+    assert stream.getvalue().splitlines()[-1] == "pre-training: 910/1,000 steps  91 %  1:30 left"
+
+
+def test_short_stages_end_silently_and_notes_stay():
+    clock = Clock()
+    lines, stream = lines_on(clock)
+    lines.start("reading", None, "bytes")
+    clock.now = 1.5
+    lines.advance(5_000_000)
+    lines.note("x" * 200 + " [bold]")
+    lines.finish()
+    lines.advance(1)
+    assert stream.getvalue() == "reading\n" + "x" * 200 + " [bold]\n"
+
+
+def test_bytes_are_readable_and_a_new_stage_ends_the_one_before():
+    clock = Clock()
+    lines, stream = lines_on(clock)
+    lines.start("reading", 10_000_000, "bytes")
+    lines.advance(2_500_000, documents="12")
+    clock.now = 3
+    lines.start("writing", None, "shards")
+    assert stream.getvalue().splitlines() == [
+        "reading: 10.0 MB",
+        "reading: 2.5 MB of 10.0 MB in 0:03  documents 12",
+        "writing",
+    ]
+
+
+def test_a_bar_shows_amount_figures_and_notes_without_folding():
+    stream = io.StringIO()
+    bar = Bar(Console(file=stream, force_terminal=True, width=100, color_system=None))
+    bar.start("pre-training", 40, "steps")
+    bar.advance(40, loss="8.5", learning_rate="1e-3")
+    bar.note("step 40: saved [bold]")
+    bar.start("reading", None, "bytes")
+    bar.advance(1_000_000)
+    bar.finish()
+    bar.finish()
+    shown = stream.getvalue()
+    assert "40/40 steps" in shown
+    assert "loss 8.5  learning rate 1e-3" in shown
+    assert "step 40: saved [bold]" in shown
+    assert "1.0 MB" in shown
+
+
+def test_a_narrow_terminal_cuts_the_figures_first():
+    stream = io.StringIO()
+    bar = Bar(Console(file=stream, force_terminal=True, width=60, color_system=None))
+    bar.start("pre-training", 200, "steps")
+    bar.advance(200, loss="6.010", tokens_per_second="12.3k", learning_rate="1e-4")
+    bar.finish()
+    last = stream.getvalue().replace("\r", "\n").split("\n")[-2]
+    assert "pre-training" in last
+    assert "200/200 steps" in last
+    assert "…" in last

@@ -1,0 +1,137 @@
+"""The machinery on the real configuration, and every preset that is shipped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from discern.config.presets import preset_names, preset_path, preset_summary
+from discern.config.tree import diff, to_toml
+from discern.errors import ConfigError
+from discern.workflows.configuration import differences, load_pretrain_config
+from discern.workflows.settings import PretrainConfig
+
+PRESETS = ["electra-base", "electra-large", "electra-small", "electra-small-plusplus", "mlm-small", "tiny"]
+
+
+def load(preset: str, *overrides: str) -> PretrainConfig:
+    return load_pretrain_config(None, preset, overrides).config
+
+
+def test_the_presets_are_these():
+    assert preset_names() == PRESETS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_resolves_whole_and_survives_its_own_toml(name: str, tmp_path: Path):
+    resolved = load_pretrain_config(None, name)
+    assert resolved.dropped == []
+    assert not resolved.user_set
+    assert not any("clamped" in origin for origin in resolved.origins.values())
+    (tmp_path / "config.toml").write_text(to_toml(resolved.config))
+    assert diff(load_pretrain_config(tmp_path, None).config, resolved.config) == []
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_says_what_it_is_and_where_its_values_come_from(name: str):
+    assert 20 < len(preset_summary(name)) <= 130
+    text = preset_path(name).read_text()
+    assert name == "tiny" or "Clark et al. 2020" in text or "google-research/electra" in text
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("objective", ["rtd", "mlm"])
+def test_a_preset_takes_any_objective(name: str, objective: str):
+    resolved = load_pretrain_config(None, name, [f"objective.name={objective}"])
+    assert resolved.config.objective.name == objective
+    if objective == "mlm":
+        assert all(item.key.startswith("objective.") for item in resolved.dropped)
+
+
+# ELECTRA, table 6 and the released code's comments: spec, section 1.3.
+SIZES = ("num_layers", "hidden_size", "feedforward_size", "num_heads", "embedding_size")
+RECIPES = {
+    "electra-small": ((12, 256, 1024, 4, 128), (0.25, 0.15, 5e-4, 128, 128, 1_000_000)),
+    "electra-base": ((12, 768, 3072, 12, 768), (0.33333, 0.15, 2e-4, 256, 512, 766_000)),
+    "electra-large": ((24, 1024, 4096, 16, 1024), (0.25, 0.25, 2e-4, 2048, 512, 400_000)),
+    "electra-small-plusplus": ((12, 256, 1024, 4, 128), (1.0, 0.15, 5e-4, 128, 512, 4_000_000)),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_that_of_the_paper(name: str):
+    config = load(name)
+    sizes, (generator, mask, learning_rate, batch, length, steps) = RECIPES[name]
+    assert tuple(getattr(config.model, size) for size in SIZES) == sizes
+    objective = config.objective.model_dump()
+    assert (objective["generator_size"], objective["generator_depth"]) == (generator, 1.0)
+    assert (objective["mask_probability"], objective["mask_token_probability"]) == (mask, 1.0)
+    assert (objective["generator_weight"], objective["discriminator_weight"]) == (1.0, 50.0)
+    assert (config.train.sequences_per_step, config.data.sequence_length, config.train.max_steps) == (batch, length, steps)
+    optimizer = config.optimizer
+    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (learning_rate, 10_000, 0.01)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.clip_norm) == (0.9, 0.999, 1e-6, 1.0)
+    assert (optimizer.bias_correction, optimizer.schedule, config.data.overflow) == (True, "linear", "carry")
+    assert (config.model.hidden_dropout, config.model.attention_dropout, config.model.max_positions) == (0.1, 0.1, 512)
+
+
+def test_the_generators_have_the_released_sizes():
+    shrunk = {
+        name: load(name).model.shrunk(RECIPES[name][1][0], 1.0) for name in ("electra-small", "electra-base", "electra-large")
+    }
+    sizes = {name: (m.hidden_size, m.num_heads, m.feedforward_size, m.num_layers) for name, m in shrunk.items()}
+    assert sizes == {"electra-small": (64, 1, 256, 12), "electra-base": (256, 4, 1024, 12), "electra-large": (256, 4, 1024, 24)}
+
+
+def test_the_control_differs_from_electra_small_in_objective_and_steps_only():
+    keys = {key for key, _, _ in differences("electra-small", "mlm-small")}
+    assert {key for key in keys if not key.startswith("objective.")} == {"train.max_steps"}
+    config = load("mlm-small")
+    assert config.train.max_steps == 1_450_000
+    assert config.objective.model_dump()["mask_token_probability"] == 0.8
+
+
+def test_a_misspelt_weight_names_the_right_one():
+    with pytest.raises(ConfigError) as caught:
+        load("tiny", "objective.discrimnator_weight=25")
+    assert "'discrimnator_weight' in [objective]" in caught.value.message
+    assert caught.value.hint == "did you mean 'discriminator_weight'?"
+
+
+def test_a_key_of_another_section_is_found_there():
+    with pytest.raises(ConfigError) as caught:
+        load("tiny", "train.learning_rate=1e-3")
+    assert caught.value.hint == "did you mean 'optimizer.learning_rate'?"
+
+
+def test_a_length_beyond_the_position_table():
+    with pytest.raises(ConfigError, match=r"data\.sequence_length is 100000, beyond model\.max_positions, which is 128"):
+        load("tiny", "data.sequence_length=100000")
+    clamped = load_pretrain_config(None, "electra-base", ["model.max_positions=128"])
+    assert clamped.config.data.sequence_length == 128
+    assert clamped.origins["data.sequence_length"] == "preset electra-base, clamped from 512 to model.max_positions"
+
+
+def test_another_objective_drops_the_keys_of_the_first():
+    resolved = load_pretrain_config(None, "electra-small", ["objective.name=mlm"])
+    assert {item.key for item in resolved.dropped} >= {"objective.generator_size", "objective.discriminator_weight"}
+    assert resolved.config.objective.model_dump()["mask_token_probability"] == 0.8
+    with pytest.raises(ConfigError, match="unknown key 'generator_size'"):
+        load("electra-small", "objective.name=mlm", "objective.generator_size=0.5")
+
+
+def test_an_unknown_objective_names_the_nearest():
+    with pytest.raises(ConfigError, match="unknown objective 'rtdd'") as caught:
+        load("tiny", "objective.name=rtdd")
+    assert caught.value.hint == "did you mean 'rtd'?"
+
+
+def test_the_machinery_imports_no_torch():
+    modules = ["base", "fields", "layers", "presets", "problems", "resolve", "schema", "tree"]
+    program = "import sys\n" + "".join(f"import discern.config.{name}\n" for name in modules)
+    program += "print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,160 @@
+"""What every registered objective must hold. A new one is tested by being registered."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from tests.support import SPECIAL, make_batch, settings
+
+from discern.corruption.randomness import Randomness
+from discern.model.config import ModelConfig
+from discern.objectives import objectives
+from discern.objectives.base import Objective
+from discern.types import StepOutput, TokenBatch
+
+NAMES = objectives.names()
+
+
+def build(name: str, *, dropout: float = 0.0, seed: int = 0, vocab_size: int = 50) -> Objective:
+    factory = objectives.load(name)
+    objective: Objective = factory(factory.Config(), settings(vocab_size, hidden_dropout=dropout, attention_dropout=dropout))
+    objective.initialise(seed)
+    return objective
+
+
+def batch(rows: int = 6, seed: int = 0) -> TokenBatch:
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 30, (rows,), generator=rng).tolist()
+    return make_batch([[SPECIAL.cls, *torch.randint(5, 50, (n,), generator=rng).tolist(), SPECIAL.sep] for n in lengths])
+
+
+def randomness(tokens: TokenBatch, step: int = 0) -> Randomness:
+    return Randomness(0, step, tokens.slot)
+
+
+def run(objective: Objective, tokens: TokenBatch, step: int = 0) -> StepOutput:
+    numbers = randomness(tokens, step)
+    output: StepOutput = objective(objective.corrupt(tokens, numbers), numbers)
+    return output
+
+
+def mean_loss(output: StepOutput) -> torch.Tensor:
+    return torch.stack([term.weight * term.total / max(term.count, 1) for term in output.terms.values()]).sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_and_padding_tokens_are_never_chosen(name: str) -> None:
+    objective, tokens = build(name), batch()
+    for step in range(20):
+        chosen = objective.corrupt(tokens, randomness(tokens, step)).masked_positions
+        assert chosen.any(1).all()
+        assert not (chosen & (tokens.special_tokens_mask | ~tokens.attention_mask)).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_batch_stays_as_it_was(name: str) -> None:
+    objective, tokens = build(name), batch()
+    before = {item.name: getattr(tokens, item.name) for item in fields(tokens)}
+    copies = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in before.items()}
+    run(objective, tokens)
+    for key, value in copies.items():
+        assert torch.equal(value, before[key]) if isinstance(value, torch.Tensor) else value == before[key]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_randomness_gives_the_same_result(name: str) -> None:
+    objective, tokens = build(name), batch()
+    first, second, other = (mean_loss(run(objective, tokens, step)) for step in (3, 3, 4))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_counts_are_those_of_the_terms(name: str) -> None:
+    objective, tokens = build(name), batch()
+    corrupted = objective.corrupt(tokens, randomness(tokens))
+    output = objective(corrupted, randomness(tokens))
+    assert objective.counts(corrupted) == {key: term.count for key, term in output.terms.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_initial_loss_is_that_of_even_predictions(name: str) -> None:
+    objective = build(name, vocab_size=50)
+    assert mean_loss(run(objective, batch(64))).item() == pytest.approx(objective.initial_loss(), rel=0.03)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    objective = build(name, dropout=0.1).train()
+    mean_loss(run(objective, batch(16))).backward()
+    silent = [key for key, parameter in objective.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[SPECIAL.cls, SPECIAL.sep]],
+        [[SPECIAL.cls, 9, SPECIAL.sep]],
+        [[SPECIAL.cls, 9, SPECIAL.sep], [SPECIAL.cls, SPECIAL.sep], []],
+    ],
+)
+def test_sequences_with_nothing_to_corrupt_stay_finite(name: str, rows: list[list[int]]) -> None:
+    objective, tokens = build(name, dropout=0.1).train(), make_batch(rows)
+    loss = mean_loss(run(objective, tokens))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in objective.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_micro_batches_add_up_to_the_whole(name: str) -> None:
+    tokens = batch(9)
+    objective = build(name)
+    numbers = randomness(tokens)
+    whole = objective(objective.corrupt(tokens, numbers), numbers)
+    sums = dict.fromkeys(whole.terms, 0.0)
+    for start, stop in ((0, 2), (2, 7), (7, 9)):
+        part, rows = tokens.rows(start, stop), numbers.rows(start, stop)
+        for key, term in objective(objective.corrupt(part, rows), rows).terms.items():
+            sums[key] += float(term.total)
+    for key, term in whole.terms.items():
+        assert sums[key] == pytest.approx(float(term.total), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_initialisation_is_a_function_of_the_seed(name: str) -> None:
+    first, second, other = (dict(build(name, seed=seed).named_parameters()) for seed in (1, 1, 2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_networks_hold_all_parameters_and_the_first_is_exported(name: str) -> None:
+    objective = build(name)
+    networks = objective.networks()
+    held = {id(p) for network in networks.values() for part in (network.encoder, network.head) for p in part.parameters()}
+    assert held >= {id(parameter) for parameter in objective.parameters()}
+    assert all(isinstance(network.encoder.config, ModelConfig) for network in networks.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_does_not_depend_on_the_batch_size(name: str) -> None:
+    objective, tokens = build(name).eval(), batch(12)
+    figures = []
+    for size in (12, 5, 1):
+        evaluator = objective.evaluator()
+        for start in range(0, 12, size):
+            part, numbers = tokens.rows(start, start + size), randomness(tokens).rows(start, start + size)
+            corrupted = objective.corrupt(part, numbers)
+            with torch.no_grad():
+                evaluator.update(objective(corrupted, numbers), corrupted)
+        figures.append(evaluator.compute())
+    for other in figures[1:]:
+        assert other == pytest.approx(figures[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_phases_cover_the_run(name: str) -> None:
+    assert sum(phase.steps for phase in build(name).phases(123)) == 123
