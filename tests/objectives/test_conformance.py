@@ -118,7 +118,7 @@ def test_micro_batches_add_up_to_the_whole(name: str) -> None:
     for start, stop in ((0, 2), (2, 7), (7, 9)):
         part, rows = tokens.rows(start, stop), numbers.rows(start, stop)
         for key, term in objective(objective.corrupt(part, rows), rows).terms.items():
-            sums[key] += float(term.total)
+            sums[key] += term.total.item()
     for key, term in whole.terms.items():
         assert sums[key] == pytest.approx(float(term.total), rel=1e-6)
 

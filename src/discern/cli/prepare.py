@@ -18,8 +18,8 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files, folders, patterns, '-' or hf:NAME[:CONFIGURATION[:SPLIT]]. Text, JSON lines, parquet or WikiExtractor's <doc>, "
-            "plain or gz, xz, zst, bz2, or tar archives of them, nested or not: the content decides.",
+            help="Files, folders, patterns, '-' or hf:NAME[:CONFIGURATION[:SPLIT]]. Text, JSON lines, parquet or "
+            "WikiExtractor's <doc>, plain or gz, xz, zst, bz2, or tar archives of them, nested or not: the content decides.",
         ),
     ],
     out: Annotated[Path | None, typer.Option("--out", metavar="DATA", help="Folder of the data set.")] = None,
@@ -36,8 +36,8 @@ def prepare(
         bool | None,
         typer.Option(
             "--lowercase/--cased",
-            help="Lower-case the text, or keep its case. Default: as the tokenizer says; for a bare vocab.txt, what its entries are; "
-            "when training, wordpiece lower-cases and the others don't.",
+            help="Lower-case the text, or keep its case. Default: as the tokenizer says; for a bare vocab.txt, as its entries "
+            "are; when training, wordpiece lower-cases and the others don't.",
         ),
     ] = None,
     documents: Annotated[
@@ -119,8 +119,8 @@ def _text(report: PrepareReport) -> str:
             f"  documents   {statistics.documents:,}: {train.num_documents:,} to train on, {heldout.num_documents:,} held out; "
             f"{statistics.duplicates:,} exact duplicates",
             f"  tokens      {statistics.tokens:,}: {train.num_tokens:,} to train on, {heldout.num_tokens:,} held out",
-            f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of the "
-            f"tokens unknown, {statistics.tokens_per_word:.2f} tokens a word",
+            f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of "
+            f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens a word",
             f"  lengths     median document {median:,} tokens, longest {longest:,}",
             f"next: discern pretrain --preset electra-small --data {report.folder} --out RUN",
         ]

@@ -29,7 +29,7 @@ class Bar:
         self._live: RichProgress | None = None
         self._figures: dict[str, str] = {}
 
-    def start(self, description: str, total: int | float | None, unit: str) -> None:
+    def start(self, description: str, total: float | None, unit: str) -> None:
         self.finish()
         self._figures = {}
         columns: list[ProgressColumn] = [
@@ -43,7 +43,7 @@ class Bar:
         self._live.start()
         self._live.add_task(description, total=total, unit=unit, open_ended=total is None, figures="")
 
-    def advance(self, amount: int | float, **figures: str) -> None:
+    def advance(self, amount: float, **figures: str) -> None:
         if self._live is None:
             return
         self._figures |= figures
@@ -88,17 +88,17 @@ class _TimeLeft(ProgressColumn):
 class Lines:
     """A line when a stage begins, at growing intervals, and at the end of anything that took a while."""
 
-    def __init__(self, console: Console, clock: Callable[[], int | float] = time.monotonic) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
         self._stage: _Stage | None = None
 
-    def start(self, description: str, total: int | float | None, unit: str) -> None:
+    def start(self, description: str, total: float | None, unit: str) -> None:
         self.finish()
         self._stage = _Stage(description, total, unit, self._clock())
         self.note(description + (f": {_amount(total, None, unit)}" if total else ""))
 
-    def advance(self, amount: int | float, **figures: str) -> None:
+    def advance(self, amount: float, **figures: str) -> None:
         if self._stage is None:
             return
         now = self._clock()
@@ -119,19 +119,19 @@ class Lines:
 class _Stage:
     """How far one stage has come. The rate is counted from the first advance, which may be what an earlier run had done."""
 
-    def __init__(self, description: str, total: int | float | None, unit: str, now: int | float) -> None:
+    def __init__(self, description: str, total: float | None, unit: str, now: float) -> None:
         self.description, self.total, self.unit, self.began = description, total, unit, now
         self.next_line = now + FIRST_LINE_AFTER
         self.done = 0.0
         self._figures: dict[str, str] = {}
         self._first: tuple[float, float] | None = None
 
-    def advance(self, amount: int | float, figures: dict[str, str], now: int | float) -> None:
+    def advance(self, amount: float, figures: dict[str, str], now: float) -> None:
         self.done += amount
         self._figures |= figures
         self._first = self._first or (now, self.done)
 
-    def line(self, now: int | float) -> str:
+    def line(self, now: float) -> str:
         parts = [f"{self.description}: {_amount(self.done, self.total, self.unit)}"]
         if self.total:
             parts.append(f"{100 * self.done / self.total:.0f} %")
@@ -140,19 +140,19 @@ class _Stage:
             parts.append(f"{_duration((self.total - self.done) * (now - started) / (self.done - base))} left")
         return "  ".join([*parts, *([_worded(self._figures)] if self._figures else [])])
 
-    def last_line(self, now: int | float) -> str:
+    def last_line(self, now: float) -> str:
         parts = [f"{self.description}: {_amount(self.done, self.total, self.unit)} in {_duration(now - self.began)}"]
         return "  ".join([*parts, *([_worded(self._figures)] if self._figures else [])])
 
 
-def _amount(done: int | float, total: int | float | None, unit: str) -> str:
+def _amount(done: float, total: float | None, unit: str) -> str:
     """ "120/1,000 steps", "3.1 MB of 4.0 MB"."""
     if unit == "bytes":
         return _quantity(done, unit) + (f" of {_quantity(total, unit)}" if total else "")
     return _quantity(done, unit) + (f"/{_quantity(total, unit)}" if total else "") + f" {unit}"
 
 
-def _quantity(value: int | float, unit: str) -> str:
+def _quantity(value: float, unit: str) -> str:
     if unit == "bytes":
         return filesize.decimal(round(value))
     return f"{value:,.0f}" if value == round(value) or value >= 100 else f"{value:,.1f}"
@@ -163,7 +163,7 @@ def _worded(figures: dict[str, str]) -> str:
     return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
 
 
-def _duration(seconds: int | float) -> str:
+def _duration(seconds: float) -> str:
     """ "0:07", "12:30", "3:02:11", "2 days 4:00"."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -58,15 +58,6 @@ class Resolved(Generic[ConfigT]):
     user_set: frozenset[str] = frozenset()
 
 
-@dataclass
-class _Draft:
-    """A configuration in the making: what is set, and what has been found wrong so far."""
-
-    settings: Settings
-    problems: list[Problem] = field(default_factory=list)
-    unknown_variants: set[str] = field(default_factory=set)
-
-
 def resolve(
     root: type[ConfigT], settings: Settings, variants: Mapping[str, Variant] | None = None, clamps: Sequence[Clamp] = ()
 ) -> Resolved[ConfigT]:
@@ -81,39 +72,142 @@ def resolve(
     Raises:
         InvalidConfigError: everything that is wrong, at once.
     """
-    draft = _Draft(dict(settings))
-    schema = _schema(root, variants or {}, draft)
-    dropped = _drop_unknown(schema, variants or {}, draft)
-    parts = _validated_sections(schema, draft)
+    work = _Resolution(root, settings, variants or {})
+    work.take_out_unknown_keys()
+    work.validate_sections()
     for clamp in clamps:
-        _clamp(clamp, parts, schema, draft)
-    # A rule between sections can only be judged when every section stands.
-    complete = all(name in parts for name in schema.sections if name and "." not in name)
-    config = _composed(root, parts, schema, draft) if complete else None
-    if config is None or draft.problems:
-        raise InvalidConfigError(draft.problems)
-    origins = {key: str(draft.settings[key].origin if key in draft.settings else DEFAULT) for key in flatten(config)}
-    user_set = frozenset(key for key, setting in draft.settings.items() if setting.origin.by_user)
-    return Resolved(config, origins, dropped, user_set)
+        work.clamp(clamp)
+    config = work.compose(root)
+    if config is None or work.problems:
+        raise InvalidConfigError(work.problems)
+    origins = {key: str(work.origin(key)) for key in flatten(config)}
+    user_set = frozenset(key for key, setting in work.settings.items() if setting.origin.by_user)
+    return Resolved(config, origins, work.dropped, user_set)
 
 
-def _schema(root: type[BaseModel], variants: Mapping[str, Variant], draft: _Draft) -> Schema:
-    """The keys of this configuration, with the model of each variant that its settings choose."""
-    models: dict[str, type[BaseModel]] = {}
-    chosen: dict[str, str] = {}
-    for section, variant in variants.items():
-        declared = section_model(root.model_fields[section])
-        assert declared is not None, f"{section} is not a section"
-        key = f"{section}.{variant.key}"
-        default = Setting(declared.model_fields[variant.key].get_default(), DEFAULT)
-        setting = draft.settings.get(key, default)
+class _Resolution:
+    """The steps of `resolve`. None of them stops at what is wrong: it is noted, and the rest is looked at all the same.
+
+    Attributes:
+        settings: the values still in play.
+        parts: what the root is made of, by name: validated sections, and its own plain values.
+        problems: what is wrong so far.
+        dropped: what a preset meant for another variant.
+    """
+
+    def __init__(self, root: type[BaseModel], settings: Settings, variants: Mapping[str, Variant]) -> None:
+        self.settings = dict(settings)
+        self.parts: dict[str, Any] = {}
+        self.problems: list[Problem] = []
+        self.dropped: list[Dropped] = []
+        self._variants = variants
+        self._models: dict[str, type[BaseModel]] = {}  # of the variants that are known
+        self._schema = self._choose_variants(root)
+
+    def origin(self, key: str) -> Origin:
+        """Where a value comes from."""
+        return self.settings[key].origin if key in self.settings else DEFAULT
+
+    def _choose_variants(self, root: type[BaseModel]) -> Schema:
+        """The keys of this configuration, with the model of each variant that its settings choose."""
+        chosen: dict[str, str] = {}
+        for section, variant in self._variants.items():
+            declared = section_model(root.model_fields[section])
+            assert declared is not None, f"{section} is not a section"
+            key = f"{section}.{variant.key}"
+            setting = self.settings.get(key, Setting(declared.model_fields[variant.key].get_default(), DEFAULT))
+            try:
+                self._models[section] = _variant_model(variant, key, setting)
+                chosen[section] = f"{variant.key} = '{setting.value}'"
+            except InvalidConfigError as error:
+                self.problems += error.problems
+        return Schema.of(root, self._models, chosen)
+
+    def _is_open(self, section: str) -> bool:
+        """Whether nobody can say which keys a section has, because its variant is not known."""
+        return section in self._variants and section not in self._models
+
+    def take_out_unknown_keys(self) -> None:
+        """Keys that do not exist: those that a preset meant for another variant are dropped, the rest are mistakes."""
+        for key, setting in list(self.settings.items()):
+            section = key.rpartition(".")[0]
+            if key in self._schema.fields or self._is_open(section):
+                continue
+            del self.settings[key]
+            if setting.origin.kind == "preset" and self._chosen_elsewhere(section, setting.origin):
+                reason = f"[{section}]{self._schema.note(section)} has no such key"
+                self.dropped.append(Dropped(key, setting.value, str(setting.origin), reason))
+            else:
+                self.problems.append(unknown_key(key, setting, self._schema))
+
+    def _chosen_elsewhere(self, section: str, origin: Origin) -> bool:
+        """Whether something other than `origin` chose the variant of a section."""
+        if section not in self._variants:
+            return False
+        choice = self.settings.get(f"{section}.{self._variants[section].key}")
+        return choice is not None and choice.origin.label != origin.label
+
+    def validate_sections(self) -> None:
+        """Check each section by itself, and gather the root's own values."""
+        values = nest(self._readable())
+        for name, declared in self._schema.root.model_fields.items():
+            if name not in self._schema.sections:
+                self.parts |= {name: values[name]} if name in values else {}
+            elif name not in values and not declared.is_required():
+                self.parts[name] = declared.get_default(call_default_factory=True, validated_data={})
+            elif not self._is_open(name):
+                self._validate(name, values.get(name, {}))
+
+    def _validate(self, section: str, values: Mapping[str, object]) -> None:
         try:
-            models[section] = _variant_model(variant, key, setting)
-            chosen[section] = f"{variant.key} = '{setting.value}'"
-        except InvalidConfigError as error:
-            draft.problems += error.problems
-            draft.unknown_variants.add(section)
-    return Schema.of(root, models, chosen)
+            self.parts[section] = self._schema.sections[section].model_validate(values)
+        except ValidationError as error:
+            self.parts.pop(section, None)
+            self.problems += translated(section, error, self.settings, self._schema)
+
+    def _readable(self) -> dict[str, object]:
+        """The set values, 'none' read as none, without those that pydantic would misread."""
+        values: dict[str, object] = {}
+        for key, setting in self.settings.items():
+            declared = self._schema.fields.get(key)
+            if declared is None:
+                continue
+            if setting.value == NONE and takes_none(declared):
+                values[key] = None
+            elif isinstance(setting.value, bool) and takes_number_only(declared):
+                self.problems.append(wrong_value(key, setting, declared))
+            else:
+                values[key] = setting.value
+        return values
+
+    def clamp(self, clamp: Clamp) -> None:
+        """Lower one value to its limit, or refuse it."""
+        section, _, name = clamp.key.partition(".")
+        limit_section, _, limit_name = clamp.limit.partition(".")
+        if section not in self.parts or limit_section not in self.parts:
+            return
+        value, limit = getattr(self.parts[section], name), getattr(self.parts[limit_section], limit_name)
+        origin = self.origin(clamp.key)
+        if value <= limit:
+            return
+        if origin.by_user:
+            text = f"{origin.where}: {clamp.key} is {value}, beyond {clamp.limit}, which is {limit}"
+            hint = f"--set {clamp.key}={limit}, or --set {clamp.limit}={value}"
+            self.problems.append(Problem(clamp.key, text, hint))
+            return
+        label = f"{origin.label}, clamped from {value} to {clamp.limit}"
+        self.settings[clamp.key] = Setting(limit, replace(origin, label=label))
+        self._validate(section, {**self.parts[section].model_dump(), name: limit})
+
+    def compose(self, root: type[ConfigT]) -> ConfigT | None:
+        """The whole around its sections; None where one of them is missing or a rule between them is broken."""
+        if not all(name in self.parts for name in self._schema.sections if name and "." not in name):
+            return None
+        try:
+            return root.model_validate(self.parts)
+        except ValidationError as error:
+            self.problems += translated("", error, self.settings, self._schema)
+            return None
 
 
 def _variant_model(variant: Variant, key: str, setting: Setting) -> type[BaseModel]:
@@ -126,85 +220,3 @@ def _variant_model(variant: Variant, key: str, setting: Setting) -> type[BaseMod
     known = ", ".join(f"'{name}'" for name in variant.known())
     found = f"{key} is missing" if setting.origin is DEFAULT else f"{setting.origin.where}: {key} is {quoted(setting.value)}"
     raise InvalidConfigError([Problem(key, f"{found}; expected one of {known}", f"--set {key}=NAME, or a preset to start from")])
-
-
-def _drop_unknown(schema: Schema, variants: Mapping[str, Variant], draft: _Draft) -> list[Dropped]:
-    """Take out the keys that do not exist. What a preset meant for another variant is dropped; the rest are mistakes."""
-    dropped: list[Dropped] = []
-    for key, setting in list(draft.settings.items()):
-        section = key.rpartition(".")[0]
-        if key in schema.fields or section in draft.unknown_variants:
-            continue
-        del draft.settings[key]
-        choice = draft.settings.get(f"{section}.{variants[section].key}") if section in variants else None
-        if setting.origin.kind == "preset" and choice is not None and choice.origin.label != setting.origin.label:
-            dropped.append(Dropped(key, setting.value, str(setting.origin), f"[{section}]{schema.note(section)} has no such key"))
-        else:
-            draft.problems.append(unknown_key(key, setting, schema))
-    return dropped
-
-
-def _validated_sections(schema: Schema, draft: _Draft) -> dict[str, Any]:
-    """The values of the root by name: its sections as validated models, its own values as they are."""
-    values = nest(_prepared(schema, draft))
-    parts: dict[str, Any] = {}
-    for name, declared in schema.root.model_fields.items():
-        if name not in schema.sections:
-            parts |= {name: values[name]} if name in values else {}
-        elif name not in values and not declared.is_required():
-            parts[name] = declared.get_default(call_default_factory=True, validated_data={})
-        elif name not in draft.unknown_variants:
-            _validate(name, values.get(name, {}), parts, schema, draft)
-    return parts
-
-
-def _validate(section: str, values: object, parts: dict[str, Any], schema: Schema, draft: _Draft) -> None:
-    """Put the validated section into `parts`, or what is wrong with it among the problems."""
-    try:
-        parts[section] = schema.sections[section].model_validate(values)
-    except ValidationError as error:
-        draft.problems += translated(section, error, draft.settings, schema)
-
-
-def _prepared(schema: Schema, draft: _Draft) -> dict[str, object]:
-    """The set values, 'none' read as none, without those that pydantic would misread."""
-    values: dict[str, object] = {}
-    for key, setting in draft.settings.items():
-        declared = schema.fields.get(key)
-        if declared is None:
-            continue
-        if setting.value == NONE and takes_none(declared):
-            values[key] = None
-        elif isinstance(setting.value, bool) and takes_number_only(declared):
-            draft.problems.append(wrong_value(key, setting, declared))
-        else:
-            values[key] = setting.value
-    return values
-
-
-def _clamp(clamp: Clamp, parts: dict[str, Any], schema: Schema, draft: _Draft) -> None:
-    """Lower one value to its limit, or say that it is beyond it."""
-    section, _, name = clamp.key.partition(".")
-    limit_section, _, limit_name = clamp.limit.partition(".")
-    if section not in parts or limit_section not in parts:
-        return
-    value, limit = getattr(parts[section], name), getattr(parts[limit_section], limit_name)
-    if value <= limit:
-        return
-    origin = draft.settings[clamp.key].origin if clamp.key in draft.settings else DEFAULT
-    if origin.by_user:
-        text = f"{origin.where}: {clamp.key} is {value}, beyond {clamp.limit}, which is {limit}"
-        draft.problems.append(Problem(clamp.key, text, f"--set {clamp.key}={limit}, or --set {clamp.limit}={value}"))
-        return
-    lowered = Origin(origin.kind, f"{origin.label}, clamped from {value} to {clamp.limit}", origin.line)
-    draft.settings[clamp.key] = Setting(limit, lowered)
-    _validate(section, {**parts.pop(section).model_dump(), name: limit}, parts, schema, draft)
-
-
-def _composed(root: type[ConfigT], parts: Mapping[str, Any], schema: Schema, draft: _Draft) -> ConfigT | None:
-    """The root around its sections; None, and a problem more, where a rule between sections is broken."""
-    try:
-        return root.model_validate(parts)
-    except ValidationError as error:
-        draft.problems += translated("", error, draft.settings, schema)
-        return None

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from discern.data.encoder import Document, EncodedChunk, token_dtype
+from discern.data.encoder import Document, EncodedChunk, encoding_service, token_dtype
 from discern.data.files import write_file
 from discern.data.manifest import COUNTS_NAME, FileInfo, SplitInfo, SplitName, Statistics
-from discern.data.pool import EncoderPool
+from discern.data.processes import WorkerPool
 from discern.data.shard_writer import SplitWriter
 from discern.data.split import HeldoutSplit, Placed
 from discern.data.statistics import StatisticsCounter
@@ -118,8 +118,8 @@ def survey(
 
 def encoded(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions) -> Iterator[EncodedChunk]:
     """The documents tokenised in worker processes, in order."""
-    with EncoderPool(tokenizer.to_str(), options.segmenter, options.workers) as pool:
-        yield from pool.encode(_chunks(documents))
+    with WorkerPool(encoding_service, (tokenizer.to_str(), options.segmenter), options.workers) as pool:
+        yield from pool.map(_chunks(documents))
 
 
 def dtype_name(tokenizer: Tokenizer) -> str:

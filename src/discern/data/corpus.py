@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 from discern.data.encoder import Document
 from discern.data.problems import ProblemLog
@@ -219,8 +219,8 @@ class _StrictHeader(tarfile.TarInfo):
 
 def _members(stream: Readable, name: str) -> Iterator[tuple[str, Readable]]:
     """The regular files of a tar archive, in order. Links, devices and folders are passed over."""
-    archive = tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES, tarinfo=_StrictHeader, errors="replace")  # type: ignore[call-overload]
-    with archive:
+    options: dict[str, Any] = {"bufsize": BLOCK_BYTES, "tarinfo": _StrictHeader, "errors": "replace"}
+    with tarfile.open(fileobj=stream, mode="r|", **options) as archive:  # type: ignore[call-overload]
         while (member := archive.next()) is not None:
             archive.members = []  # the library keeps every header it has seen
             if member.isfile() and not os.path.basename(member.name).startswith("."):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -72,6 +72,11 @@ class Encoder:
     def _encodings(self, batch: list[str]) -> list[Encoding]:
         encode = self._tokenizer.encode_batch if self._words.needs_offsets else self._tokenizer.encode_batch_fast
         return encode(batch, add_special_tokens=False)
+
+
+def encoding_service(tokenizer_json: str, segmenter: SegmenterName) -> Callable[[list[Document]], EncodedChunk]:
+    """What a worker process does with each chunk of documents."""
+    return Encoder(tokenizer_json, segmenter).encode
 
 
 def token_dtype(size: int) -> np.dtype:

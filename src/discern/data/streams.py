@@ -102,7 +102,7 @@ class ZstdStream:
 
 _COMPRESSIONS: dict[bytes, Callable[[Readable], Readable]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=_as_file(stream), mode="rb"),
-    b"\xfd7zXZ\x00": lambda stream: lzma.LZMAFile(_as_file(stream)),
+    b"\xfd7zXZ\x00": lambda stream: lzma.LZMAFile(_as_file(stream)),  # noqa: SIM115 (closed with the file beneath)
     b"BZh": lambda stream: bz2.BZ2File(_as_file(stream)),
     b"\x28\xb5\x2f\xfd": ZstdStream,
 }

@@ -58,7 +58,7 @@ def prepared(tokenizer: Tokenizer, name: str) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
-        tokenizer.model.dropout = None  # type: ignore[attr-defined]
+        tokenizer.model.dropout = None
     if not _frames_correctly(tokenizer):
         tokenizer.post_processor = frame(tokenizer)
     tokenizer.encode_special_tokens = True

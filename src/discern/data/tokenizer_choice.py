@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from discern.data.encoder import Document
 from discern.data.manifest import TokenizerInfo
-from discern.data.tokenizer import fingerprint, lowercases, special_ids, vocab_size
-from discern.data.tokenizer_training import SentenceSample, TokenizerKind, check_vocab_size, train_tokenizer
+from discern.data.processes import WorkerProcess
+from discern.data.tokenizer import fingerprint, lowercases, prepared, special_ids, vocab_size
+from discern.data.tokenizer_training import TokenizerKind, check_vocab_size, training_service
 from discern.errors import ConfigError
 
 DEFAULT_VOCAB_SIZE = 30522
@@ -68,19 +68,16 @@ class TrainedTokenizer:
     characters: int
 
 
-def train_on(documents: Iterable[Document], choice: TokenizerChoice, seed: int) -> TrainedTokenizer:
-    """Sample the documents and train the tokenizer that was asked for.
+def train_on(texts: list[str], choice: TokenizerChoice, threads: int) -> TrainedTokenizer:
+    """Train the tokenizer that was asked for, in a process that ends at once when this one is interrupted.
 
     Raises:
         DataError: there is no text.
     """
     assert choice.train is not None
-    sample = SentenceSample(seed)
-    for document in documents:
-        sample.add(document)
-    texts = sample.sentences()
     lowercase = choice.train == "wordpiece" if choice.lowercase is None else choice.lowercase
-    tokenizer = train_tokenizer(choice.train, choice.size, lowercase, texts)
+    with WorkerProcess[Any, Any](training_service, (choice.train, choice.size, lowercase), threads) as process:
+        tokenizer = prepared(Tokenizer.from_str(process.ask(texts)), f"the trained {choice.train} tokenizer")
     return TrainedTokenizer(tokenizer, len(texts), sum(map(len, texts)))
 
 

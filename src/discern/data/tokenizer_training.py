@@ -7,7 +7,8 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -80,6 +81,11 @@ def train_tokenizer(kind: TokenizerKind, size: int, lowercase: bool, texts: Sequ
     return tokenizer
 
 
+def training_service(kind: TokenizerKind, size: int, lowercase: bool) -> Callable[[Sequence[str]], str]:
+    """What a worker process does with the sample: the library cannot be interrupted while it trains, a process can."""
+    return lambda texts: train_tokenizer(kind, size, lowercase, texts).to_str()
+
+
 def check_vocab_size(kind: TokenizerKind, size: int) -> None:
     """Refuse a vocabulary that cannot hold the special tokens and the smallest alphabet.
 
@@ -101,7 +107,7 @@ def _wordpiece(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
     merges by those numbers. So a first pass finds which there are, and the second gets them sorted, as special tokens.
     """
     tokenizer = bert_wordpiece({"[UNK]": 0}, lowercase)
-    alphabet = _alphabet(tokenizer, texts, limit=(size - len(_SPECIALS)) // 2)
+    alphabet = _alphabet(tokenizer, texts, limit=(size - len(_SPECIALS)) // 2).characters
 
     def learn(entries: int, specials: list[str]) -> dict[str, int]:
         trainer = trainers.WordPieceTrainer(
@@ -141,37 +147,55 @@ def _bpe(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
 
 
 def _unigram(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
-    """Unigram with SentencePiece's treatment of spaces.
-
-    Its trainer adds floating-point numbers in the order of a hash table, so the scores differ in the last digits from run
-    to run: they are rounded, and the vocabulary sorted by them.
-    """
+    """Unigram with SentencePiece's treatment of spaces."""
     tokenizer = Tokenizer(models.Unigram())
     normalizer = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
     tokenizer.normalizer = normalizers.Sequence([*normalizer, normalizers.Lowercase()] if lowercase else normalizer)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=_SPECIALS, unk_token="[UNK]", show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
+    alphabet = _alphabet(tokenizer, texts, limit=(size - len(_SPECIALS)) // 2)
+    tokenizer.train_from_iterator((text.translate(alphabet.others) for text in texts), trainer)
     pieces: list[list[Any]] = json.loads(tokenizer.to_str())["model"]["vocab"]
-    scores = {piece: round(score, 4) for piece, score in pieces if piece not in _SPECIALS}
-    ordered = sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))
-    tokenizer.model = models.Unigram([(token, 0.0) for token in _SPECIALS] + ordered, unk_id=1, byte_fallback=False)
+    scores = _reproducible({piece: score for piece, score in pieces if piece not in _SPECIALS})
+    tokenizer.model = models.Unigram([(token, 0.0) for token in _SPECIALS] + scores, unk_id=1, byte_fallback=False)
     return tokenizer
 
 
-def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> list[str]:
-    """The most frequent characters after normalisation, at most `limit`, sorted."""
+def _reproducible(scores: dict[str, float]) -> list[tuple[str, float]]:
+    """The pieces of a Unigram model, best first, freed from what changes between runs of the library.
+
+    It adds floating-point numbers in the order of a hash table: so scores are rounded. And characters too rare to be pieces
+    of their own get the lowest score, raised by 0.0001 each in that order: so those scores are dealt out anew.
+    """
+    characters = sorted(piece for piece in scores if len(piece) == 1)
+    highest = min(scores.values()) + 0.0001 * (len(characters) + 1)
+    rare = [piece for piece in characters if scores[piece] < highest]
+    dealt = zip(rare, sorted(scores[piece] for piece in rare), strict=True)
+    rounded = {piece: round(score, 4) for piece, score in (scores | dict(dealt)).items()}
+    return sorted(rounded.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+@dataclass(frozen=True)
+class _Alphabet:
+    """The most frequent characters after normalisation, sorted; and a table that puts a space for all others."""
+
+    characters: list[str]
+    others: dict[int, str]
+
+
+def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> _Alphabet:
+    """At most `limit` characters; among equally frequent ones, the first in Unicode's order."""
     raw: Counter[str] = Counter()
     for text in texts:
         raw.update(text)
+    normal = {character: set(tokenizer.normalizer.normalize_str(character)) for character in raw}
     counts: Counter[str] = Counter()
     for character, count in raw.items():
-        for normal in tokenizer.normalizer.normalize_str(character):
-            if not normal.isspace():
-                counts[normal] += count
-    kept = sorted(counts, key=lambda character: (-counts[character], character))[:limit]
-    return sorted(kept)
+        counts.update({letter: count for letter in normal[character] if not letter.isspace()})
+    kept = set(sorted(counts, key=lambda letter: (-counts[letter], letter))[:limit])
+    others = {ord(character): " " for character in raw if not normal[character] <= kept}
+    return _Alphabet(sorted(kept), others)
 
 
 def _size(sentence: str) -> int:

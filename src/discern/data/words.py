@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 from jaxtyping import Bool, Int
-from tokenizers import Encoding, Tokenizer, models
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
 
 from discern.errors import ConfigError
 
@@ -32,25 +32,26 @@ class WordFinder(abc.ABC):
 
 
 @final
-class ContinuationPrefix(WordFinder):
-    """WordPiece: a token that carries the continuation prefix does not begin a word."""
+class TokenTable(WordFinder):
+    """Tokenizers whose tokens tell by themselves: whether each begins a word, by id. A sentence begins one anyway."""
 
-    def __init__(self, tokenizer: Tokenizer, prefix: str) -> None:
-        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        self._begins = np.ones(max(vocabulary.values()) + 1, dtype=bool)
-        self._begins[[number for token, number in vocabulary.items() if token.startswith(prefix) and token != prefix]] = False
+    def __init__(self, begins: Bool[np.ndarray, " V"]) -> None:
+        self._begins = begins
 
     def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: Int[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
-        return self._begins[ids]
+        starts: np.ndarray = self._begins[ids]
+        starts[_first_tokens(encodings)] = True
+        return starts
 
 
 @final
 class PreTokenizedWords(WordFinder):
     """Any tokenizer that first splits into words: a token begins one when its word differs from its neighbour's."""
 
+    needs_offsets = True  # `encode_batch_fast` leaves out the words too
+
     def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: Int[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
-        numbers = (-1 if word is None else word for word in chain.from_iterable(e.word_ids for e in encodings))
-        words = np.fromiter(numbers, dtype=np.int64, count=len(ids))
+        words = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), dtype=np.int64, count=len(ids))
         begins = np.ones(len(ids), dtype=bool)
         begins[1:] = words[1:] != words[:-1]
         begins[_first_tokens(encodings)] = True
@@ -99,7 +100,7 @@ class TextBoundaries(WordFinder):
         return starts
 
 
-def load_jieba():  # type: ignore[no-untyped-def]
+def load_jieba() -> Any:
     """The segmenter for Chinese, its dictionary loaded.
 
     Raises:
@@ -122,10 +123,22 @@ def word_finder(tokenizer: Tokenizer, segmenter: SegmenterName = "none") -> Word
     """
     if segmenter != "none":
         return TextBoundaries(segmenter)
-    model = tokenizer.model
+    model, splitter = tokenizer.model, tokenizer.pre_tokenizer
     if isinstance(model, models.WordPiece):
-        return ContinuationPrefix(tokenizer, model.continuing_subword_prefix)
-    return PreTokenizedWords() if tokenizer.pre_tokenizer is not None else TextBoundaries("none")
+        prefix = model.continuing_subword_prefix
+        return TokenTable(~_matching(tokenizer, lambda token: token.startswith(prefix) and token != prefix))
+    if isinstance(splitter, pre_tokenizers.Metaspace) and splitter.split:
+        mark = splitter.replacement
+        return TokenTable(_matching(tokenizer, lambda token: token.startswith(mark)))
+    return PreTokenizedWords() if splitter is not None else TextBoundaries("none")
+
+
+def _matching(tokenizer: Tokenizer, matches: Callable[[str], bool]) -> Bool[np.ndarray, " V"]:
+    """(V,) True for the ids whose token matches."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    found = np.zeros(max(vocabulary.values()) + 1, dtype=bool)
+    found[[number for token, number in vocabulary.items() if matches(token)]] = True
+    return found
 
 
 def _first_tokens(encodings: Sequence[Encoding]) -> Int[np.ndarray, " n"]:

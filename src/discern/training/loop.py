@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from discern.training.schedule import learning_rate
 from discern.types import CorruptedBatch, TokenBatch
 
 
+@runtime_checkable
 class BatchSource(Protocol):
     """Where the loop reads: batches by the numbers of their examples."""
 

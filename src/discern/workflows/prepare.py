@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from discern.data.build import BuildOptions, build, survey
 from discern.data.corpus import Corpus, CorpusOptions
 from discern.data.encoder import Document
@@ -21,6 +19,7 @@ from discern.data.publish import another, publish, staging, standing
 from discern.data.statistics import StatisticsCounter
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer_choice import TokenizerChoice, TrainedTokenizer, describe, train_on
+from discern.data.tokenizer_training import SentenceSample
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
 
@@ -95,7 +94,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     with _saying_how_to_go_on(request.out, progress), staging(out) as folder:
         trained = None
         if tokenizer is None:
-            trained = _train(corpus, choice, request.build.seed, progress)
+            trained = _train(corpus, choice, request.build, progress)
             tokenizer = trained.tokenizer
         meter = _Meter(progress, "tokenising", corpus)
         documents = corpus.documents(problems, meter.count)
@@ -146,7 +145,7 @@ def check(request: PrepareRequest, progress: Progress) -> CheckReport:
     )
 
 
-def _train(corpus: Corpus, choice: TokenizerChoice, seed: int, progress: Progress) -> TrainedTokenizer:
+def _train(corpus: Corpus, choice: TokenizerChoice, build: BuildOptions, progress: Progress) -> TrainedTokenizer:
     """Read the whole input for a sample of it, and train on that."""
     if not corpus.rereadable:
         raise ConfigError(
@@ -154,7 +153,13 @@ def _train(corpus: Corpus, choice: TokenizerChoice, seed: int, progress: Progres
             hint="save the text to a file first, or give a --tokenizer",
         )
     meter = _Meter(progress, "reading a sample for the tokenizer", corpus)
-    trained = train_on(meter.counted(corpus.documents(ProblemLog(), meter.count)), choice, seed)
+    sample = SentenceSample(build.seed)
+    for document in corpus.documents(ProblemLog(), meter.count):
+        sample.add(document)
+        meter.show()
+    texts = sample.sentences()
+    progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "steps")
+    trained = train_on(texts, choice, threads=build.workers)
     progress.finish()
     return trained
 

@@ -1,0 +1,150 @@
+"""Worker processes as the parent sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from discern.errors import DataError
+
+Message = TypeVar("Message")
+Reply = TypeVar("Reply")
+
+
+class WorkerProcess(Generic[Message, Reply]):
+    """A process that answers messages, one at a time.
+
+    Args:
+        make: an importable function that gives the service, a function of a message.
+        arguments: of `make`.
+        threads: that the tokenizer library may use there.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[Message], Reply]], arguments: tuple[object, ...], threads: int) -> None:
+        environment = os.environ | {
+            "RAYON_NUM_THREADS": str(threads),
+            "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
+        }
+        program = "import sys; sys.path[:] = sys.argv[1:]; from discern.data.worker import serve; serve()"
+        # A process group of its own: Ctrl-C in the terminal reaches only the parent, which ends its workers itself.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            process_group=0,
+        )
+        self._first: tuple[object, ...] | None = (make, arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+        self.close()
+
+    def ask(self, message: Message) -> Reply:
+        """Send a message and wait for the reply.
+
+        Raises:
+            DataError: the process died. Or what the service raises.
+        """
+        try:
+            if self._first is not None:
+                self._send(self._first)
+                self._first = None
+            self._send(message)
+            assert self._process.stdout is not None
+            reply, error = pickle.load(self._process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as problem:
+            raise DataError(
+                f"a worker process ended unexpectedly (exit status {self._process.wait()})",
+                hint="if memory ran out, use fewer --workers; otherwise its last words are above",
+            ) from problem
+        if error is not None:
+            raise error
+        answer: Reply = reply
+        return answer
+
+    def kill(self) -> None:
+        """End the process now; an `ask` in another thread fails."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """After `kill`: free what it held."""
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # the rest of a message that nobody reads any more
+                    stream.close()
+
+    def _send(self, message: Any) -> None:
+        assert self._process.stdin is not None
+        pickle.dump(message, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+        self._process.stdin.flush()
+
+
+class WorkerPool(Generic[Message, Reply]):
+    """Several processes with the same service, each with one thread.
+
+    Args:
+        make: an importable function that gives the service.
+        arguments: of `make`.
+        workers: number of processes.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[Message], Reply]], arguments: tuple[object, ...], workers: int) -> None:
+        self._workers: list[WorkerProcess[Message, Reply]] = []
+        self._idle: queue.SimpleQueue[WorkerProcess[Message, Reply]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
+        try:
+            for _ in range(workers):
+                self._workers.append(WorkerProcess(make, arguments, threads=1))
+                self._idle.put(self._workers[-1])
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def map(self, messages: Iterable[Message]) -> Iterator[Reply]:
+        """The replies in the order of the messages, of which at most two a process are under way.
+
+        Raises:
+            DataError: a process died. Or what the service raises.
+        """
+        pending: deque[Future[Reply]] = deque()
+        for message in messages:
+            pending.append(self._threads.submit(self._ask, message))
+            if len(pending) >= 2 * len(self._workers):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+    def _ask(self, message: Message) -> Reply:
+        """Runs in a thread."""
+        worker = self._idle.get()
+        try:
+            return worker.ask(message)
+        finally:
+            self._idle.put(worker)
+
+    def _stop(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for worker in self._workers:
+            worker.close()

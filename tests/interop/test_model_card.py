@@ -1,0 +1,86 @@
+"""The model card holds facts, and says of the others that they are not recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from discern.interop.huggingface import to_huggingface
+from discern.interop.model_card import CardFacts, model_card
+from tests.parity.small_networks import VOCABULARY, build, sizes
+
+OBJECTIVE = build(sizes(), generator_size=0.5)
+
+
+def facts(network: str = "discriminator", **more: Any) -> CardFacts:
+    model = to_huggingface(OBJECTIVE.networks()[network], VOCABULARY)
+    base = CardFacts("my-model", network, model, "0.1.0", "rtd", 1200, {}, "WordPiece, cased")
+    return replace(base, **more)
+
+
+def test_says_what_it_knows() -> None:
+    card = model_card(
+        facts(
+            settings={"data.sequence_length": 16, "data.packing": "packed", "train.sequences_per_step": 128, "train.seed": 3},
+            reference="electra-small",
+            differences=[("optimizer.learning_rate", 0.001, 0.0005), ("train.max_hours", 2.0, None)],
+            data={"documents": 1611, "tokens": 111_597, "unknown_fraction": 0.00123},
+            tokens_seen=2_000_000,
+            evaluation={"discriminator_auc": 0.84931},
+            evaluated_at=1000,
+            versions={"torch": "2.13.0"},
+        )
+    )
+    for line in (
+        "# my-model",
+        "| Layers | 2 |",
+        "| Positions | 40, of which 16 were trained |",
+        "| Vocabulary | 97 entries; WordPiece, cased |",
+        "| Documents | 1,611 |",
+        "| Tokens in the data set | 111,597 |",
+        "| Unknown tokens | 0.123% |",
+        "| Steps | 1,200 |",
+        "| Tokens seen, repetitions included | 2,000,000 |",
+        "| `optimizer.learning_rate` | 0.001 | 0.0005 |",
+        "| `train.max_hours` | 2 | not recorded |",
+        "| `discriminator_auc` | 0.8493 |",
+        "On the held-out part of the data set, at step 1,000.",
+        "- Positions from 16 on still have their initial values: cut texts to 16 tokens.",
+        "| Made with | torch 2.13.0 |",
+    ):
+        assert line in card, line
+    assert "`token_type_ids` 1 still has its initial value" in card
+
+
+def test_parameters_are_counted_once() -> None:
+    generator = OBJECTIVE.networks()["generator"]
+    count = sum(value.numel() for value in {*generator.encoder.parameters(), *generator.head.parameters()})
+    assert f"| Parameters | {count:,} |" in model_card(facts("generator"))
+
+
+def test_says_what_it_does_not_know() -> None:
+    card = model_card(facts())
+    for line in (
+        "| Documents | not recorded |",
+        "| Unknown tokens | not recorded |",
+        "| Tokens seen, repetitions included | not recorded |",
+        "| Source, language and licence of the text | not recorded |",
+        "| Made with | not recorded |",
+        "Differences from a published recipe: not recorded.",
+        "Held-out figures: not recorded.",
+    ):
+        assert line in card, line
+    assert "None" not in card
+
+
+def test_the_licence_is_a_field_to_fill_in() -> None:
+    card = model_card(facts())
+    assert card.startswith("---\n# Fill in")
+    assert "\nlicense:\n" in card
+
+
+def test_a_masked_language_model_is_shown_filling_a_mask() -> None:
+    card = model_card(facts("generator"))
+    assert "ElectraForMaskedLM" in card
+    assert "pipeline_tag: fill-mask" in card
+    assert "cannot tell replaced tokens" in card

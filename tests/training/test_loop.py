@@ -1,0 +1,254 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support import SPECIAL, MemorySplit, random_documents, settings
+from torch import Tensor
+
+from discern.corruption.randomness import Randomness
+from discern.data.config import DataConfig
+from discern.data.packing import build_packing
+from discern.data.stream import ExampleStream
+from discern.errors import CheckpointError, NumericsError
+from discern.objectives.base import Phase
+from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
+from discern.progress import Silent
+from discern.training import checkpoint
+from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.interrupt import StopRequest
+from discern.training.journal import Journal, read_metrics
+from discern.training.loop import Parts, State, train
+from discern.training.parallel import Ranks
+from discern.types import CorruptedBatch, StepOutput
+
+SPLIT = MemorySplit(random_documents(120, 50, seed=3))
+
+
+def stream(*, training: bool = True, packing: str = "segments") -> ExampleStream:
+    config = DataConfig(sequence_length=24, packing=packing)  # type: ignore[arg-type]
+    return ExampleStream(build_packing(SPLIT, SPECIAL, config, 0, training=training), 0, shuffle=training)
+
+
+def parts(folder: Path, objective: ReplacedTokenDetection | None = None, **options: Any) -> Parts:
+    folder.mkdir(exist_ok=True)
+    if objective is None:
+        objective = build(options.pop("dropout", 0.1))
+    defaults = {"max_steps": 12, "sequences_per_step": 8, "checkpoint_every_steps": 5, "log_every_steps": 4}
+    return Parts(
+        objective=objective,
+        source=stream(),
+        heldout=stream(training=False),
+        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=4),
+        train=TrainConfig(**(defaults | {"evaluate_every_steps": 0, "evaluate_sequences": 10} | options)),
+        ranks=Ranks(0, 1, torch.device("cpu")),
+        precision="float32",
+        folder=folder,
+        journal=Journal(folder, 0),
+        progress=Silent(),
+        stop=StopRequest(),
+    )
+
+
+def build(dropout: float = 0.1) -> ReplacedTokenDetection:
+    objective = ReplacedTokenDetection(RTDConfig(), settings(hidden_dropout=dropout, attention_dropout=dropout))
+    objective.initialise(0)
+    return objective
+
+
+def weights(objective: ReplacedTokenDetection) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in checkpoint.model_tensors(objective).items()}
+
+
+def resumed(folder: Path, **options: Any) -> tuple[Parts, State]:
+    contents = checkpoint.load_newest(folder / "checkpoints", pytest.fail)
+    assert contents is not None
+    objective = build()
+    checkpoint.load_model_tensors(objective, contents.model, "here")
+    kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
+    return parts(folder, objective, **options), State(**kept, optimizer=dict(contents.optimizer))
+
+
+@pytest.mark.parametrize("cut", [1, 5, 7, 11])
+def test_a_stopped_and_resumed_run_equals_one_in_a_piece_bit_for_bit(tmp_path: Path, cut: int) -> None:
+    whole = parts(tmp_path / "whole")
+    train(whole, State())
+
+    class StopAt(Silent):
+        def __init__(self, request: StopRequest) -> None:
+            self.steps, self.request = 0, request
+
+        def advance(self, amount: float, **figures: str) -> None:
+            self.steps += 1
+            if self.steps == cut - 1:
+                self.request.signal = 15
+
+    first = parts(tmp_path / "cut")
+    object.__setattr__(first, "progress", StopAt(first.stop))
+    if cut == 1:
+        first.stop.signal = 15
+    train(first, State())
+    second, state = resumed(tmp_path / "cut")
+    assert state.step == cut
+    train(second, state)
+    expected, got = weights(whole.objective), weights(second.objective)  # type: ignore[arg-type]
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+def test_extending_a_finished_run_continues_from_its_weights(tmp_path: Path) -> None:
+    train(parts(tmp_path / "run", max_steps=5), State())
+    longer, state = resumed(tmp_path / "run", max_steps=9)
+    assert train(longer, state)["step"] == 9
+
+
+@pytest.mark.parametrize("micro", [1, 3, 8])
+def test_accumulation_changes_nothing(tmp_path: Path, micro: int) -> None:
+    # First-step gradients to 1e-6, weights after ten steps to 1e-5, dropout 0.
+    results, norms = [], []
+    for name, size in (("whole", None), ("parts", micro)):
+        run = parts(tmp_path / name, dropout=0.0, micro_batch_size=size, max_steps=10, log_every_steps=1)
+        train(run, State())
+        results.append(weights(run.objective))  # type: ignore[arg-type]
+        norms.append(read_metrics(tmp_path / name)[0])
+    assert norms[0]["grad_norm"] == pytest.approx(norms[1]["grad_norm"], rel=1e-5)
+    assert norms[0]["loss"] == pytest.approx(norms[1]["loss"], rel=1e-6)
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][name], rtol=0, atol=1e-5)
+
+
+def test_the_journal_has_the_agreed_keys(tmp_path: Path) -> None:
+    train(parts(tmp_path, evaluate_every_steps=8), State())
+    records = read_metrics(tmp_path)
+    assert [record["step"] for record in records] == [1, 4, 8, 12]
+    expected = "step tokens seconds tokens_per_second learning_rate grad_norm loss generator_loss discriminator_loss"
+    assert all(set(expected.split()) <= record.keys() for record in records)
+    held = "generator_accuracy sampled_accuracy discriminator_accuracy discriminator_auc discriminator_precision"
+    assert set(held.split()) <= records[-2].keys()
+    assert "discriminator_auc" not in records[1]
+    assert records[0]["loss"] == pytest.approx(math.log(50) + 50 * math.log(2), rel=0.05)
+
+
+def test_lines_beyond_the_checkpoint_are_dropped_when_the_run_goes_on(tmp_path: Path) -> None:
+    lines = [{"step": step} for step in (1, 5, 7)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 8, "lo')
+    Journal(tmp_path, 5).close()
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 5]
+
+
+def test_a_time_budget_stops_the_run_and_saves(tmp_path: Path) -> None:
+    record = train(parts(tmp_path, max_steps=10**6, max_hours=0.3 / 3600), State())
+    assert 0 < record["step"] < 10**6
+    assert checkpoint.found(tmp_path / "checkpoints")[0].name == f"step-{record['step']:08d}"
+
+
+def test_a_loss_that_is_not_finite_stops_with_what_is_needed_to_look_into_it(tmp_path: Path) -> None:
+    class Breaks(ReplacedTokenDetection):
+        def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
+            output = super().forward(batch, randomness)
+            if randomness.step == 3:
+                output.terms["generator"].total.mul_(float("nan"))
+            return output
+
+    objective = Breaks(RTDConfig(), settings())
+    objective.initialise(0)
+    with pytest.raises(NumericsError, match=r"step 3.*examples 24 to 31"):
+        train(parts(tmp_path, objective), State())
+    kept = checkpoint.load(tmp_path / "debug" / "step-00000003")
+    assert all(torch.isfinite(tensor).all() for tensor in kept.model.values())
+    assert json.loads((tmp_path / "debug" / "failure.json").read_text())["examples"] == [24, 32]
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpoint.save_file
+
+    def save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+        if "00000010" in str(path):
+            raise OSError(28, "No space left on device")
+        real(tensors, path, metadata)
+
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    with pytest.raises(CheckpointError, match="No space left") as caught:
+        train(parts(tmp_path), State())
+    assert "step-00000005" in (caught.value.hint or "")
+    assert checkpoint.load_newest(tmp_path / "checkpoints", pytest.fail) is not None
+
+
+class TwoPhases(ReplacedTokenDetection):
+    """First the generator alone, then the discriminator alone, beginning from a mark on its weights."""
+
+    def phases(self, max_steps: int) -> list[Phase]:
+        def mark() -> None:
+            with torch.no_grad():
+                self.discriminator_head.output.bias.fill_(0.25)
+
+        return [
+            Phase("generator", 5, frozenset({"generator"})),
+            Phase("discriminator", max_steps - 5, frozenset({"discriminator"}), mark),
+        ]
+
+
+def test_phases_train_what_they_say_and_start_their_optimizer_afresh(tmp_path: Path) -> None:
+    def fresh() -> TwoPhases:
+        objective = TwoPhases(RTDConfig(tying="none"), settings())
+        objective.initialise(0)
+        return objective
+
+    objective = fresh()
+    start = weights(objective)
+    train(parts(tmp_path / "one", objective, max_steps=5), State())
+    after_one = weights(objective)
+    moved = {name.split(".")[0] for name in start if not torch.equal(start[name], after_one[name])}
+    assert moved == {"generator", "generator_head"}
+
+    objective = fresh()
+    whole = parts(tmp_path / "both", objective, max_steps=12, checkpoint_every_steps=5)
+    train(whole, State())
+    after_both = weights(objective)
+    moved = {name.split(".")[0] for name in start if not torch.equal(after_one[name], after_both[name])}
+    assert moved == {"discriminator", "discriminator_head"}
+    assert after_both["discriminator_head.output.bias"].item() != 0
+
+    # Resumed exactly at the border of the phases, and within the second one.
+    for step in (5, 10):
+        contents = checkpoint.load(tmp_path / "both" / "checkpoints" / f"step-{step:08d}") if step == 10 else None
+        objective = fresh()
+        state = State()
+        if contents is None:
+            train(parts(tmp_path / "border", objective, max_steps=5), State())
+            contents = checkpoint.load(tmp_path / "border" / "checkpoints" / "step-00000005")
+        checkpoint.load_model_tensors(objective, contents.model, "here")
+        kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
+        state = State(**kept, optimizer=dict(contents.optimizer))
+        train(parts(tmp_path / f"again{step}", objective, max_steps=12), state)
+        assert all(torch.equal(after_both[name], tensor) for name, tensor in weights(objective).items())
+
+
+def test_what_an_objective_carries_is_in_the_checkpoint(tmp_path: Path) -> None:
+    class Carries(ReplacedTokenDetection):
+        def carry_state(self) -> dict[str, Tensor]:
+            return {"baseline": torch.tensor([0.5])}
+
+    objective = Carries(RTDConfig(), settings())
+    objective.initialise(0)
+    train(parts(tmp_path, objective, max_steps=2), State())
+    contents = checkpoint.load_newest(tmp_path / "checkpoints", pytest.fail)
+    assert contents is not None
+    assert contents.carry["baseline"].item() == 0.5
+
+
+def test_bfloat16_autocast_trains(tmp_path: Path) -> None:
+    run = parts(tmp_path, max_steps=3)
+    object.__setattr__(run, "precision", "bfloat16")
+    assert math.isfinite(train(run, State())["loss"])
+    assert all(p.dtype == torch.float32 for p in run.objective.parameters())
+
+
+def test_the_global_generator_is_left_alone(tmp_path: Path) -> None:
+    run = parts(tmp_path, max_steps=2)
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    train(run, State())
+    assert torch.equal(torch.rand(1), expected)
