@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console as RichConsole
@@ -76,7 +77,7 @@ def _texts(text: str | None, file: Path | None) -> list[str]:
     return _lines(sys.stdin.buffer, "standard input")
 
 
-def _lines(stream: BinaryIO, name: str) -> list[str]:
+def _lines(stream: Iterable[bytes], name: str) -> list[str]:
     """The lines of a UTF-8 file, without their ends; an empty line is an empty text, so that the numbers stay in step."""
     lines = []
     for number, raw in enumerate(stream, 1):

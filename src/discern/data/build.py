@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from discern.data.encoder import Document, EncodedChunk, encoding_service, token_dtype
 from discern.data.files import write_file
 from discern.data.manifest import COUNTS_NAME, FileInfo, SplitInfo, SplitName, Statistics
+from discern.data.meter import Meter
 from discern.data.processes import WorkerPool
 from discern.data.shard_writer import SplitWriter
 from discern.data.split import HeldoutSplit, Placed
@@ -61,8 +62,7 @@ def build(
     tokenizer: Tokenizer,
     options: BuildOptions,
     folder: Path,
-    bytes_read: Callable[[], int],
-    report: Callable[[StatisticsCounter], None],
+    meter: Meter,
 ) -> Built:
     """Tokenise the documents and write them to an existing folder.
 
@@ -71,8 +71,7 @@ def build(
         tokenizer: makes the ids.
         options: see there.
         folder: takes the shards and the counts.
-        bytes_read: asked at the end, for the record.
-        report: called after every chunk.
+        meter: shows the advance, and knows the bytes read.
 
     Raises:
         DataError: a worker died; or what reading the documents raises.
@@ -92,28 +91,22 @@ def build(
         for chunk in encoded(documents, tokenizer, options):
             counter.add(chunk)
             write(chooser.place(chunk.block))
-            report(counter)
+            meter.show(tokens=f"{counter.tokens:,}")
         write(chooser.finish())
         splits: dict[SplitName, SplitInfo] = {"train": writers["train"].close(), "heldout": writers["heldout"].close()}
         raw = counts.astype("<i8").tobytes()
         write_file(folder / COUNTS_NAME, raw)
         written = FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
-        return Built(splits, written, counter.finish(bytes_read()))
+        return Built(splits, written, counter.finish(meter.bytes_read))
 
 
-def survey(
-    documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    options: BuildOptions,
-    bytes_read: Callable[[], int],
-    report: Callable[[StatisticsCounter], None],
-) -> Statistics:
+def survey(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions, meter: Meter) -> Statistics:
     """The statistics that `build` would give, without writing anything."""
     with StatisticsCounter(special_ids(tokenizer)["unk"]) as counter:
         for chunk in encoded(documents, tokenizer, options):
             counter.add(chunk)
-            report(counter)
-        return counter.finish(bytes_read())
+            meter.show(tokens=f"{counter.tokens:,}")
+        return counter.finish(meter.bytes_read)
 
 
 def encoded(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions) -> Iterator[EncodedChunk]:

@@ -8,11 +8,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from discern.data.corpus import Corpus
 from discern.data.manifest import TokenizerInfo
+from discern.data.meter import Meter
+from discern.data.problems import ProblemLog
 from discern.data.processes import WorkerProcess
 from discern.data.tokenizer import fingerprint, lowercases, prepared, special_ids, vocab_size
-from discern.data.tokenizer_training import TokenizerKind, check_vocab_size, training_service
+from discern.data.tokenizer_training import SentenceSample, TokenizerKind, check_vocab_size, training_service
 from discern.errors import ConfigError
+from discern.progress import Progress
 
 DEFAULT_VOCAB_SIZE = 30522
 
@@ -68,16 +72,31 @@ class TrainedTokenizer:
     characters: int
 
 
-def train_on(texts: list[str], choice: TokenizerChoice, threads: int) -> TrainedTokenizer:
-    """Train the tokenizer that was asked for, in a process that ends at once when this one is interrupted.
+def train_on(corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, progress: Progress) -> TrainedTokenizer:
+    """Read the whole input for a sample of it, and train on that.
 
     Raises:
+        ConfigError: the input cannot be read twice.
         DataError: there is no text.
     """
     assert choice.train is not None
+    if not corpus.rereadable:
+        raise ConfigError(
+            "to train a tokenizer the input is read twice, which standard input or a pipe cannot be",
+            hint="save the text to a file first, or give a --tokenizer",
+        )
+    sample = SentenceSample(seed)
+    meter = Meter(progress, "reading a sample for the tokenizer", corpus)
+    for document in meter.read(ProblemLog()):
+        sample.add(document)
+        meter.show()
+    texts = sample.sentences()
+    progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "")
     lowercase = choice.train == "wordpiece" if choice.lowercase is None else choice.lowercase
+    # In a process of its own: the library cannot be interrupted while it trains.
     with WorkerProcess[Any, Any](training_service, (choice.train, choice.size, lowercase), threads) as process:
         tokenizer = prepared(Tokenizer.from_str(process.ask(texts)), f"the trained {choice.train} tokenizer")
+    progress.finish()
     return TrainedTokenizer(tokenizer, len(texts), sum(map(len, texts)))
 
 

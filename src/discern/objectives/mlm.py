@@ -6,6 +6,7 @@ import math
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 
 from discern.corruption.randomness import Randomness, key_of
 from discern.model.embeddings import Embeddings
@@ -24,9 +25,13 @@ from discern.types import CorruptedBatch, StepOutput, TokenBatch
 class MLMConfig(MaskingConfig):
     """Settings of masked language modelling: 80 % [MASK], 10 % random, 10 % unchanged, as in BERT."""
 
-    name: str = "mlm"
-    mask_token_probability: float = 0.8
-    random_token_probability: float = 0.1
+    name: str = Field("mlm", description="Objective, by its name in the registry.")
+    mask_token_probability: float = Field(
+        0.8, ge=0, le=1, description="Share of the chosen positions that become [MASK]. BERT: 0.8."
+    )
+    random_token_probability: float = Field(
+        0.1, ge=0, le=1, description="Share of the chosen positions that become a random token. BERT: 0.1. The rest stays."
+    )
 
 
 class MaskedLanguageModel(Objective):

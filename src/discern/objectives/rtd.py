@@ -27,7 +27,7 @@ from discern.types import CorruptedBatch, StepOutput, TokenBatch
 class RTDConfig(MaskingConfig):
     """Settings of replaced token detection. Defaults: ELECTRA-Small, table 6."""
 
-    name: str = "rtd"
+    name: str = Field("rtd", description="Objective, by its name in the registry.")
     generator: Literal["mlm"] = Field("mlm", description="What proposes replacements. 'mlm': a small masked language model.")
     generator_size: float = Field(
         0.25,

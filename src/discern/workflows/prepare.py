@@ -11,15 +11,13 @@ from pathlib import Path
 
 from discern.data.build import BuildOptions, build, survey
 from discern.data.corpus import Corpus, CorpusOptions
-from discern.data.encoder import Document
 from discern.data.header import configuration, write_header
 from discern.data.manifest import Manifest, Statistics
+from discern.data.meter import Meter
 from discern.data.problems import Problem, ProblemLog
 from discern.data.publish import another, publish, staging, standing
-from discern.data.statistics import StatisticsCounter
 from discern.data.tokenizer import load_tokenizer
-from discern.data.tokenizer_choice import TokenizerChoice, TrainedTokenizer, describe, train_on
-from discern.data.tokenizer_training import SentenceSample
+from discern.data.tokenizer_choice import TokenizerChoice, describe, train_on
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
 
@@ -94,14 +92,14 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     with _saying_how_to_go_on(request.out, progress), staging(out) as folder:
         trained = None
         if tokenizer is None:
-            trained = _train(corpus, choice, request.build, progress)
+            trained = train_on(corpus, choice, request.build.seed, request.build.workers, progress)
             tokenizer = trained.tokenizer
-        meter = _Meter(progress, "tokenising", corpus)
-        documents = corpus.documents(problems, meter.count)
-        built = build(documents, tokenizer, request.build, folder, lambda: meter.bytes_read, meter.show)
+        meter = Meter(progress, "tokenising", corpus)
+        built = build(meter.read(problems), tokenizer, request.build, folder, meter)
         progress.finish()
         if not built.statistics.documents:
-            raise DataError("the input holds no text", hint="see what was found with: discern prepare INPUT --check")
+            found = "".join(f"; {problem}" for problem in problems.summary())
+            raise DataError(f"the input holds no text{found}", hint="look at the input with: discern prepare INPUT --check")
         info = describe(tokenizer, trained)
         manifest = write_header(folder, tokenizer, info, built, request.inputs, settings, problems.summary())
         unchanged = before is not None and before.fingerprint == manifest.fingerprint
@@ -125,68 +123,17 @@ def check(request: PrepareRequest, progress: Progress) -> CheckReport:
     tokenizer = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
     corpus = Corpus(request.inputs, request.corpus, exclude=request.out)
     problems, errors = ProblemLog(), list[DiscernError]()
-    meter = _Meter(progress, "reading", corpus)
-    documents = meter.counted(corpus.documents(problems, meter.count, errors))
+    meter = Meter(progress, "reading", corpus)
+    documents = meter.read(problems, errors)
     statistics = None
     if tokenizer is not None:
-        statistics = survey(documents, tokenizer, request.build, lambda: meter.bytes_read, meter.show)
+        statistics = survey(documents, tokenizer, request.build, meter)
     else:
         for _ in documents:
             meter.show()
     progress.finish()
-    return CheckReport(
-        meter.documents,
-        meter.sentences,
-        meter.characters,
-        meter.bytes_read,
-        statistics,
-        problems.summary(),
-        tuple(map(str, errors)),
-    )
-
-
-def _train(corpus: Corpus, choice: TokenizerChoice, build: BuildOptions, progress: Progress) -> TrainedTokenizer:
-    """Read the whole input for a sample of it, and train on that."""
-    if not corpus.rereadable:
-        raise ConfigError(
-            "to train a tokenizer the input is read twice, which standard input or a pipe cannot be",
-            hint="save the text to a file first, or give a --tokenizer",
-        )
-    meter = _Meter(progress, "reading a sample for the tokenizer", corpus)
-    sample = SentenceSample(build.seed)
-    for document in corpus.documents(ProblemLog(), meter.count):
-        sample.add(document)
-        meter.show()
-    texts = sample.sentences()
-    progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "steps")
-    trained = train_on(texts, choice, threads=build.workers)
-    progress.finish()
-    return trained
-
-
-class _Meter:
-    """Counts what was read, and shows it."""
-
-    def __init__(self, progress: Progress, description: str, corpus: Corpus) -> None:
-        self.bytes_read = self.documents = self.sentences = self.characters = 0
-        self._shown = 0
-        self._progress = progress
-        progress.start(description, corpus.total_bytes, "bytes")
-
-    def count(self, size: int) -> None:
-        self.bytes_read += size
-
-    def counted(self, documents: Iterator[Document]) -> Iterator[Document]:
-        for document in documents:
-            self.documents += 1
-            self.sentences += len(document)
-            self.characters += sum(map(len, document))
-            yield document
-
-    def show(self, counter: StatisticsCounter | None = None) -> None:
-        figures = {"tokens": f"{counter.tokens:,}"} if counter else {}
-        self._progress.advance(self.bytes_read - self._shown, **figures)
-        self._shown = self.bytes_read
+    totals = (meter.documents, meter.sentences, meter.characters, meter.bytes_read)
+    return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)))
 
 
 @contextmanager

@@ -81,10 +81,13 @@ def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | N
         CheckpointError, NumericsError: the run had to stop; its last good checkpoint is in place.
         KeyboardInterrupt, SystemExit(143): it was asked to stop, and has saved.
     """
-    config = load_pretrain_config(request.config, request.preset, request.overrides).config
+    resolved = load_pretrain_config(request.config, request.preset, request.overrides)
+    config = resolved.config
     data = TokenData.open(request.data)
     with join_ranks(request.device) as ranks, stop_on_signals() as stop:
         _check(config, ranks)
+        for dropped in resolved.dropped if ranks.writes else ():
+            progress.note(f"{dropped.key} = {dropped.value} of the {dropped.origin} does not apply: {dropped.reason}")
         objective = build_objective(config, Vocabulary(data.vocab_size, data.special_tokens))
         state = _start_or_resume(request, config, data, objective, progress, ranks)
         objective.to(ranks.device)

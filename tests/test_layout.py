@@ -1,0 +1,38 @@
+"""Rules of the layout that the import linter cannot express."""
+
+import ast
+from pathlib import Path
+
+import discern
+
+SOURCE = Path(discern.__file__).parent
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, wherever it does."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_model_and_corruption_know_nothing_of_ranks_and_files() -> None:
+    for room in ("model", "corruption"):
+        for path in (SOURCE / room).rglob("*.py"):
+            assert not {name for name in imports(path) if name.startswith(("torch.distributed", "pathlib", "io", "os"))}, path
+
+
+def test_transformers_and_datasets_stay_in_their_rooms() -> None:
+    for path in SOURCE.rglob("*.py"):
+        packages = {name.split(".")[0] for name in imports(path)}
+        assert "transformers" not in packages or path.parent.name == "interop", path
+        assert "datasets" not in packages or path.parent.name == "data", path
+
+
+def test_nothing_prints_but_the_console() -> None:
+    for path in SOURCE.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"], path

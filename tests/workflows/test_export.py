@@ -1,0 +1,197 @@
+"""`discern export`: a run becomes a folder that transformers loads, with the same numbers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from discern import __version__
+from discern.cli.export import export as export_command
+from discern.errors import CheckpointError, ConfigError, DataError, NumericsError
+from discern.interop.folder import FILES
+from discern.objectives.base import Objective
+from discern.progress import Silent
+from discern.training import checkpoint
+from discern.workflows.export import Exported, export
+from tests.interop.small_tokenizers import HARD, KINDS
+from tests.workflows.small_run import EVALUATION, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    make_run(folder)
+    return folder
+
+
+def exported(run: Path, out: Path, network: str | None = None) -> Exported:
+    return export(run, out, network, Silent(), pytest.fail)
+
+
+def encoded(folder: Path, *texts: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)(*texts, return_tensors="pt")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_transformers_gives_our_logits(kind: str, tmp_path: Path) -> None:
+    from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+    objective = make_run(tmp_path / "run", tokenizer=kind, overrides=["data.sequence_length=128"])
+    source = Tokenizer.from_file(str(tmp_path / "run" / "tokenizer.json"))
+    for name, network in objective.networks().items():
+        folder = exported(tmp_path / "run", tmp_path / name, name).folder
+        loader = ElectraForPreTraining if name == "discriminator" else ElectraForMaskedLM
+        model, info = loader.from_pretrained(folder, output_loading_info=True)
+        assert not any(info.values()), info
+        inputs = encoded(folder, HARD[0], HARD[2])
+        ours = source.encode(HARD[0], HARD[2])
+        assert inputs["input_ids"].tolist() == [ours.ids]
+        ids, types = torch.tensor([ours.ids]), torch.tensor([ours.type_ids])
+        expected = network.head(network.encoder(ids, None, types))
+        torch.testing.assert_close(model.eval()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_first_network_is_the_default(run: Path, tmp_path: Path) -> None:
+    done = exported(run, tmp_path / "out")
+    assert (done.network, done.architecture, done.step) == ("discriminator", "ElectraForPreTraining", 20)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+
+
+def test_a_masked_language_model(tmp_path: Path) -> None:
+    from transformers import ElectraForMaskedLM
+
+    objective = make_run(tmp_path / "run", overrides=["objective.name=mlm"])
+    done = exported(tmp_path / "run", tmp_path / "out")
+    assert (done.network, done.architecture) == ("encoder", "ElectraForMaskedLM")
+    assert done.parameters == sum(parameter.numel() for parameter in objective.parameters())
+    inputs = encoded(tmp_path / "out", HARD[0])
+    network = objective.networks()["encoder"]
+    with torch.no_grad():
+        theirs = ElectraForMaskedLM.from_pretrained(tmp_path / "out").eval()(**inputs).logits
+        torch.testing.assert_close(theirs, network.head(network.encoder(inputs["input_ids"])), atol=1e-5, rtol=1e-5)
+
+
+def test_the_card_and_settings_are_of_this_run(run: Path, tmp_path: Path) -> None:
+    exported(run, tmp_path / "my-model")
+    card = (tmp_path / "my-model" / "README.md").read_text()
+    for line in (
+        "# my-model",
+        "| Documents | 1,611 |",
+        "| Tokens seen, repetitions included | 4,321 |",
+        "| Positions | 128, of which 32 were trained |",
+        "WordPiece, lower-cased",
+        "| `discriminator_auc` | 0.8125 |",
+        "| `heldout_generator_loss` | 6.7500 |",
+        "| `optimizer.learning_rate` | 0.001 | 0.0005 |",
+        "differ from preset `electra-small`",
+        "at step 20",
+    ):
+        assert line in card, line
+    assert "| `generator_loss` |" not in card, "a figure of training among those held out"
+    assert json.loads((tmp_path / "my-model" / "tokenizer_config.json").read_text())["model_max_length"] == 32
+    config = json.loads((tmp_path / "my-model" / "config.json").read_text())
+    assert config["discern"] == {"version": __version__, "objective": "rtd", "network": "discriminator", "step": 20}
+
+
+def test_evaluations_after_the_exported_step_are_not_its_own(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", metrics=[EVALUATION, {**EVALUATION, "step": 40, "discriminator_auc": 0.9}])
+    exported(tmp_path / "run", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "0.8125" in card
+    assert "0.9" not in card
+
+
+def test_no_path_of_this_machine_is_written(run: Path, tmp_path: Path) -> None:
+    exported(run, tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        assert str(run.parent).encode() not in path.read_bytes(), path.name
+
+
+def test_the_same_run_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        exported(run, tmp_path / name / "model")
+    for name in FILES:
+        assert (tmp_path / "one" / "model" / name).read_bytes() == (tmp_path / "two" / "model" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("network", ["discriminator", "generator"])
+def test_the_code_in_the_card_runs(run: Path, network: str, tmp_path: Path) -> None:
+    exported(run, tmp_path / "out", network)
+    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "[CLS]" in done.stdout if network == "discriminator" else done.stdout.startswith("[")
+
+
+def test_an_unknown_network_names_the_nearest(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no network 'discrimnator'") as caught:
+        exported(run, tmp_path / "out", "discrimnator")
+    assert caught.value.hint == "did you mean 'discriminator'?"
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_folder_is_safe(run: Path) -> None:
+    with pytest.raises(DataError, match="not empty and not an earlier export"):
+        exported(run, run)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a run"):
+        exported(tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+    objective = make_run(tmp_path / "run")
+    newer = checkpoint.Contents(checkpoint.model_tensors(objective), {}, {}, {"step": 40})
+    path = checkpoint.save(tmp_path / "run" / "checkpoints", newer, 2) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    warnings: list[str] = []
+    assert export(tmp_path / "run", tmp_path / "out", None, Silent(), warnings.append).step == 20
+    assert "damaged" in warnings[0]
+
+
+def test_a_run_without_a_sound_checkpoint_is_refused(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    next((tmp_path / "run").rglob("model.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+        export(tmp_path / "run", tmp_path / "out", None, Silent(), lambda _: None)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    objective: Objective = make_run(tmp_path / "run")
+    with torch.no_grad():
+        objective.networks()["generator"].head.bias[3] = float("nan")
+    contents = checkpoint.Contents(checkpoint.model_tensors(objective), {}, {}, {"step": 40})
+    checkpoint.save(tmp_path / "run" / "checkpoints", contents, 2)
+    with pytest.raises(NumericsError, match=r"'generator_lm_head\.bias' holds values that are not finite"):
+        exported(tmp_path / "run", tmp_path / "out", "generator")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    export_command(run, out=out, network="generator", json_output=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {
+        "out": str(out),
+        "network": "generator",
+        "architecture": "ElectraForMaskedLM",
+        "parameters": shown["parameters"],
+        "step": 20,
+    }
+    export_command(run, out=out)
+    assert "ElectraForPreTraining.from_pretrained" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as left:
+        export_command(run, out=run)
+    assert left.value.code == 1
+    assert "hint: choose another --out" in capsys.readouterr().err
