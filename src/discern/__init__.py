@@ -1,3 +1,54 @@
-"""discern: train text encoders to tell real tokens from replaced ones."""
+"""discern: train text encoders to tell real tokens from replaced ones.
+
+The names below are imported when they are first used: `import discern` loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "CheckpointError": "discern.errors",
+    "ConfigError": "discern.errors",
+    "DataError": "discern.errors",
+    "DiscernError": "discern.errors",
+    "EvaluateRequest": "discern.workflows.evaluate",
+    "NumericsError": "discern.errors",
+    "Objective": "discern.objectives.base",
+    "PretrainRequest": "discern.workflows.pretrain",
+    "TokenData": "discern.data.shards",
+    "evaluate": "discern.workflows.evaluate",
+    "load_run": "discern.workflows.runs",
+    "objectives": "discern.objectives",
+    "pretrain": "discern.workflows.pretrain",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]
+
+if TYPE_CHECKING:
+    from discern.data.shards import TokenData as TokenData
+    from discern.errors import CheckpointError as CheckpointError
+    from discern.errors import ConfigError as ConfigError
+    from discern.errors import DataError as DataError
+    from discern.errors import DiscernError as DiscernError
+    from discern.errors import NumericsError as NumericsError
+    from discern.objectives import objectives as objectives
+    from discern.objectives.base import Objective as Objective
+    from discern.workflows.evaluate import EvaluateRequest as EvaluateRequest
+    from discern.workflows.evaluate import evaluate as evaluate
+    from discern.workflows.pretrain import PretrainRequest as PretrainRequest
+    from discern.workflows.pretrain import pretrain as pretrain
+    from discern.workflows.runs import load_run as load_run
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'discern' has no attribute '{name}'")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

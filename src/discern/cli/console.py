@@ -103,7 +103,8 @@ def _explained(error: BaseException) -> int:
         print_error("interrupted")
         return INTERRUPTED
     if isinstance(error, DiscernError):
-        print_error(error.message, error.hint)
+        if int(os.environ.get("RANK", "0")) == 0:  # what is wrong is wrong in every process that torchrun started
+            print_error(error.message, error.hint)
         return error.exit_code
     what = " ".join(str(error).split()) or "no message"
     print_error(f"{type(error).__name__}: {what}", "discern did not expect this; DISCERN_DEBUG=1 shows where it happened")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Literal
 
 from discern.data.encoder import Document
 from discern.data.problems import ProblemLog
@@ -147,6 +147,8 @@ class _Reader:
             elif head.startswith(b"PAR1"):
                 yield from self.cut_records(parquet_records(whole, name, self._options.text_field, self._problems), name)
             elif reason := binary_reason(head):
+                while depth and whole.read(BLOCK_BYTES):
+                    pass  # checksums come last: a damaged archive shall be an error, not a file passed over
                 if explicit:
                     raise DataError(
                         f"{name} is not text: {reason}", hint="give UTF-8 text, JSON lines, parquet or a tar archive of them"
@@ -206,7 +208,7 @@ class _StrictHeader(tarfile.TarInfo):
     """A header that says when the archive breaks off in the middle, where the library takes it for the end."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictHeader:
         if buf and len(buf) < tarfile.BLOCKSIZE:
             raise tarfile.ReadError("the archive ends inside a header")
         try:

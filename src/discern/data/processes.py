@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from discern.errors import DataError
 
@@ -45,7 +45,7 @@ class WorkerProcess(Generic[Message, Reply]):
         )
         self._first: tuple[object, ...] | None = (make, arguments)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> WorkerProcess[Message, Reply]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -114,7 +114,7 @@ class WorkerPool(Generic[Message, Reply]):
             self._stop()
             raise
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> WorkerPool[Message, Reply]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from discern.data.problems import ProblemLog
 from discern.data.streams import BLOCK_BYTES, Readable
 from discern.data.text import Limits, Lines
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, DiscernError
 
 _SPOOL_BYTES = 1 << 26
 
@@ -87,7 +87,9 @@ def hub_records(name: str, field: str, problems: ProblemLog) -> Iterator[Lines]:
         )
         for number, row in enumerate(rows, start=1):
             yield from _record(row, field, f"hf:{name}: row {number:,}", problems, first=number == 1)
-    except (OSError, ValueError, RuntimeError) as problem:
+    except DiscernError:
+        raise
+    except Exception as problem:  # the library lets through whatever its many back ends raise
         raise DataError(f"hf:{name} cannot be read: {problem}", hint="the form is hf:NAME[:CONFIGURATION[:SPLIT]]") from problem
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -96,7 +95,7 @@ class SplitWriter:
         self._done: list[ShardInfo] = []
         self._open: _ShardFiles | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> SplitWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from types import TracebackType
-from typing import Self
 
 import numpy as np
 from jaxtyping import Int
@@ -61,7 +60,7 @@ class StatisticsCounter:
         self.documents = self.sentences = self.tokens = self.words = 0
         self.unknown = self.empty = self.characters = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> StatisticsCounter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

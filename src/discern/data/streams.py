@@ -10,7 +10,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, Protocol
+from typing import Protocol, runtime_checkable
 
 import zstandard
 
@@ -20,6 +20,7 @@ BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 16
 
 
+@runtime_checkable
 class Readable(Protocol):
     """Anything that gives bytes in order."""
 
@@ -131,12 +132,16 @@ def naming(name: str) -> Iterator[None]:
     """Turns the errors of reading and decompressing into a DataError that names the file."""
     try:
         yield
-    except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError, gzip.BadGzipFile) as problem:
-        raise DataError(
-            f"{name} is damaged or cut short: {problem}", hint="fetch it again, or leave it out of the input"
-        ) from problem
     except OSError as problem:
-        raise DataError(f"{name} cannot be read: {problem.strerror or problem}") from problem
+        if problem.errno is None:  # from a decompressor
+            raise _damaged(name, problem) from problem
+        raise DataError(f"{name} cannot be read: {problem.strerror}") from problem
+    except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError) as problem:
+        raise _damaged(name, problem) from problem
+
+
+def _damaged(name: str, problem: Exception) -> DataError:
+    return DataError(f"{name} is damaged or cut short: {problem}", hint="fetch it again, or leave it out of the input")
 
 
 def read_fully(stream: Readable, size: int) -> bytes:
@@ -163,5 +168,5 @@ class _File(io.RawIOBase):
         return len(data)
 
 
-def _as_file(stream: Readable) -> BinaryIO:
+def _as_file(stream: Readable) -> io.BufferedReader:
     return io.BufferedReader(_File(stream), BLOCK_BYTES)

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Literal, final
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt
 from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
 
 from discern.errors import ConfigError
@@ -27,7 +27,7 @@ class WordFinder(abc.ABC):
     needs_offsets: bool = False
 
     @abc.abstractmethod
-    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: Int[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
+    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: UInt[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
         """True where a word begins; `ids` are those of all encodings in a row."""
 
 
@@ -38,7 +38,7 @@ class TokenTable(WordFinder):
     def __init__(self, begins: Bool[np.ndarray, " V"]) -> None:
         self._begins = begins
 
-    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: Int[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
+    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: UInt[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
         starts: np.ndarray = self._begins[ids]
         starts[_first_tokens(encodings)] = True
         return starts
@@ -50,7 +50,7 @@ class PreTokenizedWords(WordFinder):
 
     needs_offsets = True  # `encode_batch_fast` leaves out the words too
 
-    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: Int[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
+    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: UInt[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
         words = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), dtype=np.int64, count=len(ids))
         begins = np.ones(len(ids), dtype=bool)
         begins[1:] = words[1:] != words[:-1]
@@ -70,7 +70,7 @@ class TextBoundaries(WordFinder):
     def __init__(self, segmenter: SegmenterName) -> None:
         self._jieba = load_jieba() if segmenter == "jieba" else None
 
-    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: Int[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
+    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: UInt[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
         parts = [self._one(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
 

@@ -16,12 +16,14 @@ from discern.model.dropout import Dropout
 def visible_keys(attention_mask: Bool[Tensor, "B L"], document_ids: Int[Tensor, "B L"] | None) -> Bool[Tensor, "B 1 Q L"]:
     """True where a query may see a key: real tokens, of the same document piece where rows hold several.
 
+    Padding sees padding where it would see nothing else: a softmax over no key is 0/0, which some fused kernels leave NaN.
     Q is 1 where every query of a row sees the same keys, L otherwise.
     """
     keys = attention_mask[:, None, None, :]
     if document_ids is None:
-        return keys
-    return keys & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+        return keys | ~attention_mask.any(1)[:, None, None, None]
+    same_piece = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    return same_piece & (keys | ~attention_mask[:, None, :, None])
 
 
 class SelfAttention(nn.Module):
@@ -54,7 +56,7 @@ class SelfAttention(nn.Module):
         # Written out on the CPU: the fused kernel there has no dropout and was measured slower up to 512 positions.
         scores = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
         if visible is not None:
-            # The smallest finite number instead of -inf: a row of padding alone attends evenly and stays finite.
+            # The smallest finite number instead of -inf: finite whatever the mask.
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
         # Softmax returns float32 under autocast; the product with the values takes it back down.
         probabilities: Tensor = self.dropout(scores.softmax(-1).to(value.dtype))

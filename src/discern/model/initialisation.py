@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from discern.model.bert import BertEncoder
-from discern.model.heads import ReplacedTokenHead
+from discern.model.heads import MaskedLMHead, ReplacedTokenHead
 
 
 @torch.no_grad()
@@ -30,6 +30,8 @@ def initialise(module: nn.Module, generator: torch.Generator, std: float) -> Non
             _truncated_normal(part.weight, generator, std)
         elif isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)
+        elif isinstance(part, MaskedLMHead):
             nn.init.zeros_(part.bias)
 
 

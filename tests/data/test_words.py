@@ -1,0 +1,84 @@
+"""Word starts, for every kind of tokenizer and for text that a segmenter cuts."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from discern.data.encoder import Encoder
+from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, frame
+from discern.data.tokenizer_training import TokenizerKind
+from discern.data.words import SegmenterName
+from tests.data.test_tokenizer_training import TEXT, tokenizer_of
+
+
+def words(tokenizer: Tokenizer, sentences: list[str], segmenter: SegmenterName = "none") -> list[list[str]]:
+    """The tokens of each word, over all sentences."""
+    block = Encoder(tokenizer.to_str(), segmenter).encode([sentences]).block
+    found: list[list[str]] = []
+    for number, begins in zip(block.tokens, block.word_starts, strict=True):
+        if begins:
+            found.append([])
+        found[-1].append(tokenizer.id_to_token(int(number)) or "")
+    return found
+
+
+def characters(*entries: str) -> Tokenizer:
+    vocabulary = {entry: number for number, entry in enumerate([*SPECIAL_TOKENS.values(), *entries])}
+    return bert_wordpiece(vocabulary, lowercase=True)
+
+
+@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+def test_words_of_trained_tokenizers(kind: TokenizerKind) -> None:
+    tokenizer = tokenizer_of(kind)
+    sentences = TEXT[:100]
+    found = words(tokenizer, sentences)
+    expected = [word for sentence in sentences for word in sentence.removesuffix(".").split()]
+    ids = tokenizer.encode_batch(sentences, add_special_tokens=False)
+    assert sum(map(len, found)) == sum(map(len, ids))
+    if kind == "wordpiece":  # ideographs and full stops are words of their own
+        assert len(found) > len(expected)
+        assert all(not word[0].startswith("##") and all(piece.startswith("##") for piece in word[1:]) for word in found)
+    elif kind == "unigram":  # a full stop belongs to its word
+        assert len(found) == len(expected)
+        assert all(word[0].startswith("▁") for word in found)
+    else:
+        assert len(found) == len(expected) + len(sentences)
+
+
+def test_whole_words_by_hand() -> None:
+    assert words(characters("un", "##want", "##ed", "dog", "s", "'", "中", "文"), ["Unwanted dog's 中文 x"]) == [
+        ["un", "##want", "##ed"],
+        ["dog"],
+        ["'"],
+        ["s"],
+        ["中"],
+        ["文"],
+        ["[UNK]"],
+    ]
+
+
+def test_without_a_pre_tokenizer_spaces_part_words() -> None:
+    entries = [*SPECIAL_TOKENS.values(), "▁", "a", "b", " ", "ab", "b "]
+    tokenizer = Tokenizer(models.BPE({entry: number for number, entry in enumerate(entries)}, [("a", "b")], unk_token="[UNK]"))
+    tokenizer.post_processor = frame(tokenizer)
+    assert words(tokenizer, ["ab  bab", "a"]) == [["ab"], [" ", " ", "b", "ab"], ["a"]]
+
+
+def test_jieba_parts_words_and_leaves_the_ids() -> None:
+    pytest.importorskip("jieba")
+    tokenizer = characters(*"我来到北京清华大学", "ab", "##c")
+    sentence = "我来到北京清华大学 abc"
+    assert words(tokenizer, [sentence], "jieba") == [["我"], ["来", "到"], ["北", "京"], [*"清华大学"], ["ab", "##c"]]
+    plain, cut = (Encoder(tokenizer.to_str(), segmenter).encode([[sentence]]).block for segmenter in ("none", "jieba"))
+    assert plain.tokens.tolist() == cut.tokens.tolist()
+
+
+def test_jieba_on_bytes() -> None:
+    pytest.importorskip("jieba")
+    tokenizer = tokenizer_of("bpe")
+    found = words(tokenizer, ["我来到北京 loba"], "jieba")
+    assert len(found) == 4
+    assert tokenizer.decode([tokenizer.token_to_id(token) for token in found[2]]) == "北京"

@@ -1,0 +1,96 @@
+"""Golden runs: 50 float32 steps of a tiny network on made-up text, one thread, for every objective.
+
+`python -m tests.golden.runs` records them anew; do that only where the numerics are meant to change, and say why in the
+commit that changes them.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.support import SPECIAL, MemorySplit, settings
+
+from discern.data.config import DataConfig
+from discern.data.packing import build_packing
+from discern.data.stream import ExampleStream
+from discern.objectives import objectives
+from discern.progress import Silent
+from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.interrupt import StopRequest
+from discern.training.journal import Journal, read_metrics
+from discern.training.loop import Parts, State, train
+from discern.training.parallel import Ranks
+
+FOLDER = Path(__file__).parent
+KEYS = ("loss", "grad_norm", "generator_loss", "discriminator_loss", "mlm_loss")
+
+
+def text() -> MemorySplit:
+    """Documents in which the next token mostly follows from the one before, without any library's random numbers."""
+    state, documents = 1, []
+    for _ in range(60):
+        sentences: list[list[int]] = []
+        for _ in range(1 + state % 5):
+            sentence = []
+            for _ in range(4 + state % 13):
+                state = (state * 48271) % 2147483647
+                follows = 5 + (sentence[-1] * 7) % 40 if sentence and state % 10 < 7 else 5 + state % 45
+                sentence.append(follows)
+            sentences.append(sentence)
+        documents.append(sentences)
+    return MemorySplit(documents)
+
+
+def record(name: str) -> list[dict[str, float]]:
+    """Losses and gradient norm of each of the 50 steps."""
+    torch.set_num_threads(1)
+    factory = objectives.load(name)
+    objective = factory(factory.Config(), settings())
+    objective.initialise(0)
+    packing = build_packing(text(), SPECIAL, DataConfig(sequence_length=32), 0, training=True)
+    with tempfile.TemporaryDirectory() as folder:
+        train(
+            Parts(
+                objective=objective,
+                source=ExampleStream(packing, 0),
+                heldout=None,
+                optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=10),
+                train=TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4),
+                ranks=Ranks(0, 1, torch.device("cpu")),
+                precision="float32",
+                folder=Path(folder),
+                journal=Journal(Path(folder), 0),
+                progress=Silent(),
+                stop=StopRequest(),
+            ),
+            State(),
+        )
+        return [{key: line[key] for key in KEYS if key in line} for line in read_metrics(Path(folder))]
+
+
+def machine() -> str:
+    """What decides the last bits: the processor's model and torch's version."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    wanted = ("vendor_id", "cpu family", "model\t", "stepping")
+    return "; ".join([*(line.split(":")[1].strip() for line in lines if line.startswith(wanted)), torch.__version__])
+
+
+def load(name: str) -> dict[str, Any]:
+    """The recorded run of an objective."""
+    golden: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return golden
+
+
+if __name__ == "__main__":
+    for objective_name in objectives.names():
+        golden = {"machine": machine(), "steps": record(objective_name)}
+        lines = ",\n".join(json.dumps(step) for step in golden["steps"])
+        body = f'{{"machine": {json.dumps(golden["machine"])}, "steps": [\n{lines}\n]}}\n'
+        (FOLDER / f"{objective_name}.json").write_text(body)

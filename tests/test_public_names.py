@@ -1,0 +1,21 @@
+import subprocess
+import sys
+
+import pytest
+
+import discern
+
+
+@pytest.mark.parametrize("name", [name for name in discern.__all__ if name != "objectives"])
+def test_every_public_name_exists(name: str) -> None:
+    assert getattr(discern, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="pretrian"):
+        discern.pretrian  # noqa: B018
+
+
+def test_importing_discern_imports_no_torch() -> None:
+    program = "import sys, discern, discern.config.resolve, discern.registry, discern.cli.main; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

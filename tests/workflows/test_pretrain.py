@@ -1,0 +1,225 @@
+"""`discern pretrain` as a user runs it: real processes, real signals."""
+
+import json
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
+DISCERN = [sys.executable, "-m", "discern"]
+FAST = ["--set", "train.checkpoint_every_steps=3", "--set", "train.log_every_steps=5"]
+LIMIT = 180  # seconds a command may take before the test gives up
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small data set with a vocabulary of its own."""
+    folder = tmp_path_factory.mktemp("pretrain")
+    rng = random.Random(0)
+    lines = [" ".join(rng.choices(WORDS, k=rng.randint(4, 14))) + "." for _ in range(3000)]
+    text = "\n".join(line + ("\n" if number % 9 == 8 else "") for number, line in enumerate(lines))
+    (folder / "text.txt").write_text(text)
+    options = ["--train-tokenizer", "wordpiece", "--vocab-size", "300", "--lowercase", "--heldout", "0.05"]
+    done = run("prepare", folder / "text.txt", "--out", folder / "data", *options)
+    assert done.returncode == 0, done.stderr
+    return folder / "data"
+
+
+def run(*arguments: object, limit: float = LIMIT, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DISCERN, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def command(data: Path, out: Path, steps: int, *more: str) -> list[str]:
+    return [
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--set",
+        f"train.max_steps={steps}",
+        *FAST,
+        *more,
+    ]
+
+
+def weights(out: Path, step: int) -> bytes:
+    return (out / "checkpoints" / f"step-{step:08d}" / "model.safetensors").read_bytes()
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.time() + LIMIT
+    while not path.exists() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.005)
+
+
+def kill_and_resume(data: Path, folder: Path, kills: int, steps: int) -> None:
+    """Kill a run at random moments, saves included, and compare its end with that of one left alone."""
+    done = run(*command(data, folder / "whole", steps), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == steps
+    rng = random.Random(kills)
+    killed = 0
+    for attempt in range(kills):
+        process = subprocess.Popen(
+            [*DISCERN, *command(data, folder / "cut", steps)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        target = (attempt + 1) * steps // (kills + 1) // 3 * 3
+        wait_for(folder / "cut" / "checkpoints" / f"step-{max(target, 3):08d}", process)
+        time.sleep(rng.random() * 0.15)
+        killed += process.poll() is None
+        process.kill()
+        process.wait()
+    assert killed >= kills - 1, "the run was too fast to be killed; give it more steps"
+    done = run(*command(data, folder / "cut", steps), "--json")
+    assert done.returncode == 0, done.stderr
+    assert weights(folder / "whole", steps) == weights(folder / "cut", steps)
+    records = [
+        [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()] for name in ("whole", "cut")
+    ]
+    assert [r["step"] for r in records[0]] == [r["step"] for r in records[1]]
+    # Only the end's figures can be compared: a mean over an interval that was cut covers fewer steps.
+    assert records[0][-1]["heldout_loss"] == records[1][-1]["heldout_loss"]
+    assert not [path for path in (folder / "cut" / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_killed_three_times_it_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
+    kill_and_resume(data, tmp_path, kills=3, steps=90)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
+    kill_and_resume(data, tmp_path, kills=20, steps=400)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits(data: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*DISCERN, *command(data, out, 10**6)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    wait_for(out / "checkpoints" / "step-00000003", process)  # type: ignore[arg-type]
+    process.send_signal(number)
+    _, said = process.communicate(timeout=LIMIT)
+    assert process.returncode == code
+    assert "stopped and saved at step" in said
+    assert "Traceback" not in said
+    step = int(said.split("stopped and saved at step ")[1].split(";")[0])
+    assert (out / "checkpoints" / f"step-{step:08d}").is_dir()
+
+
+def test_a_disk_that_takes_no_more_keeps_the_last_good_checkpoint(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 6)).returncode == 0
+    before = weights(out, 6)
+
+    def small_files_only() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    done = run(*command(data, out, 30), preexec_fn=small_files_only)
+    assert done.returncode == 1, done.stderr
+    assert "step-00000006" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert weights(out, 6) == before
+    assert run(*command(data, out, 9)).returncode == 0, "with space again, the same command goes on"
+
+
+def test_a_finished_run_says_so(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = run(*command(data, out, 6), "--json")
+    again = run(*command(data, out, 6), "--json")
+    assert "nothing to do" in again.stderr
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+
+
+def test_two_processes(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run(*command(data, out, 6), "--nproc", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 6
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    refused = run(*command(data, tmp_path / "odd", 6), "--nproc", 3, "--json")
+    assert refused.returncode == 2
+    assert refused.stderr.count("cannot be shared evenly by 3 processes") == 1
+    assert not (tmp_path / "odd").exists()
+
+
+def test_dry_run_writes_nothing(data: Path, tmp_path: Path) -> None:
+    done = run(*command(data, tmp_path / "run", 6), "--dry-run", "--json")
+    planned = json.loads(done.stdout)
+    assert {"parameters", "flops", "flops_paper_convention", "memory_bytes"} <= planned.keys()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--set", "objective.discrimnator_weight=25"], ["discriminator_weight"]),
+        (["--set", "data.sequence_length=100000"], ["100000", "128"]),
+        (["--set", "model.num_heads=3"], ["num_heads"]),
+        (["--preset", "tyni"], ["tiny"]),
+        (["--resume", "must"], ["no checkpoint"]),
+        (["--device", "cuda:9"], ["GPU"]),
+        (["--data", "/nonexistent"], ["/nonexistent"]),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_written(data: Path, tmp_path: Path, more: list[str], says: list[str]) -> None:
+    done = run(*command(data, tmp_path / "run", 6, *more))
+    assert done.returncode in (1, 2)
+    assert all(word in done.stderr for word in says), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_run_in_the_folder_is_refused_and_untouched(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 6)).returncode == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    done = run(*command(data, out, 9, "--set", "optimizer.learning_rate=7e-4", "--set", "train.seed=5"))
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in ("optimizer.learning_rate", "train.seed", "0.0007"))
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    done = run(*command(data, out, 6, "--set", "train.seed=5", "--resume", "never"))
+    assert done.returncode == 0, done.stderr
+    assert weights(out.with_name("run.1"), 6) == before[out / "checkpoints" / "step-00000006" / "model.safetensors"]
+
+
+def test_a_foreign_folder_is_refused(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = run(*command(data, tmp_path, 6))
+    assert done.returncode == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_evaluate(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 6)).returncode == 0
+    figures = [json.loads(run("evaluate", out, "--batch-size", size, "--json").stdout) for size in (32, 5)]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+    wanted = "generator_loss generator_accuracy sampled_accuracy discriminator_loss discriminator_accuracy discriminator_auc"
+    assert set(wanted.split()) <= figures[0].keys()
+    (out / "checkpoints" / "step-00000006" / "optimizer.safetensors").write_bytes(b"")
+    damaged = run("evaluate", out, "--json")
+    assert json.loads(damaged.stdout)["step"] == 3
+    assert "damaged" in damaged.stderr
+
+
+def test_a_place_where_nothing_can_be_written_is_a_clear_error(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(*command(data, tmp_path / "file" / "run", 6))
+    assert done.returncode == 1
+    assert "cannot write" in done.stderr
