@@ -22,7 +22,6 @@ _PUBLIC = {
     "TokenData": "discern.data.shards",
     "evaluate": "discern.workflows.evaluate",
     "load_run": "discern.workflows.runs",
-    "objectives": "discern.objectives",
     "pretrain": "discern.workflows.pretrain",
 }
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from discern.errors import DataError as DataError
     from discern.errors import DiscernError as DiscernError
     from discern.errors import NumericsError as NumericsError
-    from discern.objectives import objectives as objectives
     from discern.objectives.base import Objective as Objective
     from discern.workflows.evaluate import EvaluateRequest as EvaluateRequest
     from discern.workflows.evaluate import evaluate as evaluate

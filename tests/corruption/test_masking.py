@@ -1,11 +1,11 @@
 import pytest
 import torch
 from scipy import stats
-from tests.support import SPECIAL, make_batch
 
 from discern.corruption.masking import hide, maskable_positions, quota, uniform
 from discern.corruption.randomness import Randomness
 from discern.types import TokenBatch
+from tests.support import SPECIAL, make_batch
 
 
 def rows(lengths: list[int]) -> TokenBatch:

@@ -12,7 +12,30 @@ from discern.data.encoder import Document
 from discern.data.problems import ProblemLog
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = "the a red blue small old cat dog bird house tree river sees finds likes leaves near under over and then quietly".split()
+WORDS = [
+    "the",
+    "a",
+    "red",
+    "blue",
+    "small",
+    "old",
+    "cat",
+    "dog",
+    "bird",
+    "house",
+    "tree",
+    "river",
+    "sees",
+    "finds",
+    "likes",
+    "leaves",
+    "near",
+    "under",
+    "over",
+    "and",
+    "then",
+    "quietly",
+]
 LETTERS = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]
 
 

@@ -2,12 +2,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tests.support import SPECIAL, MemorySplit, random_documents
 
 from discern.data.config import DataConfig
-from discern.data.packing import PackedRows, build_packing
+from discern.data.packed import PackedRows
+from discern.data.packing import build_packing
 from discern.data.stream import ExampleStream
 from discern.errors import DataError
+from tests.support import SPECIAL, MemorySplit, random_documents
 
 
 def numbered(documents: int = 60, seed: int = 0) -> MemorySplit:

@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from scipy import stats
-from tests.support import SPECIAL, MemorySplit, random_documents
 
 from discern.data.config import DataConfig
 from discern.data.segments import SegmentRows, assign_segments
+from tests.support import SPECIAL, MemorySplit, random_documents
 
 
 def build(split: MemorySplit, seed: int = 0, **settings: object) -> SegmentRows:

@@ -82,7 +82,8 @@ def test_padding_must_be_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"{}", "is not a tokenizer.json"), (b"\x80\x81", "is not text"), (b"", "has no"), (None, "does not exist")]
+    ("content", "says"),
+    [(b"{}", "is not a tokenizer.json"), (b"\x80\x81", "is not text"), (b"", "has no"), (None, "does not exist")],
 )
 def test_what_is_no_tokenizer(tmp_path: Path, content: bytes | None, says: str) -> None:
     if content is not None:

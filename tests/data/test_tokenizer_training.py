@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from discern.data.encoder import Encoder
 from discern.data.processes import WorkerProcess
 from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, vocab_size
 from discern.data.tokenizer_training import SentenceSample, TokenizerKind, check_vocab_size, train_tokenizer, training_service
@@ -47,7 +48,8 @@ def test_size_specials_and_frame(kind: TokenizerKind) -> None:
     assert pair.tokens[0] == "[CLS]"
     assert [token for token in pair.tokens if token == "[SEP]"] == ["[SEP]"] * 2
     assert pair.type_ids == sorted(pair.type_ids)
-    assert not set(tokenizer.encode("loba [MASK]", add_special_tokens=False).ids) & {0, 2, 3, 4}
+    written = Encoder(tokenizer.to_str(), "none").encode([["loba [MASK] ke[SEP]mi [PAD]"]]).block.tokens
+    assert not set(written.tolist()) & {0, 2, 3, 4}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,13 +29,16 @@ else:
     objective = MaskedLanguageModel(MLMConfig(), settings(hidden_dropout=0.0, attention_dropout=0.0))
     objective.initialise(0)
 with join_ranks("cpu") as ranks:
-    run = parts(out if ranks.writes else out / "other", objective, max_steps=10, log_every_steps=1, micro_batch_size=micro, evaluate_every_steps=5)
+    steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5)
+    run = parts(out if ranks.writes else out / "other", objective, micro_batch_size=micro, **steps)
     object.__setattr__(run, "ranks", ranks)
     train(run, State())
 """
 
 
-def launch(folder: Path, processes: int, objective: str, micro: int = 0) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+def launch(
+    folder: Path, processes: int, objective: str, micro: int = 0
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     program = folder / "program.py"
     program.write_text(PROGRAM.format(root=str(Path(__file__).parents[2])))
     out = folder / f"run{processes}-{micro}"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.support import SPECIAL, MemorySplit, settings
 
 from discern.data.config import DataConfig
 from discern.data.packing import build_packing
@@ -24,6 +23,7 @@ from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal, read_metrics
 from discern.training.loop import Parts, State, train
 from discern.training.parallel import Ranks
+from tests.support import SPECIAL, MemorySplit, settings
 
 FOLDER = Path(__file__).parent
 KEYS = ("loss", "grad_norm", "generator_loss", "discriminator_loss", "mlm_loss")

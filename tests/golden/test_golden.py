@@ -1,7 +1,7 @@
 import pytest
-from tests.golden.runs import load, machine, record
 
 from discern.objectives import objectives
+from tests.golden.runs import load, machine, record
 
 
 @pytest.mark.parametrize("name", objectives.names())

@@ -4,13 +4,13 @@ from dataclasses import fields
 
 import pytest
 import torch
-from tests.support import SPECIAL, make_batch, settings
 
 from discern.corruption.randomness import Randomness
 from discern.model.config import ModelConfig
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.types import StepOutput, TokenBatch
+from tests.support import SPECIAL, make_batch, settings
 
 NAMES = objectives.names()
 

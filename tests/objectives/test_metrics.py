@@ -13,6 +13,7 @@ from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_a
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
+from discern.model.heads import ReplacedTokenHead
 from discern.objectives.base import Evaluator
 from discern.objectives.losses import masked_token_loss, replaced_token_loss
 from discern.objectives.metrics import MaskedTokenEvaluator, ReplacedTokenEvaluator, area_under_curve, ratio
@@ -177,19 +178,23 @@ def test_what_other_ranks_saw_is_merged(name: str) -> None:
     assert first.compute() == pytest.approx(evaluated(name, []).compute(), rel=1e-5)
 
 
+@torch.no_grad()
 def test_the_figures_are_those_of_scikit_learn() -> None:
     objective = build(sizes())
     randomness = Randomness(7, 0, EVERYTHING.example_index)
     corrupted = objective.corrupt(EVERYTHING, randomness)
-    with torch.no_grad():
-        output = objective(corrupted, randomness)
+    real = EVERYTHING.attention_mask
+    head = objective.networks()["discriminator"].head
+    assert isinstance(head, ReplacedTokenHead)
+    # A threshold in the middle, so that half of the tokens are flagged.
+    head.output.bias -= objective(corrupted, randomness).observations["discriminator_logits"][real].median()
+    output = objective(corrupted, randomness)
     evaluator = objective.evaluator()
     evaluator.update(output, corrupted)
     figures = evaluator.compute()
-    real = EVERYTHING.attention_mask
     truth, logits = output.observations["is_replaced"][real].numpy(), output.observations["discriminator_logits"][real].numpy()
     flagged = logits > 0
-    assert 0 < flagged.mean() < 1
+    assert 0.4 < flagged.mean() < 0.6
     assert figures["discriminator_auc"] == pytest.approx(roc_auc_score(truth, logits))
     assert figures["discriminator_accuracy"] == pytest.approx(accuracy_score(truth, flagged))
     assert figures["discriminator_precision"] == pytest.approx(precision_score(truth, flagged))

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import SPECIAL, MemorySplit, random_documents, settings
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
@@ -23,6 +22,7 @@ from discern.training.journal import Journal, read_metrics
 from discern.training.loop import Parts, State, train
 from discern.training.parallel import Ranks
 from discern.types import CorruptedBatch, StepOutput
+from tests.support import SPECIAL, MemorySplit, random_documents, settings
 
 SPLIT = MemorySplit(random_documents(120, 50, seed=3))
 

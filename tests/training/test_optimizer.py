@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from tests.support import settings
 from torch import nn
 
 from discern.errors import CheckpointError
@@ -11,6 +10,7 @@ from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.optimizer import AdamW, clip_gradients, parameter_groups
 from discern.training.schedule import learning_rate
+from tests.support import settings
 
 
 def optimizer(parameter: nn.Parameter, **options: object) -> AdamW:

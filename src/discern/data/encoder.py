@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from discern.data.blocks import DIGEST_BYTES, TokenBlock
-from discern.data.tokenizer import prepared, vocab_size
+from discern.data.tokenizer import prepared, special_ids, vocab_size
 from discern.data.words import SegmenterName, word_finder
 
 Document = list[str]
@@ -41,7 +41,12 @@ class Encoder:
     def __init__(self, tokenizer_json: str, segmenter: SegmenterName) -> None:
         self._tokenizer = prepared(Tokenizer.from_str(tokenizer_json), "the tokenizer")
         self._words = word_finder(self._tokenizer, segmenter)
-        self._dtype = token_dtype(vocab_size(self._tokenizer))
+        size = vocab_size(self._tokenizer)
+        self._dtype = token_dtype(size)
+        special = special_ids(self._tokenizer)
+        # Unigram models spell a literal "[MASK]" with the piece of that name. No special token comes out of a text.
+        self._written = np.arange(size, dtype=self._dtype)
+        self._written[list(special.values())] = special["unk"]
 
     def encode(self, documents: Sequence[Document]) -> EncodedChunk:
         """The documents in order, those without a single token left out."""
@@ -52,7 +57,7 @@ class Encoder:
             lengths.append(np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings)))
             flat = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths[-1].sum()))
             starts.append(self._words.starts(batch, encodings, flat))
-            ids.append(flat)
+            ids.append(self._written[flat])
         counts = np.array([len(document) for document in documents], dtype=np.int64)
         sentence_lengths = np.concatenate([np.zeros(0, dtype=np.int64), *lengths])
         filled = sentence_lengths > 0

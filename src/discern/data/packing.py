@@ -1,121 +1,14 @@
-"""How documents become rows of a fixed length: the interface, and documents packed back to back."""
+"""The packing that a configuration names."""
 
 from __future__ import annotations
 
-import abc
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
 from discern.data.config import DataConfig
-from discern.data.ordering import Integers, derive_key, hash_integers
+from discern.data.packed import PackedRows
+from discern.data.rows import Packing
+from discern.data.segments import SegmentRows
 from discern.data.shards import TokenSplit
-from discern.errors import ConfigError, DataError
+from discern.errors import DataError
 from discern.types import SpecialTokens
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows as arrays, all (B, L).
-
-    Attributes:
-        input_ids: padding holds the pad id.
-        lengths: (B,) real tokens; padding stands on the right.
-        is_special: [CLS], [SEP] and padding.
-        token_types: segments.
-        positions: of each token within its piece.
-        pieces: which document piece of the row a token belongs to, or None where rows are one piece.
-    """
-
-    input_ids: Integers
-    lengths: Integers
-    is_special: NDArray[np.bool_]
-    token_types: Integers
-    positions: Integers
-    pieces: Integers | None
-
-
-class Packing(abc.ABC):
-    """A numbering of the rows that one epoch over a split consists of.
-
-    Attributes:
-        num_rows: rows an epoch.
-    """
-
-    num_rows: int
-
-    @abc.abstractmethod
-    def rows(self, numbers: Integers, epoch: int) -> Rows:
-        """Rows by their numbers, each in [0, num_rows), as they are in this epoch."""
-
-
-class PackedRows(Packing):
-    """Documents back to back, without padding, every token once an epoch.
-
-    Think of every document as `[CLS] tokens [SEP]`, all written one after the other on a ring. Row r is a window of
-    sequence_length - 1 of it, so a row is found by arithmetic alone. The position left over goes to a [CLS] in front
-    where the window starts within a document, and otherwise to a [SEP] behind. Where on the ring an epoch starts is
-    drawn anew, so that documents are not cut at the same places each time. Only the last row of an epoch is padded.
-    """
-
-    def __init__(self, split: TokenSplit, special: SpecialTokens, sequence_length: int, seed: int, *, rotate: bool) -> None:
-        self._split = split
-        self._special = special
-        self._length = sequence_length
-        self._seed = seed
-        self._rotate = rotate
-        self._documents = np.concatenate(
-            [shard.document_starts[:-1] + shard.first_token for shard in split.shards] + [np.array([split.num_tokens])]
-        ).astype(np.int64)
-        # Where each document begins on the ring: its tokens, and two special ones for each document before it.
-        self._ring = self._documents + 2 * np.arange(len(self._documents))
-        self.num_rows = -(-int(self._ring[-1]) // (sequence_length - 1))
-
-    def rows(self, numbers: Integers, epoch: int) -> Rows:
-        shape = (len(numbers), self._length)
-        input_ids = np.full(shape, self._special.pad, np.int64)
-        lengths = np.zeros(shape[0], np.int64)
-        is_special = np.ones(shape, bool)
-        positions = np.zeros(shape, np.int64)
-        pieces = np.zeros(shape, np.int64)
-        for at, number in enumerate(numbers):
-            ids, special, piece = self._row(int(number), epoch)
-            count = lengths[at] = len(ids)
-            input_ids[at, :count] = ids
-            is_special[at, :count] = special
-            pieces[at, :count] = piece
-            pieces[at, count:] = piece[-1] + 1
-            starts = np.flatnonzero(np.diff(pieces[at], prepend=-1))
-            positions[at] = np.arange(self._length) - starts[pieces[at]]
-        return Rows(input_ids, lengths, is_special, np.zeros(shape, np.int64), positions, pieces)
-
-    def _row(self, number: int, epoch: int) -> tuple[Integers, NDArray[np.bool_], Integers]:
-        """Ids, which of them are special, and the piece of each, numbered from 0."""
-        total, body = int(self._ring[-1]), self._length - 1
-        turn = int(hash_integers(derive_key(self._seed, "rotation"), epoch) % np.uint64(body)) if self._rotate else 0
-        count = min(body, total - number * body)
-        places = (turn + number * body + np.arange(count)) % total
-        document = np.searchsorted(self._ring, places, side="right") - 1
-        within = places - self._ring[document]
-        is_cls = within == 0
-        special = is_cls | (places == self._ring[document + 1] - 1)
-        ids = np.where(is_cls, self._special.cls, self._special.sep)
-        ids[~special] = self._tokens((self._documents[document] + within - 1)[~special])
-        if is_cls[0]:
-            order = np.append(document, document[-1])
-            ids, special = np.append(ids, self._special.sep), np.append(special, True)
-        else:
-            order = np.insert(document, 0, document[0])
-            ids, special = np.insert(ids, 0, self._special.cls), np.insert(special, 0, True)
-        return ids, special, np.cumsum(np.diff(order, prepend=order[0]) != 0)
-
-    def _tokens(self, offsets: Integers) -> Integers:
-        """Tokens at rising offsets that jump back at most once, where the ring closes."""
-        if not len(offsets):
-            return offsets
-        parts = np.split(offsets, np.flatnonzero(np.diff(offsets) < 0) + 1)
-        return np.concatenate([self._split.read(int(part[0]), int(part[-1]) + 1) for part in parts])
 
 
 def build_packing(split: TokenSplit, special: SpecialTokens, config: DataConfig, seed: int, *, training: bool) -> Packing:
@@ -126,14 +19,9 @@ def build_packing(split: TokenSplit, special: SpecialTokens, config: DataConfig,
 
     Raises:
         DataError: the split has no tokens.
-        ConfigError: the sequence length leaves no room for tokens.
     """
-    from discern.data.segments import SegmentRows
-
     if split.num_tokens == 0:
         raise DataError("the split has no tokens", hint="prepare more text, or a larger --heldout fraction")
-    if config.sequence_length < 8:
-        raise ConfigError(f"data.sequence_length {config.sequence_length} leaves no room for text", hint="set it to 8 or more")
     if config.packing == "packed":
         return PackedRows(split, special, config.sequence_length, seed, rotate=training)
     return SegmentRows(split, special, config, seed)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from discern.data.config import DataConfig
 from discern.data.ordering import Integers, derive_key, hash_uniforms
-from discern.data.packing import Packing, Rows
+from discern.data.rows import Packing, Rows
 from discern.data.shards import Shard, TokenSplit
 from discern.types import SpecialTokens
 

@@ -110,7 +110,7 @@ class SplitWriter:
             before = int(ends[first - 1]) if first else 0
             room = self._shard_tokens - (self._open.num_tokens if self._open else 0)
             stop = int(np.searchsorted(ends, before + room, side="right"))
-            if stop == first and self._open is not None:
+            if stop <= first and self._open is not None:
                 self._close_shard()
                 continue
             stop = max(stop, first + 1)

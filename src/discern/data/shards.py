@@ -44,12 +44,12 @@ class Shard:
         return self._map("tokens", self._dtype)
 
     @cached_property
-    def document_starts(self) -> Int[np.ndarray, " D+1"]:
+    def document_starts(self) -> Int[np.ndarray, " bounds"]:
         """(D+1,) where each document begins, then the number of tokens; relative to the shard."""
         return self._map("documents", np.dtype("<i8"))
 
     @cached_property
-    def sentence_starts(self) -> Int[np.ndarray, " S+1"]:
+    def sentence_starts(self) -> Int[np.ndarray, " bounds"]:
         """(S+1,) where each sentence begins, then the number of tokens; relative to the shard."""
         return self._map("sentences", np.dtype("<i8"))
 
@@ -85,7 +85,7 @@ class TokenSplit:
         self.num_documents = info.num_documents
         firsts = np.cumsum([0] + [shard.num_tokens for shard in info.shards])
         self.shards = [Shard(folder, shard, dtype, int(first)) for shard, first in zip(info.shards, firsts, strict=False)]
-        self._bounds: Int[np.ndarray, " shards+1"] = firsts
+        self._bounds: Int[np.ndarray, " bounds"] = firsts
 
     def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
         """Token ids `start` to `stop` of the split, int64; may cross shards.

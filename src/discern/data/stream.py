@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from discern.data.ordering import Integers, derive_key, permute
-from discern.data.packing import Packing, Rows
+from discern.data.rows import Packing, Rows
 from discern.types import TokenBatch
 
 

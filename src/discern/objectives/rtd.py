@@ -33,7 +33,7 @@ class RTDConfig(MaskingConfig):
         0.25,
         gt=0,
         le=1,
-        description="Width of the generator as a fraction of the discriminator's. ELECTRA, table 6: 1/4 small and large, 1/3 base.",
+        description="Width of the generator, a fraction of the discriminator's. ELECTRA, table 6: 1/4 small and large, 1/3 base.",
     )
     generator_depth: float = Field(1.0, gt=0, le=1, description="Depth likewise. ELECTRA keeps the depth.")
     tying: Literal["embeddings", "token", "none"] = Field(

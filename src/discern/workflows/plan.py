@@ -121,10 +121,11 @@ def _warnings(config: PretrainConfig, epochs: float) -> list[str]:
 def _text(config: PretrainConfig, values: dict[str, Any]) -> str:
     hours = values["estimated_seconds"] / 3600
     time_text = f"{hours:,.1f} hours" if hours >= 1 else f"{values['estimated_seconds']:,.0f} seconds"
+    sizes = ", ".join(f"{name} {size:,}" for name, size in values["parameters_by_network"].items())
     lines = [
         to_toml(config).rstrip(),
         "",
-        f"# parameters    {values['parameters']:,} ({', '.join(f'{k} {v:,}' for k, v in values['parameters_by_network'].items())})",
+        f"# parameters    {values['parameters']:,} ({sizes})",
         f"# arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
         f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB (estimate)",
         f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",

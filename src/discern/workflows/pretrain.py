@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from discern.config.tree import flatten, to_toml
-from discern.data.packing import build_packing
 from discern.data.manifest import TOKENIZER_NAME
+from discern.data.packing import build_packing
 from discern.data.shards import TokenData
 from discern.data.stream import ExampleStream
 from discern.errors import CheckpointError, ConfigError, DataError

@@ -1,0 +1,79 @@
+"""Documents packed back to back into rows without padding."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from discern.data.ordering import Integers, derive_key, hash_integers
+from discern.data.rows import Packing, Rows
+from discern.data.shards import TokenSplit
+from discern.types import SpecialTokens
+
+
+class PackedRows(Packing):
+    """Documents back to back, without padding, every token once an epoch.
+
+    Think of every document as `[CLS] tokens [SEP]`, all written one after the other on a ring. Row r is a window of
+    sequence_length - 1 of it, so a row is found by arithmetic alone. The position left over goes to a [CLS] in front
+    where the window starts within a document, and otherwise to a [SEP] behind. Where on the ring an epoch starts is
+    drawn anew, so that documents are not cut at the same places each time. Only the last row of an epoch is padded.
+    """
+
+    def __init__(self, split: TokenSplit, special: SpecialTokens, sequence_length: int, seed: int, *, rotate: bool) -> None:
+        self._split = split
+        self._special = special
+        self._length = sequence_length
+        self._seed = seed
+        self._rotate = rotate
+        self._documents = np.concatenate(
+            [shard.document_starts[:-1] + shard.first_token for shard in split.shards] + [np.array([split.num_tokens])]
+        ).astype(np.int64)
+        # Where each document begins on the ring: its tokens, and two special ones for each document before it.
+        self._ring = self._documents + 2 * np.arange(len(self._documents))
+        self.num_rows = -(-int(self._ring[-1]) // (sequence_length - 1))
+
+    def rows(self, numbers: Integers, epoch: int) -> Rows:
+        shape = (len(numbers), self._length)
+        input_ids = np.full(shape, self._special.pad, np.int64)
+        lengths = np.zeros(shape[0], np.int64)
+        is_special = np.ones(shape, bool)
+        positions = np.zeros(shape, np.int64)
+        pieces = np.zeros(shape, np.int64)
+        for at, number in enumerate(numbers):
+            ids, special, piece = self._row(int(number), epoch)
+            count = lengths[at] = len(ids)
+            input_ids[at, :count] = ids
+            is_special[at, :count] = special
+            pieces[at, :count] = piece
+            pieces[at, count:] = piece[-1] + 1
+            starts = np.flatnonzero(np.diff(pieces[at], prepend=-1))
+            positions[at] = np.arange(self._length) - starts[pieces[at]]
+        return Rows(input_ids, lengths, is_special, np.zeros(shape, np.int64), positions, pieces)
+
+    def _row(self, number: int, epoch: int) -> tuple[Integers, NDArray[np.bool_], Integers]:
+        """Ids, which of them are special, and the piece of each, numbered from 0."""
+        total, body = int(self._ring[-1]), self._length - 1
+        turn = int(hash_integers(derive_key(self._seed, "rotation"), epoch) % np.uint64(body)) if self._rotate else 0
+        count = min(body, total - number * body)
+        places = (turn + number * body + np.arange(count)) % total
+        document = np.searchsorted(self._ring, places, side="right") - 1
+        within = places - self._ring[document]
+        is_cls = within == 0
+        special = is_cls | (places == self._ring[document + 1] - 1)
+        ids = np.where(is_cls, self._special.cls, self._special.sep)
+        ids[~special] = self._tokens((self._documents[document] + within - 1)[~special])
+        if is_cls[0]:
+            order = np.append(document, document[-1])
+            ids, special = np.append(ids, self._special.sep), np.append(special, True)
+        else:
+            order = np.insert(document, 0, document[0])
+            ids, special = np.insert(ids, 0, self._special.cls), np.insert(special, 0, True)
+        return ids, special, np.cumsum(np.diff(order, prepend=order[0]) != 0)
+
+    def _tokens(self, offsets: Integers) -> Integers:
+        """Tokens at rising offsets that jump back at most once, where the ring closes."""
+        if not len(offsets):
+            return offsets
+        parts = np.split(offsets, np.flatnonzero(np.diff(offsets) < 0) + 1)
+        return np.concatenate([self._split.read(int(part[0]), int(part[-1]) + 1) for part in parts])
