@@ -27,6 +27,12 @@ def test_probability_and_mean(probability: float) -> None:
     assert float(mask.double().mean()) == pytest.approx(1, abs=0.0005 / (1 - probability) * 3)
 
 
+def test_the_smallest_probability_is_exact() -> None:
+    """1/65536: of 8.4 million elements 128 are expected, with a deviation of 11; an off-by-one would drop none or 256."""
+    dropped = int((keep_mask(torch.Size([2**23]), 1 / 65536, torch.float32) == 0).sum())
+    assert abs(dropped - 128) < 60
+
+
 def test_the_expectation_of_the_mask_is_exactly_one() -> None:
     """What is kept is scaled by the chance as it is, a multiple of 1/65536, not as it was asked for."""
     for probability in (0.1, 0.3, 1e-4):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from discern.corruption.randomness import Randomness
 from discern.model.bert import BertEncoder, Block
+from discern.model.dropout import Dropout
 from discern.objectives.base import Objective
 from discern.types import TokenBatch
 from tests.parity.small_networks import build, make_noisy, network_logits, sizes, token_batch
@@ -33,14 +34,23 @@ def test_a_block_ends_in_a_layer_norm() -> None:
 
 
 def test_a_block_without_weights_is_two_norms() -> None:
-    """Attention and feed-forward give nothing: what is left are the residuals."""
-    block = Block(sizes())
+    """Attention and feed-forward give nothing: what is left are the residuals, which dropout leaves alone."""
+    block = Block(sizes(hidden_dropout=0.5, attention_dropout=0.5)).train()
     for parameter in block.parameters():
         torch.nn.init.zeros_(parameter)
     for norm in (block.attention_norm, block.feedforward_norm):
         torch.nn.init.ones_(norm.weight)
     states = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(block(states, None), torch.layer_norm(states, [32]), **TOLERANCE)
+
+
+def test_dropout_falls_on_embeddings_probabilities_and_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not inside the feed-forward part."""
+    shapes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(Dropout, "forward", lambda _, values: shapes.append(tuple(values.shape)) or values)
+    encoder(num_layers=1)(token_batch([9, 9]).input_ids)
+    heads = sizes().num_heads
+    assert shapes == [(2, 9, 16), (2, heads, 9, 9), (2, 9, 32), (2, 9, 32)]
 
 
 @torch.no_grad()

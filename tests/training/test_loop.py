@@ -252,3 +252,18 @@ def test_the_global_generator_is_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(7)
     train(run, State())
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = parts(tmp_path, max_steps=4)
+    object.__setattr__(run, "journal", Journal(tmp_path, 0, tensorboard=True))
+    train(run, State())
+    assert run.journal is not None
+    run.journal.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    expected = [record["loss"] for record in read_metrics(tmp_path)]
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(expected, rel=1e-6)

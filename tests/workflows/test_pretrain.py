@@ -218,6 +218,32 @@ def test_evaluate(data: Path, tmp_path: Path) -> None:
     assert "damaged" in damaged.stderr
 
 
+@pytest.mark.slow
+def test_compiled_networks_give_the_same_losses(data: Path, tmp_path: Path) -> None:
+    # In processes of their own: the shape checks that tests run under are not for the compiler to trace.
+    options = ["--set", "model.hidden_dropout=0", "--set", "model.attention_dropout=0", "--set", "train.log_every_steps=1"]
+    losses = []
+    for name, compiled in (("eager", "false"), ("compiled", "true")):
+        done = run(*command(data, tmp_path / name, 5, *options, "--set", f"train.compile={compiled}"), limit=600)
+        assert done.returncode == 0, done.stderr
+        losses.append([json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_data_set_of_another_tokenizer_is_refused(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 3)).returncode == 0
+    options = ["--train-tokenizer", "bpe", "--vocab-size", "400", "--heldout", "0.1"]
+    assert run("prepare", data.parent / "text.txt", "--out", tmp_path / "other", *options).returncode == 0
+    evaluated = run("evaluate", out, "--data", tmp_path / "other")
+    assert evaluated.returncode == 1
+    assert "another tokenizer" in evaluated.stderr
+    assert str(out / "tokenizer.json") in evaluated.stderr
+    resumed = run(*command(tmp_path / "other", out, 6))
+    assert resumed.returncode == 1
+    assert "another data set" in resumed.stderr
+
+
 def test_a_place_where_nothing_can_be_written_is_a_clear_error(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run(*command(data, tmp_path / "file" / "run", 6))
