@@ -195,6 +195,14 @@ def test_json_of_the_standard_input(
     assert len(shown(capsys)["texts"]) == 2
 
 
+def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.txt").touch()
+    detect_command(made[0] / "run", file=tmp_path / "empty.txt", json_output=True)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"texts": []}
+    assert "nothing to judge" in printed.err
+
+
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [

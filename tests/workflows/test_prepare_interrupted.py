@@ -49,6 +49,7 @@ def running(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         release.set()
         process.kill()
         process.communicate()
+        os.close(os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK))  # if it was never opened for reading
         feeder.join(10)
 
 

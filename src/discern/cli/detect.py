@@ -42,6 +42,8 @@ def detect(
     """
     with command(json_output=json_output) as console:
         texts = _texts(text, file)
+        if not texts:
+            console.warn("there is no line in the input: nothing to judge")
         from discern.workflows.detect import detect as run_detect
 
         found = run_detect(model, texts, console.progress, console.warn)

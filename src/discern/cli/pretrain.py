@@ -60,7 +60,9 @@ def _text(record: dict[str, object], out: Path) -> str:
     figures = [
         f"  {name:<26} {value:.4g}" if isinstance(value, float) else f"  {name:<26} {value:,}" for name, value in record.items()
     ]
-    after = f"next: discern evaluate {out}, discern export {out} --out MODEL, discern detect {out} --text '...'"
+    after = f"next: discern evaluate {out}, discern export {out} --out MODEL"
+    if "discriminator_loss" in record:
+        after += f", discern detect {out} --text '...'"
     return "\n".join([f"{out}:", *figures, after])
 
 

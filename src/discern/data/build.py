@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def build(
                 if split == "train":
                     np.add(counts, np.bincount(block.tokens, minlength=len(counts)), out=counts)
 
-        for chunk in encoded(documents, tokenizer, options):
+        for chunk in stack.enter_context(closing(encoded(documents, tokenizer, options))):
             counter.add(chunk)
             write(chooser.place(chunk.block))
             meter.show(tokens=f"{counter.tokens:,}")
@@ -102,15 +102,15 @@ def build(
 
 def survey(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions, meter: Meter) -> Statistics:
     """The statistics that `build` would give, without writing anything."""
-    with StatisticsCounter(special_ids(tokenizer)["unk"]) as counter:
-        for chunk in encoded(documents, tokenizer, options):
+    with StatisticsCounter(special_ids(tokenizer)["unk"]) as counter, closing(encoded(documents, tokenizer, options)) as chunks:
+        for chunk in chunks:
             counter.add(chunk)
             meter.show(tokens=f"{counter.tokens:,}")
         return counter.finish(meter.bytes_read)
 
 
-def encoded(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions) -> Iterator[EncodedChunk]:
-    """The documents tokenised in worker processes, in order."""
+def encoded(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions) -> Generator[EncodedChunk]:
+    """The documents tokenised in worker processes, in order. Close it: that ends the processes."""
     with WorkerPool(encoding_service, (tokenizer.to_str(), options.segmenter), options.workers) as pool:
         yield from pool.map(_chunks(documents))
 

@@ -53,20 +53,8 @@ class CardFacts:
 
 def model_card(facts: CardFacts) -> str:
     """The whole README.md."""
-    return (
-        "\n\n".join(
-            [
-                _front_matter(facts),
-                _what(facts),
-                _use(facts),
-                _training(facts),
-                _recipe(facts),
-                _evaluation(facts),
-                _limits(facts),
-            ]
-        ).replace("\n\n\n", "\n\n")
-        + "\n"
-    )
+    sections = (_front_matter, _what, _use, _training, _recipe, _evaluation, _limits)
+    return "\n\n".join(section(facts) for section in sections) + "\n"
 
 
 def _front_matter(facts: CardFacts) -> str:
@@ -98,7 +86,7 @@ def _what(facts: CardFacts) -> str:
         "Vocabulary": f"{_number(config['vocab_size'])} entries; {facts.tokenizer}",
         "Licence": "to be filled in by whoever publishes this model",
     }
-    made = f"Pre-trained from scratch with [discern](https://pypi.org/project/discern-nlp/) {facts.version}."
+    made = f"Pre-trained from scratch with discern (distribution `discern-nlp`) {facts.version}."
     return f"# {facts.title}\n\n{role} {made}\n\n{_table(('', ''), list(sizes.items()))}"
 
 
