@@ -65,9 +65,8 @@ def test_the_input_is_not_read_ahead_without_bound() -> None:
 
 
 def test_no_process_is_left() -> None:
-    with pytest.raises(RuntimeError, match="enough"), WorkerPool(process_id, (), workers=2) as pool:
+    with WorkerPool(process_id, (), workers=2) as pool:
         found = set(pool.map(range(20)))
-        raise RuntimeError("enough")
     for number in found:
         with pytest.raises(ProcessLookupError):
             os.kill(number, 0)

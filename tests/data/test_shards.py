@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def expected_split(data: TokenData, name: str) -> tuple[list[list[int]], np.ndar
     split = data.split(name)  # type: ignore[arg-type]
     starts = np.unique(np.concatenate([shard.first_token + shard.document_starts for shard in split.shards]))
     texts = {tuple(encoder.encode([document]).block.tokens.tolist()): document for document in DOCUMENTS}
-    chosen = [texts[tuple(split.read(int(a), int(b)).tolist())] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    chosen = [texts[tuple(split.read(int(a), int(b)).tolist())] for a, b in pairwise(starts)]
     block = encoder.encode(chosen).block
     return np.split(block.tokens, np.cumsum(block.sentence_lengths)[:-1]), block.word_starts
 

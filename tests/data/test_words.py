@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import get_args
 
 import pytest
@@ -58,6 +59,19 @@ def test_whole_words_by_hand() -> None:
         ["文"],
         ["[UNK]"],
     ]
+
+
+def test_words_of_bytes_are_those_of_the_pre_tokenizer() -> None:
+    tokenizer = tokenizer_of("bpe")
+    sentences = [*TEXT[:200], "loba,ke (mi) 12 nu34 - x", "ke!? a-b", "да не. 字漢! é"]
+    encodings = tokenizer.encode_batch(sentences, add_special_tokens=False)
+    for sentence, encoding in zip(sentences, encodings, strict=True):
+        expected = [word != before for before, word in pairwise([None, *encoding.word_ids])]
+        assert Encoder(tokenizer.to_str(), "none").encode([[sentence]]).block.word_starts.tolist() == expected
+
+
+def test_combining_marks_stay_with_their_letters() -> None:
+    assert len(words(tokenizer_of("bpe"), ["हिन्दी भाषा"])) == 2
 
 
 def test_without_a_pre_tokenizer_spaces_part_words() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
-from discern.model.bert import BertEncoder, Block
+from discern.model.bert import BertEncoder, PostNormBlock
 from discern.model.dropout import Dropout
 from discern.objectives.base import Objective
 from discern.types import TokenBatch
@@ -24,7 +24,7 @@ def encoder(**changes: int) -> BertEncoder:
 
 def test_a_block_ends_in_a_layer_norm() -> None:
     """Post-norm: with the norm's weight 1 and bias 0, every state has mean 0 and variance 1."""
-    block = Block(sizes())
+    block = PostNormBlock(sizes())
     make_noisy(block)
     torch.nn.init.ones_(block.feedforward_norm.weight)
     torch.nn.init.zeros_(block.feedforward_norm.bias)
@@ -35,7 +35,7 @@ def test_a_block_ends_in_a_layer_norm() -> None:
 
 def test_a_block_without_weights_is_two_norms() -> None:
     """Attention and feed-forward give nothing: what is left are the residuals, which dropout leaves alone."""
-    block = Block(sizes(hidden_dropout=0.5, attention_dropout=0.5)).train()
+    block = PostNormBlock(sizes(hidden_dropout=0.5, attention_dropout=0.5)).train()
     for parameter in block.parameters():
         torch.nn.init.zeros_(parameter)
     for norm in (block.attention_norm, block.feedforward_norm):
@@ -182,8 +182,8 @@ def test_recomputation_gives_the_same_gradients(dropout: float, name: str) -> No
 
 def test_recomputation_really_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    forward = Block.forward
-    monkeypatch.setattr(Block, "forward", lambda *inputs: calls.append(1) or forward(*inputs))
+    forward = PostNormBlock.forward
+    monkeypatch.setattr(PostNormBlock, "forward", lambda *inputs: calls.append(1) or forward(*inputs))
     batch = token_batch([9])
     step_gradients(build(sizes(), "mlm", checkpointing=True).train(), batch)
     assert len(calls) == 2 * sizes().num_layers

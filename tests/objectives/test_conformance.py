@@ -120,7 +120,7 @@ def test_micro_batches_add_up_to_the_whole(name: str) -> None:
         for key, term in objective(objective.corrupt(part, rows), rows).terms.items():
             sums[key] += term.total.item()
     for key, term in whole.terms.items():
-        assert sums[key] == pytest.approx(float(term.total), rel=1e-6)
+        assert sums[key] == pytest.approx(term.total.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -296,7 +296,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     peaks = []
     for times in (1, 4):
-        (tmp_path / f"text{times}").write_text(plain(made_up(6000)) * times)
+        (tmp_path / f"text{times}").write_text(plain(made_up(3000)) * times)
         command = ["prepare", tmp_path / f"text{times}", "--out", tmp_path / f"data{times}", "--tokenizer", vocabulary]
         done = subprocess.run([sys.executable, "-c", measure, *map(str, command)], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0

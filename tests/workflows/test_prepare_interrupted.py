@@ -58,6 +58,14 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(child) for child in children.read_text().split()] if children.exists() else []
 
 
+def gone(workers: list[int]) -> bool:
+    """Whether the worker processes end: one that was just being started sees the end of its input a little later."""
+    deadline = time.monotonic() + 10
+    while (left := any(Path(f"/proc/{worker}").exists() for worker in workers)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not left
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_removes_what_it_made(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with running(tmp_path) as process:
@@ -68,7 +76,7 @@ def test_a_stopped_run_removes_what_it_made(tmp_path: Path, number: signal.Signa
     assert "give the same command again" in messages
     assert "Traceback" not in messages
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "vocab.txt"]
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert gone(workers)
 
 
 def test_after_a_kill_the_next_run_clears_up(tmp_path: Path) -> None:
@@ -77,10 +85,7 @@ def test_after_a_kill_the_next_run_clears_up(tmp_path: Path) -> None:
         process.kill()
         process.communicate(timeout=30)
     (leftover,) = tmp_path.glob(".data.*")
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert gone(workers)
     with staging(tmp_path / "data") as folder:
         assert not leftover.exists()
         assert list(tmp_path.glob(".data.*")) == [folder]

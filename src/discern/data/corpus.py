@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import stat
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO, Literal
 from discern.data.encoder import Document
 from discern.data.problems import ProblemLog
 from discern.data.records import hub_records, json_records, parquet_records
-from discern.data.streams import BLOCK_BYTES, CountingStream, HeadStream, Readable, decompressor, is_tar, naming
+from discern.data.streams import BLOCK_BYTES, CountingStream, HeadStream, PipeStream, Readable, decompressor, is_tar, naming
 from discern.data.text import Cut, Limits, Lines, documents, text_lines, wiki_records
 from discern.errors import ConfigError, DataError, DiscernError
 
@@ -270,7 +271,7 @@ def _refuse(problem: OSError) -> None:
     raise DataError(f"{problem.filename} cannot be read: {problem.strerror}") from problem
 
 
-def _open(source: Source) -> BinaryIO:
-    if source.path is None:
-        return open(sys.stdin.fileno(), "rb", closefd=False)
-    return source.path.open("rb")
+def _open(source: Source) -> BinaryIO | PipeStream:
+    place = sys.stdin.fileno() if source.path is None else source.path
+    file = open(place, "rb", closefd=source.path is not None)  # noqa: SIM115 (the caller closes it)
+    return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else PipeStream(file)

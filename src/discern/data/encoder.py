@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from discern.data.blocks import DIGEST_BYTES, TokenBlock
 from discern.data.tokenizer import prepared, special_ids, vocab_size
-from discern.data.words import SegmenterName, word_finder
+from discern.data.word_cache import WordCache
+from discern.data.words import SegmenterName, Sentences, word_finder
 
 Document = list[str]
 """The sentences of a document: stripped, none of them empty."""
@@ -41,6 +42,9 @@ class Encoder:
     def __init__(self, tokenizer_json: str, segmenter: SegmenterName) -> None:
         self._tokenizer = prepared(Tokenizer.from_str(tokenizer_json), "the tokenizer")
         self._words = word_finder(self._tokenizer, segmenter)
+        self._cache = (
+            WordCache(self._tokenizer) if WordCache.applies(self._tokenizer) and not self._words.needs_encodings else None
+        )
         size = vocab_size(self._tokenizer)
         self._dtype = token_dtype(size)
         special = special_ids(self._tokenizer)
@@ -51,22 +55,16 @@ class Encoder:
     def encode(self, documents: Sequence[Document]) -> EncodedChunk:
         """The documents in order, those without a single token left out."""
         sentences = list(chain.from_iterable(documents))
-        ids, starts, lengths = [], [], []
-        for batch in _batches(sentences):
-            encodings = self._encodings(batch)
-            lengths.append(np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings)))
-            flat = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths[-1].sum()))
-            starts.append(self._words.starts(batch, encodings, flat))
-            ids.append(self._written[flat])
+        batches = [self._batch(texts) for texts in _batches(sentences)]
         counts = np.array([len(document) for document in documents], dtype=np.int64)
-        sentence_lengths = np.concatenate([np.zeros(0, dtype=np.int64), *lengths])
+        sentence_lengths = _joined([batch.lengths for batch in batches], np.dtype(np.int64))
         filled = sentence_lengths > 0
         owners = np.repeat(np.arange(len(documents)), counts)
         document_sentences = np.bincount(owners[filled], minlength=len(documents))
         kept = document_sentences > 0
         block = TokenBlock(
-            tokens=np.concatenate([np.zeros(0, dtype=self._dtype), *ids]),
-            word_starts=np.concatenate([np.zeros(0, dtype=bool), *starts]),
+            tokens=_joined([self._written[batch.ids] for batch in batches], self._dtype),
+            word_starts=_joined([self._words.starts(batch) for batch in batches], np.dtype(bool)),
             sentence_lengths=sentence_lengths[filled],
             document_sentences=document_sentences[kept],
             digests=_digests(documents)[kept],
@@ -74,9 +72,15 @@ class Encoder:
         characters = sum(map(len, sentences))
         return EncodedChunk(block, characters, empty_documents=len(documents) - block.num_documents)
 
-    def _encodings(self, batch: list[str]) -> list[Encoding]:
-        encode = self._tokenizer.encode_batch if self._words.needs_offsets else self._tokenizer.encode_batch_fast
-        return encode(batch, add_special_tokens=False)
+    def _batch(self, texts: list[str]) -> Sentences:
+        if self._cache is not None and (found := self._cache.encode(texts)) is not None:
+            return Sentences(texts, np.array(found[0], dtype=self._dtype), found[1], None)
+        # The fast variant leaves out offsets and words.
+        encode = self._tokenizer.encode_batch if self._words.needs_encodings else self._tokenizer.encode_batch_fast
+        encodings = encode(texts, add_special_tokens=False)
+        lengths = np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings))
+        ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths.sum()))
+        return Sentences(texts, ids, lengths, encodings if self._words.needs_encodings else None)
 
 
 def encoding_service(tokenizer_json: str, segmenter: SegmenterName) -> Callable[[list[Document]], EncodedChunk]:
@@ -87,6 +91,10 @@ def encoding_service(tokenizer_json: str, segmenter: SegmenterName) -> Callable[
 def token_dtype(size: int) -> np.dtype:
     """The type that holds the ids of a vocabulary of `size`: uint16 up to 65,535 entries, else uint32."""
     return np.dtype(np.uint16 if size <= 65535 else np.uint32)
+
+
+def _joined(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
 
 
 def _digests(documents: Sequence[Document]) -> np.ndarray:

@@ -6,11 +6,13 @@ import bz2
 import gzip
 import io
 import lzma
+import os
+import select
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 import zstandard
 
@@ -62,6 +64,28 @@ class CountingStream:
         data = self._stream.read(size)
         self._report(len(data))
         return data
+
+
+class PipeStream:
+    """Reads a pipe or terminal, and wakes up now and then.
+
+    A signal that arrives just before a read blocks is heard of only when that read returns, which may be never.
+    """
+
+    _WAKE_SECONDS = 0.5
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        """What is there now, at most `size` bytes; empty only at the end."""
+        assert size >= 0
+        while not select.select([self._file], [], [], self._WAKE_SECONDS)[0]:
+            pass
+        return os.read(self._file.fileno(), size)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class ZstdStream:

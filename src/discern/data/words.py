@@ -4,31 +4,56 @@ from __future__ import annotations
 
 import abc
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, final
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt
-from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
+from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers
 
 from discern.errors import ConfigError
 
 SegmenterName = Literal["none", "jieba"]
 
 
+@dataclass(frozen=True)
+class Sentences:
+    """Some sentences and their tokens in a row.
+
+    Attributes:
+        texts: the sentences.
+        ids: (T,) the tokens of all of them.
+        lengths: (S,) tokens of each.
+        encodings: what the library made of each; None if it was not asked.
+    """
+
+    texts: Sequence[str]
+    ids: UInt[np.ndarray, " T"]
+    lengths: Int[np.ndarray, " S"]
+    encodings: Sequence[Encoding] | None
+
+    @property
+    def first_tokens(self) -> Int[np.ndarray, " n"]:
+        """Index of the first token of each sentence that has one."""
+        first: np.ndarray = (np.cumsum(self.lengths) - self.lengths)[self.lengths > 0]
+        return first
+
+
 class WordFinder(abc.ABC):
     """Finds the tokens that begin a word.
 
     Attributes:
-        needs_offsets: whether the encodings must carry character offsets (`encode_batch`, not `encode_batch_fast`).
+        needs_encodings: whether it looks at the library's encodings, with offsets and words, rather than at ids alone.
     """
 
-    needs_offsets: bool = False
+    needs_encodings: bool = False
 
     @abc.abstractmethod
-    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: UInt[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
-        """True where a word begins; `ids` are those of all encodings in a row."""
+    def starts(self, sentences: Sentences) -> Bool[np.ndarray, " T"]:
+        """True where a word begins."""
 
 
 @final
@@ -38,23 +63,48 @@ class TokenTable(WordFinder):
     def __init__(self, begins: Bool[np.ndarray, " V"]) -> None:
         self._begins = begins
 
-    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: UInt[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
-        starts: np.ndarray = self._begins[ids]
-        starts[_first_tokens(encodings)] = True
+    def starts(self, sentences: Sentences) -> Bool[np.ndarray, " T"]:
+        starts: np.ndarray = self._begins[sentences.ids]
+        starts[sentences.first_tokens] = True
         return starts
+
+
+@final
+class CharacterClasses(WordFinder):
+    """Byte-level tokenizers: a word begins at a space, and where letters, digits and other signs meet.
+
+    This is GPT-2's way to split, but for contractions, which part at the apostrophe, and combining marks, which stay with their
+    letters; it needs the tokens only. Bytes that are part of a character count as a letter.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self._first, self._last = np.zeros((2, max(vocabulary.values()) + 1), dtype="U1")
+        decoder = decoders.ByteLevel()
+        for token, number in vocabulary.items():
+            text = decoder.decode([token])
+            self._first[number], self._last[number] = _character_class(text[:1]), _character_class(text[-1:])
+
+    def starts(self, sentences: Sentences) -> Bool[np.ndarray, " T"]:
+        first, last = self._first[sentences.ids], self._last[sentences.ids]
+        begins: np.ndarray = first == "Z"
+        begins[1:] |= (first[1:] != last[:-1]) & (last[:-1] != "Z")  # a lone space goes with what follows
+        begins[sentences.first_tokens] = True
+        return begins
 
 
 @final
 class PreTokenizedWords(WordFinder):
     """Any tokenizer that first splits into words: a token begins one when its word differs from its neighbour's."""
 
-    needs_offsets = True  # `encode_batch_fast` leaves out the words too
+    needs_encodings = True
 
-    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: UInt[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
-        words = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), dtype=np.int64, count=len(ids))
-        begins = np.ones(len(ids), dtype=bool)
+    def starts(self, sentences: Sentences) -> Bool[np.ndarray, " T"]:
+        assert sentences.encodings is not None
+        words = np.fromiter(chain.from_iterable(e.word_ids for e in sentences.encodings), np.int64, count=len(sentences.ids))
+        begins = np.ones(len(words), dtype=bool)
         begins[1:] = words[1:] != words[:-1]
-        begins[_first_tokens(encodings)] = True
+        begins[sentences.first_tokens] = True
         return begins
 
 
@@ -65,13 +115,14 @@ class TextBoundaries(WordFinder):
     A boundary inside a token counts for nothing: ids are never changed to suit the words.
     """
 
-    needs_offsets = True
+    needs_encodings = True
 
     def __init__(self, segmenter: SegmenterName) -> None:
         self._jieba = load_jieba() if segmenter == "jieba" else None
 
-    def starts(self, texts: Sequence[str], encodings: Sequence[Encoding], ids: UInt[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
-        parts = [self._one(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+    def starts(self, sentences: Sentences) -> Bool[np.ndarray, " T"]:
+        assert sentences.encodings is not None
+        parts = [self._one(text, encoding) for text, encoding in zip(sentences.texts, sentences.encodings, strict=True)]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
 
     def _one(self, text: str, encoding: Encoding) -> Bool[np.ndarray, " n"]:
@@ -130,6 +181,8 @@ def word_finder(tokenizer: Tokenizer, segmenter: SegmenterName = "none") -> Word
     if isinstance(splitter, pre_tokenizers.Metaspace) and splitter.split:
         mark = splitter.replacement
         return TokenTable(_matching(tokenizer, lambda token: token.startswith(mark)))
+    if isinstance(splitter, pre_tokenizers.ByteLevel):
+        return CharacterClasses(tokenizer)
     return PreTokenizedWords() if splitter is not None else TextBoundaries("none")
 
 
@@ -141,7 +194,9 @@ def _matching(tokenizer: Tokenizer, matches: Callable[[str], bool]) -> Bool[np.n
     return found
 
 
-def _first_tokens(encodings: Sequence[Encoding]) -> Int[np.ndarray, " n"]:
-    """Index of the first token of each encoding that has one."""
-    lengths = np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings))
-    return (np.cumsum(lengths) - lengths)[lengths > 0]
+def _character_class(character: str) -> str:
+    """L letter (marks and parts of characters too), N number, Z space, P anything else."""
+    if character.isspace():
+        return "Z"
+    category = unicodedata.category(character)[0] if character else "P"
+    return "L" if category == "M" or character == "\ufffd" else category if category in "LN" else "P"

@@ -22,7 +22,7 @@ from discern.data.files import sync_file
 from discern.errors import CheckpointError, ConfigError
 from discern.model.bert import BertEncoder
 from discern.model.config import ModelConfig
-from discern.model.embeddings import Embeddings
+from discern.model.embeddings import DisentangledEmbeddings, Embeddings
 from discern.model.heads import MaskedLMHead, ReplacedTokenHead
 from discern.model.network import Network
 from discern.objectives.base import Vocabulary
@@ -30,6 +30,7 @@ from discern.objectives.base import Vocabulary
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 DISCRIMINATOR_CLASS = "ElectraForPreTraining"
+ENCODER_CLASS = "ElectraModel"
 GENERATOR_CLASS = "ElectraForMaskedLM"
 
 # Our name -> theirs, of the layers that have a weight and a bias.
@@ -79,11 +80,16 @@ class HuggingFaceModel:
 def to_huggingface(network: Network, vocabulary: Vocabulary) -> HuggingFaceModel:
     """The network as config.json and model.safetensors of Hugging Face.
 
+    A discriminator whose head has a bilinear term is given without its head, as a bare `ElectraModel`: ELECTRA has no place
+    for the term, and the rest of the head would say something else than the whole.
+
     Raises:
-        ConfigError: the encoder is not the BERT-style one, which alone Hugging Face's ELECTRA can hold.
+        ConfigError: the encoder is not the BERT-style one with LayerNorm after each residual, which alone ELECTRA can hold.
     """
     names = parameter_names(network)
     parameters = _parameters(network)
+    if network.bilinear is not None:
+        names = {ours: theirs for ours, theirs in names.items() if ours.startswith("encoder.")}
     tensors = {theirs: parameters[ours].detach().to("cpu", torch.float32).contiguous() for ours, theirs in names.items()}
     return HuggingFaceModel(_config(network, vocabulary), tensors)
 
@@ -101,6 +107,11 @@ def parameter_names(network: Network) -> dict[str, str]:
         raise ConfigError(
             f"encoder '{encoder.config.encoder}' has no Hugging Face ELECTRA form",
             hint="only encoder 'bert' can be exported to ELECTRA",
+        )
+    if encoder.config.normalisation != "post":
+        raise ConfigError(
+            f"ELECTRA has its LayerNorms after each residual; this encoder has model.normalisation '{encoder.config.normalisation}'",
+            hint="train with model.normalisation=post to export; `discern detect` takes the run as it is",
         )
     names = {f"encoder.embeddings.{ours}.weight": f"electra.embeddings.{theirs}.weight" for ours, theirs in _TABLES.items()}
     names |= _both("encoder.embeddings.norm", "electra.embeddings.LayerNorm")
@@ -224,6 +235,10 @@ def _both(ours: str, theirs: str) -> dict[str, str]:
 def _parameters(network: Network) -> dict[str, Tensor]:
     """Parameters by our name; the word table that a head shares stands under the encoder's name only."""
     found: dict[str, Tensor] = {f"encoder.{name}": value for name, value in network.encoder.named_parameters()}
+    embeddings = network.encoder.embeddings
+    if isinstance(embeddings, DisentangledEmbeddings):
+        found = {name: value for name, value in found.items() if not name.startswith("encoder.embeddings.")}
+        found |= {f"encoder.embeddings.{name}": value for name, value in embeddings.merged().named_parameters()}
     taken = {id(value) for value in found.values()}
     return found | {f"head.{name}": value for name, value in network.head.named_parameters() if id(value) not in taken}
 
@@ -231,9 +246,11 @@ def _parameters(network: Network) -> dict[str, Tensor]:
 def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
     """config.json, with every field that ELECTRA's readers look for, so that no version's default matters."""
     sizes = network.encoder.config
-    discriminator = isinstance(network.head, ReplacedTokenHead)
+    architecture = DISCRIMINATOR_CLASS if isinstance(network.head, ReplacedTokenHead) else GENERATOR_CLASS
+    if network.bilinear is not None:
+        architecture = ENCODER_CLASS
     return {
-        "architectures": [DISCRIMINATOR_CLASS if discriminator else GENERATOR_CLASS],
+        "architectures": [architecture],
         "model_type": "electra",
         "vocab_size": vocabulary.size,
         "embedding_size": network.encoder.embeddings.embedding_size,

@@ -1,6 +1,8 @@
-"""The BERT-style encoder: embeddings, projection, a stack of post-norm blocks."""
+"""The BERT-style encoder: embeddings, projection, a stack of blocks."""
 
 from __future__ import annotations
+
+import abc
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -10,12 +12,12 @@ from torch.utils.checkpoint import checkpoint
 from discern.model.attention import SelfAttention, visible_keys
 from discern.model.config import ModelConfig
 from discern.model.dropout import Dropout
-from discern.model.embeddings import Embeddings
+from discern.model.embeddings import TokenEmbeddings
 from discern.model.encoder import Encoder
 
 
-class Block(nn.Module):
-    """Attention and feed-forward, each followed by dropout, residual and LayerNorm.
+class Block(nn.Module, abc.ABC):
+    """Attention and feed-forward, each with dropout, a residual and a LayerNorm.
 
     Reference: Vaswani et al. 2017; GELU by the error function, as BERT and ELECTRA have it.
     """
@@ -29,11 +31,35 @@ class Block(nn.Module):
         self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.dropout = Dropout(config.hidden_dropout)
 
+    @abc.abstractmethod
     def forward(self, hidden: Float[Tensor, "B L D"], visible: Bool[Tensor, "B 1 Q L"] | None) -> Float[Tensor, "B L D"]:
         """The hidden states after this block."""
+
+    def feedforward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Each position through the same two layers."""
+        return self.contract(F.gelu(self.expand(hidden)))  # type: ignore[no-any-return]
+
+
+class PostNormBlock(Block):
+    """LayerNorm after each residual, as in BERT and ELECTRA."""
+
+    def forward(self, hidden: Float[Tensor, "B L D"], visible: Bool[Tensor, "B 1 Q L"] | None) -> Float[Tensor, "B L D"]:
         hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, visible)))
-        inner = self.contract(F.gelu(self.expand(hidden)))
-        return self.feedforward_norm(hidden + self.dropout(inner))  # type: ignore[no-any-return]
+        return self.feedforward_norm(hidden + self.dropout(self.feedforward(hidden)))  # type: ignore[no-any-return]
+
+
+class PreNormBlock(Block):
+    """LayerNorm before each part; the residual path is left alone.
+
+    Reference: Xiong et al. 2020, "On layer normalization in the Transformer architecture".
+    """
+
+    def forward(self, hidden: Float[Tensor, "B L D"], visible: Bool[Tensor, "B 1 Q L"] | None) -> Float[Tensor, "B L D"]:
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), visible))
+        return hidden + self.dropout(self.feedforward(self.feedforward_norm(hidden)))  # type: ignore[no-any-return]
+
+
+_BLOCKS: dict[str, type[Block]] = {"post": PostNormBlock, "pre": PreNormBlock}
 
 
 class BertEncoder(Encoder):
@@ -47,14 +73,17 @@ class BertEncoder(Encoder):
     Reference: Devlin et al. 2019; factorised embeddings as in Clark et al. 2020, appendix A.
     """
 
-    def __init__(self, embeddings: Embeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.config = config
         self.gradient_checkpointing = gradient_checkpointing
         self.embeddings = embeddings
         width = embeddings.embedding_size
         self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(_BLOCKS[config.normalisation](config) for _ in range(config.num_layers))
+        # What pre-norm blocks hand on is the bare sum of their residuals.
+        final = config.normalisation == "pre"
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon) if final else None
 
     def forward(
         self,
@@ -78,4 +107,4 @@ class BertEncoder(Encoder):
                 hidden = checkpoint(block, hidden, visible, use_reentrant=False)
             else:
                 hidden = block(hidden, visible)
-        return hidden  # type: ignore[no-any-return]
+        return hidden if self.final_norm is None else self.final_norm(hidden)  # type: ignore[no-any-return]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from discern.config.base import Section
@@ -20,6 +22,16 @@ class ModelConfig(Section):
     num_token_types: int = Field(2, ge=2, description="Rows of the segment table.")
     hidden_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of embeddings and of each part's output.")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of the attention probabilities.")
+    normalisation: Literal["post", "pre"] = Field(
+        "post",
+        description="Where the LayerNorms stand. 'post': after each residual, as in BERT and ELECTRA. 'pre': before each part, "
+        "and once at the end; learns sooner at small scale.",
+    )
+    initialisation: Literal["released", "local"] = Field(
+        "released",
+        description="Weights at step 0. 'released': as in the released code. 'local': each attention head begins by looking at "
+        "a near neighbour, which lets small networks leave the unigram plateau.",
+    )
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of the normal, cut at two of them.")
     layer_norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance. BERT and ELECTRA: 1e-12.")
 

@@ -1,16 +1,47 @@
-"""Word, position and segment embeddings."""
+"""Word, position and segment embeddings, and two ways to share them."""
 
 from __future__ import annotations
+
+import abc
+import copy
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from discern.model.config import ModelConfig
 from discern.model.dropout import Dropout
 
 
-class Embeddings(nn.Module):
+class TokenEmbeddings(nn.Module, abc.ABC):
+    """What an encoder reads: a vector for each token at its place."""
+
+    @property
+    @abc.abstractmethod
+    def embedding_size(self) -> int:
+        """E."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """V."""
+
+    @abc.abstractmethod
+    def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        """Vectors of the words alone, neither placed nor normalised."""
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None,
+        position_ids: Int[Tensor, "B L"] | None,
+    ) -> Float[Tensor, "B L E"]:
+        """Embeddings of the ids; segments default to 0, positions to 0, 1, 2, ..."""
+
+
+class Embeddings(TokenEmbeddings):
     """The sum of three embeddings, normalised and dropped out; generator and discriminator share one by default.
 
     Reference: Clark et al. 2020, section 3.2 (weight sharing). The released code shares the LayerNorm too.
@@ -31,8 +62,14 @@ class Embeddings(nn.Module):
 
     @property
     def embedding_size(self) -> int:
-        """E."""
         return self.word.embedding_dim
+
+    @property
+    def vocab_size(self) -> int:
+        return self.word.num_embeddings
+
+    def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        return self.word(input_ids)  # type: ignore[no-any-return]
 
     def forward(
         self,
@@ -40,10 +77,71 @@ class Embeddings(nn.Module):
         token_type_ids: Int[Tensor, "B L"] | None,
         position_ids: Int[Tensor, "B L"] | None,
     ) -> Float[Tensor, "B L E"]:
-        """Embeddings of the ids; segments default to 0, positions to 0, 1, 2, ..."""
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None, :]
-        if token_type_ids is None:
-            token_type_ids = torch.zeros_like(input_ids)
-        total = self.word(input_ids) + self.position(position_ids) + self.token_type(token_type_ids)
+        placed = self.words(input_ids) + self.position(places(input_ids, position_ids))
+        total = placed + self.token_type(segments(input_ids, token_type_ids))
         return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+
+
+class DisentangledEmbeddings(TokenEmbeddings):
+    """Another network's embeddings, read without sending gradient back, plus a difference of one's own.
+
+    The discriminator then profits from the words that the generator learns, and its loss, fifty times as heavy, does not
+    pull them elsewhere. The difference starts at zero.
+
+    Args:
+        shared: the generator's embeddings.
+        config: of the network that reads this.
+
+    Reference: He et al. 2021 (DeBERTaV3), section 3.2, gradient-disentangled embedding sharing.
+    """
+
+    def __init__(self, shared: Embeddings, config: ModelConfig) -> None:
+        super().__init__()
+        self.shared = shared
+        self.difference = nn.Embedding(shared.vocab_size, shared.embedding_size)
+        self.norm = nn.LayerNorm(shared.embedding_size, eps=config.layer_norm_epsilon)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    @torch.no_grad()
+    def merged(self) -> Embeddings:
+        """Ordinary embeddings that give the same vectors: what the network was to begin with, plus the difference."""
+        tables = copy.deepcopy(self.shared)
+        tables.word.weight += self.difference.weight
+        tables.norm = copy.deepcopy(self.norm)
+        tables.dropout = copy.deepcopy(self.dropout)
+        return tables
+
+    @property
+    def embedding_size(self) -> int:
+        return self.shared.embedding_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.shared.vocab_size
+
+    def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        return _fixed(self.shared.word, input_ids) + self.difference(input_ids)  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None,
+        position_ids: Int[Tensor, "B L"] | None,
+    ) -> Float[Tensor, "B L E"]:
+        placed = self.words(input_ids) + _fixed(self.shared.position, places(input_ids, position_ids))
+        total = placed + _fixed(self.shared.token_type, segments(input_ids, token_type_ids))
+        return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+
+
+def places(input_ids: Int[Tensor, "B L"], position_ids: Int[Tensor, "B L"] | None) -> Int[Tensor, "#B L"]:
+    """The positions given, or 0, 1, 2, ..."""
+    return torch.arange(input_ids.shape[1], device=input_ids.device)[None, :] if position_ids is None else position_ids
+
+
+def segments(input_ids: Int[Tensor, "B L"], token_type_ids: Int[Tensor, "B L"] | None) -> Int[Tensor, "B L"]:
+    """The segments given, or all 0."""
+    return torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+
+
+def _fixed(table: nn.Embedding, ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+    return F.embedding(ids, table.weight.detach())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from discern.model import encoders
 from discern.model.config import ModelConfig
-from discern.model.embeddings import Embeddings
+from discern.model.embeddings import TokenEmbeddings
 
 
 class Encoder(nn.Module, abc.ABC):
@@ -21,7 +21,7 @@ class Encoder(nn.Module, abc.ABC):
     """
 
     config: ModelConfig
-    embeddings: Embeddings
+    embeddings: TokenEmbeddings
 
     @abc.abstractmethod
     def forward(
@@ -42,7 +42,7 @@ class Encoder(nn.Module, abc.ABC):
         """
 
 
-def build_encoder(embeddings: Embeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> Encoder:
+def build_encoder(embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> Encoder:
     """The encoder that `config.encoder` names.
 
     Raises:

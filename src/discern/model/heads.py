@@ -53,3 +53,23 @@ class ReplacedTokenHead(nn.Module):
     def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
         """Logit of each token."""
         return self.output(F.gelu(self.dense(hidden))).squeeze(-1)  # type: ignore[no-any-return]
+
+
+class BilinearTerm(nn.Module):
+    """How well each token fits its context, as a product of the two: logit_t = (U h_t) . e(x_t).
+
+    Added to the logits of the ordinary head. Whether a token fits is a matter of token *and* context; from the sum that a
+    state is, a head must first rebuild that product.
+
+    Args:
+        config: of the encoder.
+        embedding_size: E, of the words that it compares with.
+    """
+
+    def __init__(self, config: ModelConfig, embedding_size: int) -> None:
+        super().__init__()
+        self.context = nn.Linear(config.hidden_size, embedding_size, bias=False)
+
+    def forward(self, hidden: Float[Tensor, "B L D"], words: Float[Tensor, "B L E"]) -> Float[Tensor, "B L"]:
+        """The term of each token."""
+        return (self.context(hidden) * words).sum(-1)  # type: ignore[no-any-return]

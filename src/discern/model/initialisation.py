@@ -2,37 +2,104 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+import math
 
+import torch
+from torch import Tensor, nn
+
+from discern.model.attention import SelfAttention
 from discern.model.bert import BertEncoder
+from discern.model.config import ModelConfig
+from discern.model.embeddings import DisentangledEmbeddings, Embeddings
 from discern.model.heads import MaskedLMHead, ReplacedTokenHead
+
+# Of the local start: radians a position of the fastest and the slowest wave, and the strength of positions (against the
+# words') and of queries and keys.
+_FASTEST, _SLOWEST, _POSITION_STRENGTH, _ATTENTION_STRENGTH = 2.5, 0.01, 1.4, 1.3
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, generator: torch.Generator, std: float) -> None:
-    """Fill a network as the released code does, drawing from `generator`.
+def initialise(module: nn.Module, generator: torch.Generator, config: ModelConfig) -> None:
+    """Fill every weight of a network, drawing from `generator`; a shared part is filled once.
 
-    Matrices and embeddings: normal cut at two standard deviations. Biases 0, LayerNorm 1 and 0. Glorot uniform for the
-    projection of the embeddings and the last layer of the discriminator. A shared part is filled once.
+    'released': matrices and embeddings from a normal cut at two standard deviations, biases 0, LayerNorm 1 and 0, Glorot
+    uniform for the projection of the embeddings and the last layer of the discriminator. 'local': matrices by the number of
+    their inputs instead, and attention that begins by looking at near neighbours, see `start_locally`.
 
     Reference: google-research/electra, modeling.py; TensorFlow's truncated normal has 0.88 of the nominal deviation.
     """
     glorot = {id(part) for part in _glorot_layers(module)}
+    local = config.initialisation == "local"
     for part in module.modules():
         if isinstance(part, nn.Linear):
             if id(part) in glorot:
                 nn.init.xavier_uniform_(part.weight, generator=generator)
             else:
-                _truncated_normal(part.weight, generator, std)
-            nn.init.zeros_(part.bias)
+                _truncated_normal(part.weight, generator, part.in_features**-0.5 if local else config.initializer_range)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
         elif isinstance(part, nn.Embedding):
-            _truncated_normal(part.weight, generator, std)
+            _truncated_normal(part.weight, generator, config.initializer_range)
         elif isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
             nn.init.zeros_(part.bias)
         elif isinstance(part, MaskedLMHead):
             nn.init.zeros_(part.bias)
+    for part in module.modules():
+        if isinstance(part, DisentangledEmbeddings):
+            nn.init.zeros_(part.difference.weight)
+        if isinstance(part, BertEncoder) and local:
+            start_locally(part)
+
+
+@torch.no_grad()
+def start_locally(encoder: BertEncoder) -> None:
+    """Begin with attention to near neighbours: head 0 looks at the token before, head 1 at the one after, then two away, ...
+
+    Positions become waves of geometric frequencies as strong as the words, the projection of the embeddings an identity.
+    Each head's queries read some of the waves, its keys the same waves turned by the head's offset, so that their product is
+    largest that far away. Only values change: the parameters are those of any encoder with learned absolute positions.
+
+    Reference: Trockman and Kolter 2023 (mimetic initialisation), for the idea of starting where training would lead.
+    """
+    embeddings = encoder.embeddings
+    tables = embeddings.shared if isinstance(embeddings, DisentangledEmbeddings) else embeddings
+    assert isinstance(tables, Embeddings)
+    waves = torch.logspace(math.log10(_FASTEST), math.log10(_SLOWEST), tables.embedding_size // 2, dtype=torch.float64)
+    angles = torch.arange(tables.position.num_embeddings, dtype=torch.float64)[:, None] * waves
+    strength = _POSITION_STRENGTH * encoder.config.initializer_range
+    tables.position.weight.zero_()
+    tables.position.weight[:, : 2 * len(waves)] = strength * torch.stack([angles.sin(), angles.cos()], 2).flatten(1).float()
+    if encoder.projection is not None:
+        nn.init.eye_(encoder.projection.weight)
+    reach = min(tables.embedding_size, encoder.config.hidden_size) // 2
+    for attention in (part for part in encoder.modules() if isinstance(part, SelfAttention)):
+        for head in range(encoder.config.num_heads):
+            _aim(attention.query.weight, waves[:reach], encoder.config, head, offset=0)
+            _aim(attention.key.weight, waves[:reach], encoder.config, head, offset=_offset(head))
+
+
+def _offset(head: int) -> int:
+    """-1, +1, -2, +2, ..."""
+    return (head // 2 + 1) * (1 if head % 2 else -1)
+
+
+def _aim(weight: Tensor, waves: Tensor, config: ModelConfig, head: int, offset: int) -> None:
+    """Make the rows of one head read waves, turned back by `offset` positions."""
+    size = config.hidden_size // config.num_heads
+    count = min(size // 2, len(waves))
+    rows = weight[head * size : head * size + 2 * count]
+    rows.zero_()
+    # The fastest waves: a slow one says where in the row a token is, not which of its neighbours.
+    turn = waves[:count] * offset
+    even = place = 2 * torch.arange(count)
+    for row, column, value in (
+        (even, place, turn.cos()),
+        (even, place + 1, -turn.sin()),
+        (even + 1, place, turn.sin()),
+        (even + 1, place + 1, turn.cos()),
+    ):
+        rows[row, column] = _ATTENTION_STRENGTH * value.float()
 
 
 def _glorot_layers(module: nn.Module) -> list[nn.Module]:
@@ -45,5 +112,5 @@ def _glorot_layers(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _truncated_normal(weight: torch.Tensor, generator: torch.Generator, std: float) -> None:
+def _truncated_normal(weight: Tensor, generator: torch.Generator, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)

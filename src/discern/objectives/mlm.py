@@ -46,14 +46,14 @@ class MaskedLanguageModel(Objective):
         super().__init__()
         self.config = config
         self.vocabulary = settings.vocabulary
-        self._std = settings.model.initializer_range
+        self._model = settings.model
         model = settings.model
         embeddings = Embeddings(settings.vocabulary.size, model.embedding_size, model)
         self.encoder = build_encoder(embeddings, model, gradient_checkpointing=settings.gradient_checkpointing)
         self.head = MaskedLMHead(model, embeddings.word)
 
     def initialise(self, seed: int) -> None:
-        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._std)
+        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         return mask_batch(batch, self.config, self.vocabulary, randomness)

@@ -11,9 +11,9 @@ from pydantic import Field
 from discern.corruption.randomness import Randomness, key_of
 from discern.corruption.sampling import replace_positions, sample_tokens
 from discern.model.config import ModelConfig
-from discern.model.embeddings import Embeddings
+from discern.model.embeddings import DisentangledEmbeddings, Embeddings, TokenEmbeddings
 from discern.model.encoder import build_encoder
-from discern.model.heads import MaskedLMHead, ReplacedTokenHead, gather_positions
+from discern.model.heads import BilinearTerm, MaskedLMHead, ReplacedTokenHead, gather_positions
 from discern.model.initialisation import initialise
 from discern.model.network import Network
 from discern.objectives.base import BuildSettings, Objective
@@ -36,10 +36,16 @@ class RTDConfig(MaskingConfig):
         description="Width of the generator, a fraction of the discriminator's. ELECTRA, table 6: 1/4 small and large, 1/3 base.",
     )
     generator_depth: float = Field(1.0, gt=0, le=1, description="Depth likewise. ELECTRA keeps the depth.")
-    tying: Literal["embeddings", "token", "none"] = Field(
+    tying: Literal["embeddings", "token", "none", "gradient-disentangled"] = Field(
         "embeddings",
         description="What generator and discriminator share. 'embeddings': words, positions, segments and their LayerNorm; "
-        "'token': words only; 'none': nothing.",
+        "'token': words only; 'none': nothing; 'gradient-disentangled': the discriminator reads the generator's embeddings without "
+        "sending gradient back, and adds a difference of its own (DeBERTaV3).",
+    )
+    discriminator_head: Literal["dense", "bilinear"] = Field(
+        "dense",
+        description="'dense': the paper's, two layers on the state. 'bilinear' adds the product of the state with the word at its "
+        "place; learns sooner at small scale, wants tying 'gradient-disentangled'.",
     )
     algorithm: Literal["joint"] = Field("joint", description="How the two are trained. 'joint': together, from step 0.")
     generator_weight: float = Field(1.0, ge=0, description="Factor of the generator's loss.")
@@ -61,18 +67,19 @@ class ReplacedTokenDetection(Objective):
         super().__init__()
         self.config = config
         self.vocabulary = settings.vocabulary
-        self._std = settings.model.initializer_range
+        self._model = settings.model
         size, model, checkpointing = settings.vocabulary.size, settings.model, settings.gradient_checkpointing
         small = model.shrunk(config.generator_size, config.generator_depth)
-        embeddings = Embeddings(size, model.embedding_size, model)
-        self.discriminator = build_encoder(embeddings, model, gradient_checkpointing=checkpointing)
+        read, read_by_generator = _embeddings(size, model, small, config.tying)
+        self.discriminator = build_encoder(read, model, gradient_checkpointing=checkpointing)
         self.discriminator_head = ReplacedTokenHead(model)
-        own = _generator_embeddings(embeddings, small, config.tying)
-        self.generator = build_encoder(own, small, gradient_checkpointing=checkpointing)
-        self.generator_head = MaskedLMHead(small, own.word)
+        bilinear = config.discriminator_head == "bilinear"
+        self.discriminator_bilinear = BilinearTerm(model, read.embedding_size) if bilinear else None
+        self.generator = build_encoder(read_by_generator, small, gradient_checkpointing=checkpointing)
+        self.generator_head = MaskedLMHead(small, read_by_generator.word)
 
     def initialise(self, seed: int) -> None:
-        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._std)
+        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         return mask_batch(batch, self.config, self.vocabulary, randomness)
@@ -93,7 +100,7 @@ class ReplacedTokenDetection(Objective):
         corrupted_ids = replace_positions(tokens.input_ids, positions, sampled)
         is_replaced = corrupted_ids != tokens.input_ids
 
-        discriminator_logits = self.discriminator_head(self.discriminator(corrupted_ids, *context))
+        discriminator_logits = self.networks()["discriminator"].token_logits(corrupted_ids, *context)
         weights = self.config.generator_weight, self.config.discriminator_weight
         terms = {
             "generator": masked_token_loss(generator_logits, targets, weights[0]),
@@ -113,7 +120,7 @@ class ReplacedTokenDetection(Objective):
 
     def networks(self) -> dict[str, Network]:
         return {
-            "discriminator": Network(self.discriminator, self.discriminator_head),
+            "discriminator": Network(self.discriminator, self.discriminator_head, self.discriminator_bilinear),
             "generator": Network(self.generator, self.generator_head),
         }
 
@@ -126,12 +133,15 @@ class ReplacedTokenDetection(Objective):
         return config.generator_weight * math.log(self.vocabulary.size) + config.discriminator_weight * math.log(2)
 
 
-def _generator_embeddings(shared: Embeddings, small: ModelConfig, tying: str) -> Embeddings:
-    """The generator's embeddings: the discriminator's, or its own with or without the word table in common."""
+def _embeddings(size: int, model: ModelConfig, small: ModelConfig, tying: str) -> tuple[TokenEmbeddings, Embeddings]:
+    """What the discriminator reads, and what the generator reads."""
+    width = small.hidden_size if tying == "none" else model.embedding_size
+    own = Embeddings(size, width, small)
     if tying == "embeddings":
-        return shared
-    own_size = small.hidden_size if tying == "none" else shared.embedding_size
-    own = Embeddings(shared.word.num_embeddings, own_size, small)
+        return own, own
+    if tying == "gradient-disentangled":
+        return DisentangledEmbeddings(own, model), own
+    read = Embeddings(size, model.embedding_size, model)
     if tying == "token":
-        own.word = shared.word
-    return own
+        own.word = read.word
+    return read, own

@@ -126,5 +126,5 @@ def _judge(detector: Detector, texts: Sequence[Sequence[int]]) -> list[list[floa
     rows = [torch.tensor([special.cls, *ids, special.sep]) for ids in texts]
     input_ids = pad_sequence(rows, batch_first=True, padding_value=special.pad)
     mask = torch.arange(input_ids.shape[1])[None, :] < torch.tensor([len(row) for row in rows])[:, None]
-    logits = detector.network.head(detector.network.encoder(input_ids, mask))
+    logits = detector.network.token_logits(input_ids, mask)
     return [row[1 : len(ids) + 1] for row, ids in zip(logits.sigmoid().tolist(), texts, strict=True)]

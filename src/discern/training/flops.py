@@ -28,7 +28,7 @@ def paper_flops(networks: Iterable[Network], sequence_length: int, sequences: in
     each = 0.0
     for network in networks:
         config, embeddings = network.encoder.config, network.encoder.embeddings
-        table = embeddings.embedding_size, embeddings.word.num_embeddings
+        table = embeddings.embedding_size, embeddings.vocab_size
         each += config.num_layers * _block(config, sequence_length) + _embedding(config.hidden_size, *table, sequence_length)
         if isinstance(network.head, MaskedLMHead):
             each += _OUTPUT_SHARE * _softmax_head(config.hidden_size, *table)

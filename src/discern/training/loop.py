@@ -140,13 +140,11 @@ def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-        state.step, state.tokens, state.seconds, state.updates = (
-            state.step + 1,
-            state.tokens + tokens,
-            seconds,
-            optimizer.updates,
-        )
+        state.step, state.tokens, state.updates = state.step + 1, state.tokens + tokens, optimizer.updates
+        state.seconds = meter.seconds()
         meter.add(losses, tokens)
+        # Ranks must stop after the same step, so they go by what they agreed on; one alone may look again.
+        stopping = stopping or (parts.ranks.world == 1 and parts.stop.requested)
         out_of_time = parts.train.max_hours is not None and seconds >= parts.train.max_hours * 3600
         state.over = state.step >= parts.train.max_steps or stopping or out_of_time
         record = _write(parts, state, optimizer, meter, norm) or record
@@ -271,6 +269,8 @@ def _freeze_all_but(objective: Objective, trains: frozenset[str] | None) -> None
         if trains is not None and name in trains:
             network.encoder.requires_grad_(True)
             network.head.requires_grad_(True)
+            if network.bilinear is not None:
+                network.bilinear.requires_grad_(True)
 
 
 def _wrap(parts: Parts) -> nn.Module:

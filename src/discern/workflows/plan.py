@@ -85,7 +85,7 @@ def _memory(networks: Sequence[Network], config: PretrainConfig, parameters: int
         block = 14 * sizes.hidden_size + 3 * sizes.feedforward_size + 3 * length * sizes.num_heads
         layers = 1 if config.train.gradient_checkpointing else sizes.num_layers
         kept += rows * length * number * layers * block
-    vocabulary = networks[0].encoder.embeddings.word.num_embeddings
+    vocabulary = networks[0].encoder.embeddings.vocab_size
     logits = 4 * 4 * rows * length * share * vocabulary
     return int(16 * parameters + kept + logits)
 
