@@ -266,7 +266,12 @@ def test_an_endless_document_is_split(tmp_path: Path) -> None:
     found = read(tmp_path / "text", options=CorpusOptions(limits=Limits(document=5000)), problems=problems)
     assert len(found) == 3
     assert sum(map(len, found)) == 1000
-    assert problems.summary()[0].kind == "document split, being too long"
+    (problem,) = problems.summary()
+    assert (problem.kind, problem.count) == ("document split, being too long", 2)
+    (tmp_path / "exact").write_text("A line of text.\n" * 10 + "\nNext.")
+    assert len(read(tmp_path / "exact", options=CorpusOptions(limits=Limits(document=150)), problems=problems)) == 2
+    (tmp_path / "rows").write_bytes(json_lines("word " * 5000))
+    assert len(read(tmp_path / "rows", options=CorpusOptions(limits=Limits(sentence=1000, document=5000)))) == 5
 
 
 @pytest.mark.parametrize("compression", ["gz", "xz", "zst", "bz2"])

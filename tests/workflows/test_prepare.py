@@ -193,7 +193,7 @@ def test_no_text(tmp_path: Path) -> None:
     (folder / "image").write_bytes(bytes(100))
     (folder / "blank").write_text(" \n\n")
     with pytest.raises(DataError, match=r"holds no text; file left out, not being text: 1 \(.*image"):
-        prepare(request(folder), Silent())
+        prepare(request(folder, out="new/folders/data"), Silent())
     assert names(tmp_path) == ["text", "vocab.txt"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,6 +19,9 @@ VERBS = ("demo", "prepare", "pretrain", "evaluate", "export", "detect", "report"
 
 def main() -> None:
     """Entry point of the command; leaves with its exit code."""
+    # Read by OpenMP when torch is loaded. By default a thread that waits for another spins for milliseconds; where other
+    # programs want the cores too, that made training of small networks several times slower.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         code = application()(args=sys.argv[1:] or ["--help"], prog_name="discern", standalone_mode=False)
     except typer.TyperException as error:

@@ -92,6 +92,7 @@ def build(
             counter.add(chunk)
             write(chooser.place(chunk.block))
             meter.show(tokens=f"{counter.tokens:,}")
+        meter.finish(tokens=f"{counter.tokens:,}")
         write(chooser.finish())
         splits: dict[SplitName, SplitInfo] = {"train": writers["train"].close(), "heldout": writers["heldout"].close()}
         raw = counts.astype("<i8").tobytes()
@@ -106,6 +107,7 @@ def survey(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOp
         for chunk in chunks:
             counter.add(chunk)
             meter.show(tokens=f"{counter.tokens:,}")
+        meter.finish(tokens=f"{counter.tokens:,}")
         return counter.finish(meter.bytes_read)
 
 

@@ -187,7 +187,7 @@ def binary_reason(head: bytes) -> str | None:
     controls = len(head) - len(head.translate(None, bytes(set(range(32)) - set(b"\t\n\r\f\v\b\x1b"))))
     replaced = head.decode("utf-8", errors="replace").count("\ufffd") - head.count("\ufffd".encode())
     if controls + replaced > 0.1 * len(head) + 3:
-        return f"{controls + replaced:,} of its first {len(head):,} bytes are no UTF-8 text"
+        return f"{controls + replaced:,} of its first {len(head):,} bytes are no UTF-8; if it is text, convert it with iconv"
     return None
 
 

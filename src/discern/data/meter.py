@@ -10,6 +10,8 @@ from discern.data.problems import ProblemLog
 from discern.errors import DiscernError
 from discern.progress import Progress
 
+_STEP_BYTES = 1 << 20
+
 
 class Meter:
     """One pass over a corpus, with a progress bar in bytes of the input.
@@ -34,7 +36,16 @@ class Meter:
             yield document
 
     def show(self, **figures: str) -> None:
-        """Move the bar to where the reading is."""
+        """Move the bar to where the reading is, at most once a megabyte."""
+        if self.bytes_read - self._shown >= _STEP_BYTES:
+            self._move(figures)
+
+    def finish(self, **figures: str) -> None:
+        """The pass is over."""
+        self._move(figures)
+        self._progress.finish()
+
+    def _move(self, figures: dict[str, str]) -> None:
         self._progress.advance(self.bytes_read - self._shown, **figures)
         self._shown = self.bytes_read
 

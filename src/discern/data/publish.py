@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from discern.data.files import sync_folder
@@ -59,6 +59,7 @@ def staging(out: Path) -> Iterator[Path]:
         DataError: the folder cannot be made or written (read-only, disk full).
     """
     folder: Path | None = None
+    absent = [parent for parent in out.parents if not parent.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(out)
@@ -75,6 +76,9 @@ def staging(out: Path) -> Iterator[Path]:
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        for parent in absent:  # innermost first; those in use stay
+            with suppress(OSError):
+                parent.rmdir()
 
 
 def publish(folder: Path, out: Path, replace: bool) -> None:

@@ -83,7 +83,7 @@ def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, pro
     A line or document beyond the limits is split, and reported.
     """
     sentences: Document = []
-    size, continued = 0, False
+    size, continued, full = 0, False, False
     for batch in batches:
         for index, raw in enumerate(batch.lines):
             goes_on = batch.continues and index == len(batch.lines) - 1
@@ -93,19 +93,24 @@ def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, pro
                 pieces = _split_line(raw, limits.sentence)
             else:
                 pieces = [line] if (line := raw.strip()) else []
-            sentences += pieces
-            size += sum(map(len, pieces))
+            for piece in pieces:
+                if full:
+                    problems.add("document split, being too long", f"{name}: before {piece[:40]!r}")
+                sentences.append(piece)
+                size += len(piece)
+                if full := size >= limits.document:
+                    yield sentences
+                    sentences, size = [], 0
             blank = not pieces and not continued and not goes_on
             continued = goes_on
-            oversize = size >= limits.document
-            if oversize:
-                problems.add("document split, being too long", f"{name}: {sentences[0][:40]!r}...")
-            if sentences and (oversize or (cut.at_blank and blank) or (cut.at_line and not goes_on)):
+            if (cut.at_blank and blank) or (cut.at_line and not goes_on):
+                if sentences:
+                    yield sentences
+                sentences, size, full = [], 0, False
+        if batch.ends_record and cut.at_record:
+            if sentences:
                 yield sentences
-                sentences, size = [], 0
-        if batch.ends_record and cut.at_record and sentences:
-            yield sentences
-            sentences, size = [], 0
+            sentences, size, full = [], 0, False
     if sentences:
         yield sentences
 

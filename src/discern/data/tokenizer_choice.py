@@ -90,6 +90,7 @@ def train_on(corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, p
     for document in meter.read(ProblemLog()):
         sample.add(document)
         meter.show()
+    meter.finish()
     texts = sample.sentences()
     progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "")
     lowercase = choice.train == "wordpiece" if choice.lowercase is None else choice.lowercase

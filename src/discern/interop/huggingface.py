@@ -110,7 +110,7 @@ def parameter_names(network: Network) -> dict[str, str]:
         )
     if encoder.config.normalisation != "post":
         raise ConfigError(
-            f"ELECTRA has its LayerNorms after each residual; this encoder has model.normalisation '{encoder.config.normalisation}'",
+            f"ELECTRA has its LayerNorms after each residual; here model.normalisation is '{encoder.config.normalisation}'",
             hint="train with model.normalisation=post to export; `discern detect` takes the run as it is",
         )
     names = {f"encoder.embeddings.{ours}.weight": f"electra.embeddings.{theirs}.weight" for ours, theirs in _TABLES.items()}

@@ -39,13 +39,13 @@ class RTDConfig(MaskingConfig):
     tying: Literal["embeddings", "token", "none", "gradient-disentangled"] = Field(
         "embeddings",
         description="What generator and discriminator share. 'embeddings': words, positions, segments and their LayerNorm; "
-        "'token': words only; 'none': nothing; 'gradient-disentangled': the discriminator reads the generator's embeddings without "
-        "sending gradient back, and adds a difference of its own (DeBERTaV3).",
+        "'token': words only; 'none': nothing; 'gradient-disentangled': the discriminator reads the generator's embeddings "
+        "without sending gradient back, and adds a difference of its own (DeBERTaV3).",
     )
     discriminator_head: Literal["dense", "bilinear"] = Field(
         "dense",
-        description="'dense': the paper's, two layers on the state. 'bilinear' adds the product of the state with the word at its "
-        "place; learns sooner at small scale, wants tying 'gradient-disentangled'.",
+        description="'dense': the paper's, two layers on the state. 'bilinear' adds the product of the state with the word at "
+        "its place; learns sooner at small scale, wants tying 'gradient-disentangled'.",
     )
     algorithm: Literal["joint"] = Field("joint", description="How the two are trained. 'joint': together, from step 0.")
     generator_weight: float = Field(1.0, ge=0, description="Factor of the generator's loss.")

@@ -96,7 +96,6 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
             tokenizer = trained.tokenizer
         meter = Meter(progress, "tokenising", corpus)
         built = build(meter.read(problems), tokenizer, request.build, folder, meter)
-        progress.finish()
         if not built.statistics.documents:
             found = "".join(f"; {problem}" for problem in problems.summary())
             raise DataError(f"the input holds no text{found}", hint="look at the input with: discern prepare INPUT --check")
@@ -131,7 +130,7 @@ def check(request: PrepareRequest, progress: Progress) -> CheckReport:
     else:
         for _ in documents:
             meter.show()
-    progress.finish()
+        meter.finish()
     totals = (meter.documents, meter.sentences, meter.characters, meter.bytes_read)
     return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)))
 

@@ -42,6 +42,7 @@ MAY_CHANGE = {
     f"train.{key}"
     for key in (
         "max_steps",
+        "max_hours",
         "log_every_steps",
         "evaluate_every_steps",
         "evaluate_sequences",
@@ -91,8 +92,10 @@ def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | N
         objective = build_objective(config, Vocabulary(data.vocab_size, data.special_tokens))
         state = _start_or_resume(request, config, data, objective, progress, ranks)
         objective.to(ranks.device)
-        if state.step >= config.train.max_steps:
-            progress.note(f"{request.out} is already at step {state.step} of {config.train.max_steps}: nothing to do")
+        if is_complete(state, config):
+            progress.note(
+                f"{request.out} is complete at step {state.step}: nothing to do; a larger train.max_steps or max_hours goes on"
+            )
             return read_metrics(request.out)[-1] if ranks.writes else None
         record = _train(request.out, config, data, objective, state, (ranks, progress, stop))
     _leave_if_stopped(stop, state, progress)
@@ -136,6 +139,12 @@ def _train(
         listener.finish()
         if journal is not None:
             journal.close()
+
+
+def is_complete(state: State, config: PretrainConfig) -> bool:
+    """Whether a run has had its steps or its time."""
+    hours = config.train.max_hours
+    return state.step >= config.train.max_steps or (hours is not None and state.seconds >= hours * 3600)
 
 
 def heldout_stream(data: TokenData, config: PretrainConfig) -> ExampleStream | None:

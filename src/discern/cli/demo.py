@@ -1,0 +1,85 @@
+"""`discern demo`: the whole way in five minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from discern.cli.console import Console, JsonOption, command
+from discern.cli.detect import show
+from discern.cli.options import SetOption
+
+if TYPE_CHECKING:
+    from discern.workflows.demo import DemoResult
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for text, data set, run and report.")] = Path("demo"),
+    minutes: Annotated[float, typer.Option("--minutes", min=0.05, help="Minutes of training, at most.")] = 3.0,
+    set_: SetOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Train a small network on text found here, and see it learn.
+
+    The text is the documentation of the Python packages on this machine. At most five minutes on two cores; interrupt it
+    with Ctrl-C and the same command goes on.
+
+    Example: discern demo --out demo
+    """
+    with command(json_output=json_output) as console:
+        from discern.workflows.demo import DemoRequest
+        from discern.workflows.demo import demo as run
+
+        result = run(DemoRequest(out, minutes, overrides=tuple(set_ or ())), console.progress, console.warn)
+        if json_output:
+            console.result(_values(result), text="")
+        else:
+            _show(console, result, out)
+
+
+def _values(result: DemoResult) -> dict[str, object]:
+    sentences = [
+        {"text": found.detection.text, "wrong_word": found.word, "rank": found.rank, "tokens": len(found.detection.tokens)}
+        for found in result.sentences
+    ]
+    return {
+        "text": result.text,
+        **result.figures,
+        "sentences": sentences,
+        "report": str(result.report),
+        "seconds_by_stage": result.seconds,
+    }
+
+
+def _show(console: Console, result: DemoResult, out: Path) -> None:
+    """The story of the run: what was read, what was learned, which words looked wrong, where everything is."""
+    text, figures = result.text, result.figures
+    where = f"{text['modules']:,} modules of {text['packages']} packages"
+    console.print(f"\nRead {text['characters']:,} characters of documentation from {where}.")
+    console.print(f"Trained {figures['step']:,} steps; on text held out:")
+    for name, meaning in _MEANINGS.items():
+        console.print(f"  {name:<24} {figures[name]:>6.3f}  {meaning}")
+    first = sum(found.rank == 1 for found in result.sentences)
+    console.print(Text(f"\nSentences with a wrong word; it looked the most suspicious in {first} of {len(result.sentences)}:\n"))
+    for found in result.sentences:
+        place = "the most suspicious" if found.rank == 1 else f"number {found.rank} of {len(found.detection.tokens)} in suspicion"
+        console.print(Text(f"'{found.word}' does not belong here, and is {place}:"))
+        show(console, [found.detection], 0.5)
+        console.print("")
+    total = sum(result.seconds.values())
+    stages = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in result.seconds.items())
+    console.print(f"{total:.0f} seconds: {stages}.")
+    console.print(f"Curves and shaded sentences: {result.report}")
+    console.print(f"next: discern detect {out / 'run'} --text 'Your own sentence.', or your own text: discern prepare --help")
+
+
+_MEANINGS = {
+    "generator_accuracy": "of the masked tokens, how many the generator guesses",
+    "replaced_fraction": "of all tokens, how many its samples replaced",
+    "discriminator_auc": "chance that a replaced token looks more suspicious than an original one; 0.5 is guessing",
+    "discriminator_precision": "of the tokens called replaced, how many were",
+    "discriminator_recall": "of the replaced tokens, how many were called so",
+}

@@ -1,0 +1,31 @@
+"""`discern report`: a run as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from discern.cli.console import JsonOption, command
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.html", help="File to write or replace; default: RUN/report.html.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show a run as one HTML page that needs no network.
+
+    Curves, held-out figures with their meaning, sizes, data and the whole configuration, in one file.
+
+    Example: discern report runs/first --out first.html
+    """
+    with command(json_output=json_output) as console:
+        from discern.workflows.report import report as write_report
+
+        target = write_report(run, out)
+        size = target.stat().st_size
+        console.result({"out": target, "bytes": size}, text=f"{target}: {size / 1000:,.0f} kB, opens in any browser")

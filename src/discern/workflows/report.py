@@ -1,0 +1,126 @@
+"""A run as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discern.config.tree import to_toml
+from discern.errors import DataError
+from discern.model.config import ModelConfig
+from discern.objectives.base import Vocabulary
+from discern.report.journal import held_out_figures, is_number, run_charts
+from discern.report.page import Page, render_page
+from discern.report.shading import ShadedText
+from discern.scoring.detection import Detection
+from discern.training.checkpoint import write_text
+from discern.training.journal import METRICS_FILE, read_metrics
+from discern.types import SpecialTokens
+from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.runs import CONFIG_FILE, build_objective, read_record
+from discern.workflows.settings import PretrainConfig
+
+REPORT_FILE = "report.html"
+
+_OBJECTIVES = {"rtd": "replaced token detection (ELECTRA)", "mlm": "masked language modelling (BERT)"}
+_UNKNOWN = "not recorded"
+
+
+def report(run: Path, out: Path | None, detections: Sequence[Detection] = ()) -> Path:
+    """Write a page about a run; gives the file. The same run gives the same bytes.
+
+    Args:
+        out: HTML file, replaced where it stands; None: report.html in the folder of the run.
+        detections: texts whose tokens are shown, shaded.
+
+    Raises:
+        DataError: the folder holds no run, its journal is empty, or the file cannot be written.
+    """
+    record = read_record(run)
+    lines = [line for line in read_metrics(run) if isinstance(line, dict) and isinstance(line.get("step"), int)]
+    if not lines:
+        raise DataError(
+            f"{run} has nothing to show yet: its {METRICS_FILE} holds no line",
+            hint="let `discern pretrain` do its first step",
+        )
+    config = load_pretrain_config(run / CONFIG_FILE, None, []).config
+    step, figures = held_out_figures(lines)
+    page = Page(
+        title=f"discern: {run.resolve().name}",
+        facts=_facts(config, record, lines[-1]),
+        curves=run_charts(lines),
+        figures=figures,
+        evaluated_at=step,
+        detections=[ShadedText(found.text, found.offsets, found.replaced_probability) for found in detections],
+        configuration=to_toml(config),
+        notes=_notes(config, step),
+    )
+    target = out or run / REPORT_FILE
+    if target.is_dir():
+        raise DataError(f"{target} is a folder", hint=f"name a file: --out {target / REPORT_FILE}")
+    try:
+        write_text(target, render_page(page))
+    except OSError as problem:
+        raise DataError(
+            f"cannot write {target}: {problem.strerror}", hint="name a file in a folder that exists and is yours: --out FILE.html"
+        ) from problem
+    return target
+
+
+def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The head of the page; no path and no name of a machine, so that the page can be shown around."""
+    with torch.device("meta"):
+        objective = build_objective(config, Vocabulary(record["vocab_size"], SpecialTokens(**record["special_tokens"])))
+    sizes = {name: network.encoder.config for name, network in objective.networks().items()}
+    statistics = record.get("statistics", {})
+    unknown = statistics.get("unknown_fraction")
+    versions = {"discern": record.get("discern", _UNKNOWN), **record.get("versions", {})}
+    name, train = config.objective.name, config.train
+    return [
+        ("Objective", _OBJECTIVES.get(name, name)),
+        *((network.capitalize(), _size(size)) for network, size in sizes.items()),
+        ("Parameters, shared ones once", _number(sum(parameter.numel() for parameter in objective.parameters()))),
+        ("Vocabulary", f"{_number(record['vocab_size'])} entries"),
+        ("Steps", f"{_number(last['step'])} of {_number(train.max_steps)}"),
+        ("Rows a step", f"{_number(train.sequences_per_step)} of at most {_number(config.data.sequence_length)} tokens"),
+        ("Tokens read, repetitions included", _number(last.get("tokens"))),
+        ("Time in training", _duration(last.get("seconds"))),
+        ("Precision setting", train.precision),
+        ("Data set", f"{_number(statistics.get('documents'))} documents, {_number(statistics.get('tokens'))} tokens"),
+        ("Unknown tokens", _UNKNOWN if unknown is None else f"{unknown:.3%}"),
+        ("Fingerprint of the data", record.get("data_fingerprint", _UNKNOWN)[:12]),
+        ("Made with", ", ".join(f"{library} {version}" for library, version in versions.items())),
+    ]
+
+
+def _notes(config: PretrainConfig, evaluated_at: int | None) -> list[str]:
+    notes = [
+        "A point of a training curve is the mean over the steps since the point before; held-out figures are without dropout."
+    ]
+    if evaluated_at is None:
+        return [*notes, "Nothing was held out, or nothing evaluated yet: there are no held-out figures."]
+    rows = config.train.evaluate_sequences
+    amount = f"at most {rows:,} rows, evenly spread over the held-out text" if rows else "all held-out text"
+    return [*notes, f"Every evaluation is of the same rows and masked positions: {amount}. `discern evaluate RUN` measures more."]
+
+
+def _size(size: ModelConfig) -> str:
+    layers = "1 layer" if size.num_layers == 1 else f"{size.num_layers} layers"
+    return f"{layers}, {size.hidden_size} wide, attention heads {size.num_heads}, feed-forward {size.feedforward_size}"
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else _UNKNOWN
+
+
+def _duration(seconds: object) -> str:
+    """Seconds in words."""
+    if not isinstance(seconds, int | float) or not is_number(seconds):
+        return _UNKNOWN
+    if seconds < 120:
+        return f"{seconds:.1f} seconds"
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 120 else f"{minutes // 60:,} hours {minutes % 60} minutes"

@@ -1,0 +1,54 @@
+import subprocess
+import sys
+from pathlib import Path
+
+from discern.data.documentation import Collected
+from discern.progress import Silent
+from discern.workflows import demo as module
+from discern.workflows.demo import DemoRequest, demo
+
+FEW = ("train.max_steps=4", "train.evaluate_every_steps=0", "train.evaluate_sequences=8", "train.checkpoint_every_steps=2")
+
+
+def warn(message: str) -> None:
+    raise AssertionError(message)
+
+
+def test_the_whole_way_and_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    texts = [f"Return item number {number} of the list and {number * 7} of the other one." for number in range(400)]
+    monkeypatch.setattr(module, "collect", lambda limit, advance: Collected(texts, 40, 3, sum(map(len, texts))))
+    monkeypatch.setattr(module, "VOCABULARY", 200)
+    request = DemoRequest(tmp_path / "demo", minutes=1, overrides=FEW)
+    result = demo(request, Silent(), warn)
+    assert result.figures["step"] == 4
+    assert 0 <= result.figures["discriminator_auc"] <= 1
+    assert result.text["documents"] == 400
+    assert len(result.sentences) == len(module.SENTENCES)
+    for found in result.sentences:
+        assert found.word in found.detection.text
+        assert 1 <= found.rank <= len(found.detection.tokens)
+    assert "<svg" in result.report.read_text()
+
+    monkeypatch.setattr(module, "collect", None)  # the text is there: it must not be read again
+    again = demo(request, Silent(), warn)
+    assert again.figures == result.figures
+
+
+def test_the_rank_is_that_of_the_wrong_word() -> None:
+    from discern.scoring.detection import Detection
+
+    detection = Detection("go an home", ["go", "an", "home"], [(0, 2), (3, 5), (6, 10)], [0.2, 0.6, 0.7])
+    assert module._rank(detection, "go", "an").rank == 2
+    detection = Detection("go an home", ["go", "an", "home"], [(0, 2), (3, 5), (6, 10)], [0.2, 0.9, 0.7])
+    assert module._rank(detection, "go", "an").rank == 1
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    done = subprocess.run(
+        [sys.executable, "-m", "discern", "demo", "--out", str(tmp_path), "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "not empty" in done.stderr
+    assert done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
