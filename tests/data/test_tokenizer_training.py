@@ -14,17 +14,25 @@ from tokenizers import Tokenizer
 from discern.data.encoder import Encoder
 from discern.data.processes import WorkerProcess
 from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, vocab_size
-from discern.data.tokenizer_training import SentenceSample, TokenizerKind, check_vocab_size, train_tokenizer, training_service
+from discern.data.tokenizer_training import (
+    SAMPLE_BYTES,
+    SentenceSample,
+    TokenizerKind,
+    check_vocab_size,
+    train_tokenizer,
+    training_service,
+)
 from discern.errors import ConfigError, DataError
 
 KINDS = get_args(TokenizerKind)
 
 
 def invented_text(sentences: int = 1500) -> list[str]:
-    """Words of random syllables, some of them in other alphabets, with a long tail of frequencies."""
+    """Words of random syllables, in several alphabets, with a long tail of frequencies."""
     draw = random.Random(1)
-    syllables = ["ba", "ke", "lo", "mi", "nu", "sha", "tri", "vo", "é", "ß", "да", "не", "β", "字", "漢", "ing", "er", "Qu"]
-    words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(2000)]
+    latin = ["ba", "ke", "lo", "mi", "nu", "sha", "tri", "vo", "é", "ß", "ing", "er", "Qu", "su", "wer", "pon", "ät"]
+    alphabets = [latin, latin, latin, ["да", "не", "ко", "щи", "ло"], ["β", "λο", "ση"], ["字", "漢", "文"]]
+    words = ["".join(draw.choices(draw.choice(alphabets), k=draw.randint(1, 4))) for _ in range(2000)]
     weights = [1 / (rank + 1) for rank in range(len(words))]
     return [" ".join(draw.choices(words, weights, k=12)) + "." for _ in range(sentences)]
 
@@ -139,7 +147,7 @@ def test_the_sample_is_bounded_uniform_and_reproducible() -> None:
 
 
 def test_a_small_text_is_sampled_whole() -> None:
-    chosen = SentenceSample(seed=0)
+    chosen = SentenceSample(seed=0, limit=SAMPLE_BYTES["unigram"])
     chosen.add(TEXT)
     assert chosen.sentences() == TEXT
 

@@ -252,6 +252,12 @@ def test_the_command(text: Path) -> None:
     assert "discern pretrain" in again.stdout
 
 
+def test_torch_is_not_loaded_for_it() -> None:
+    for module, absent in (("discern.cli.prepare", "numpy"), ("discern.workflows.prepare", "torch")):
+        program = f"import sys, {module}; sys.exit('{absent}' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 def test_the_command_reads_standard_input(tmp_path: Path) -> None:
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     options = ("--out", tmp_path / "data", "--json")

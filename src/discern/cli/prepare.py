@@ -147,6 +147,5 @@ def _show_check(report: CheckReport, console: Console) -> None:
     }
     console.result(values, text="\n".join([counted, *(found or ["no problems found"])]))
     if report.errors or not report.documents:
-        raise DataError(
-            f"`discern prepare` would stop: {len(report.errors) or 'no text,'} error(s) in the input", hint="see above"
-        )
+        reason = f"{len(report.errors)} of the inputs cannot be read" if report.errors else "the input holds no text"
+        raise DataError(f"`discern prepare` would stop: {reason}", hint="what is wrong is listed above")

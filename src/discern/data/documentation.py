@@ -15,6 +15,7 @@ from pathlib import Path
 _SKIPPED = {"test", "tests", "testing", "__pycache__", "idlelib", "lib2to3"}
 _LEAST_CHARACTERS = 60
 _LEAST_WORDS = 5
+_CHARACTERS_PER_MARK = 1000
 _ROLE = re.compile(r":[\w:+-]+:`([^`]*)`|``([^`]+)``|`([^`]+)`_?")
 _PROMPT = re.compile(r"(>>>|\.\.\. |In \[|```|~~~)")
 _BULLET = re.compile(r"([-*+•]|\d+[.)])\s+")
@@ -84,10 +85,13 @@ def _files() -> list[tuple[str, Path]]:
 
 
 def _docstrings(path: Path) -> Iterator[str]:
-    """Documentation strings of a file; none where it cannot be read or parsed."""
+    """Documentation strings of a file; none where there are few, or it cannot be read or parsed."""
     try:
+        source = path.read_text(encoding="utf-8")
+        if source.count('"""') * _CHARACTERS_PER_MARK < len(source):
+            return  # little documentation for the work of parsing
         with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = ast.parse(source)
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -31,6 +32,14 @@ class EncodedChunk:
     empty_documents: int
 
 
+class _Batch(NamedTuple):
+    """What is kept of some sentences."""
+
+    tokens: np.ndarray
+    word_starts: np.ndarray
+    lengths: np.ndarray
+
+
 class Encoder:
     """A tokenizer with all that turns documents into ids, word starts and lengths.
 
@@ -42,9 +51,8 @@ class Encoder:
     def __init__(self, tokenizer_json: str, segmenter: SegmenterName) -> None:
         self._tokenizer = prepared(Tokenizer.from_str(tokenizer_json), "the tokenizer")
         self._words = word_finder(self._tokenizer, segmenter)
-        self._cache = (
-            WordCache(self._tokenizer) if WordCache.applies(self._tokenizer) and not self._words.needs_encodings else None
-        )
+        by_word = WordCache.applies(self._tokenizer) and not self._words.needs_encodings
+        self._cache = WordCache(self._tokenizer) if by_word else None
         size = vocab_size(self._tokenizer)
         self._dtype = token_dtype(size)
         special = special_ids(self._tokenizer)
@@ -55,7 +63,8 @@ class Encoder:
     def encode(self, documents: Sequence[Document]) -> EncodedChunk:
         """The documents in order, those without a single token left out."""
         sentences = list(chain.from_iterable(documents))
-        batches = [self._batch(texts) for texts in _batches(sentences)]
+        # The encodings of one batch are gone before the next is made.
+        batches = [self._encode_batch(texts) for texts in _batches(sentences)]
         counts = np.array([len(document) for document in documents], dtype=np.int64)
         sentence_lengths = _joined([batch.lengths for batch in batches], np.dtype(np.int64))
         filled = sentence_lengths > 0
@@ -63,8 +72,8 @@ class Encoder:
         document_sentences = np.bincount(owners[filled], minlength=len(documents))
         kept = document_sentences > 0
         block = TokenBlock(
-            tokens=_joined([self._written[batch.ids] for batch in batches], self._dtype),
-            word_starts=_joined([self._words.starts(batch) for batch in batches], np.dtype(bool)),
+            tokens=_joined([batch.tokens for batch in batches], self._dtype),
+            word_starts=_joined([batch.word_starts for batch in batches], np.dtype(bool)),
             sentence_lengths=sentence_lengths[filled],
             document_sentences=document_sentences[kept],
             digests=_digests(documents)[kept],
@@ -72,7 +81,11 @@ class Encoder:
         characters = sum(map(len, sentences))
         return EncodedChunk(block, characters, empty_documents=len(documents) - block.num_documents)
 
-    def _batch(self, texts: list[str]) -> Sentences:
+    def _encode_batch(self, texts: list[str]) -> _Batch:
+        sentences = self._sentences(texts)
+        return _Batch(self._written[sentences.ids], self._words.starts(sentences), sentences.lengths)
+
+    def _sentences(self, texts: list[str]) -> Sentences:
         if self._cache is not None and (found := self._cache.encode(texts)) is not None:
             return Sentences(texts, np.array(found[0], dtype=self._dtype), found[1], None)
         # The fast variant leaves out offsets and words.
@@ -80,7 +93,7 @@ class Encoder:
         encodings = encode(texts, add_special_tokens=False)
         lengths = np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings))
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths.sum()))
-        return Sentences(texts, ids, lengths, encodings if self._words.needs_encodings else None)
+        return Sentences(texts, ids, lengths, encodings)
 
 
 def encoding_service(tokenizer_json: str, segmenter: SegmenterName) -> Callable[[list[Document]], EncodedChunk]:

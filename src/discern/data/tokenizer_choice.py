@@ -14,7 +14,7 @@ from discern.data.meter import Meter
 from discern.data.problems import ProblemLog
 from discern.data.processes import WorkerProcess
 from discern.data.tokenizer import fingerprint, lowercases, prepared, special_ids, vocab_size
-from discern.data.tokenizer_training import SentenceSample, TokenizerKind, check_vocab_size, training_service
+from discern.data.tokenizer_training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, training_service
 from discern.errors import ConfigError
 from discern.progress import Progress
 
@@ -85,7 +85,7 @@ def train_on(corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, p
             "to train a tokenizer the input is read twice, which standard input or a pipe cannot be",
             hint="save the text to a file first, or give a --tokenizer",
         )
-    sample = SentenceSample(seed)
+    sample = SentenceSample(seed, SAMPLE_BYTES[choice.train])
     meter = Meter(progress, "reading a sample for the tokenizer", corpus)
     for document in meter.read(ProblemLog()):
         sample.add(document)

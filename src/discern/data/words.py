@@ -79,16 +79,16 @@ class CharacterClasses(WordFinder):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        self._first, self._last = np.zeros((2, max(vocabulary.values()) + 1), dtype="U1")
+        self._first, self._last = np.zeros((2, max(vocabulary.values()) + 1), dtype=np.uint8)
         decoder = decoders.ByteLevel()
         for token, number in vocabulary.items():
             text = decoder.decode([token])
-            self._first[number], self._last[number] = _character_class(text[:1]), _character_class(text[-1:])
+            self._first[number], self._last[number] = ord(_character_class(text[:1])), ord(_character_class(text[-1:]))
 
     def starts(self, sentences: Sentences) -> Bool[np.ndarray, " T"]:
         first, last = self._first[sentences.ids], self._last[sentences.ids]
-        begins: np.ndarray = first == "Z"
-        begins[1:] |= (first[1:] != last[:-1]) & (last[:-1] != "Z")  # a lone space goes with what follows
+        begins: np.ndarray = first == ord("Z")
+        begins[1:] |= (first[1:] != last[:-1]) & (last[:-1] != ord("Z"))  # a lone space goes with what follows
         begins[sentences.first_tokens] = True
         return begins
 

@@ -46,7 +46,7 @@ class DemoRequest:
 
     out: Path
     minutes: float = 3.0
-    characters: int = 10_000_000
+    characters: int = 8_000_000
     overrides: tuple[str, ...] = ()
 
 

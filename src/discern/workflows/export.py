@@ -134,8 +134,8 @@ def _held_out(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _reference(config: PretrainConfig) -> str | None:
-    """The preset of the same objective and the nearest width; None where there is none. `tiny` is no recipe."""
-    presets = {name: _preset(name) for name in preset_names() if name != "tiny"}
+    """The preset of the same objective and the nearest width; None where there is none. `tiny` and `demo` are no recipes."""
+    presets = {name: _preset(name) for name in preset_names() if name not in ("tiny", "demo")}
     same = [name for name, preset in presets.items() if preset.objective.name == config.objective.name]
     distance = {name: abs(presets[name].model.hidden_size - config.model.hidden_size) for name in same}
     return min(same, key=lambda name: (distance[name], len(_differences(config, name))), default=None)
