@@ -18,7 +18,7 @@ from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, load_tokenize
 from discern.data.word_cache import WordCache
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyzàéïßΣσς中文漢0123456789!?'-[]._", "the", "cat", "mask", "MASK", "ä", "i̇"]
-HARD = "aAéÉe\u0301ΣßİK中文한\u0301 \t\u00a0\u3000\u200b\u00ad\u2028!?'-[].,_«»—。…\x07\x0c\x7f\x85\ufffd\U0001f600\ufb01"
+HARD = "aAéÉe\u0301ΣßİK中文한\u0301 \t\u00a0\u3000\u200b\u00ad\u2028!?'-[].,_«»—。…\x07\x0c\x7f\x85\ufffd\U0001f600\ufb01，、“”’·（）：\uf900\u3400\u4dbf"
 
 
 def tokenizer_of(**options: bool) -> Tokenizer:
@@ -72,7 +72,7 @@ def test_a_full_cache_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_new_pieces_are_left_to_the_library() -> None:
     cache = WordCache(VARIANTS[0])
-    assert cache.encode(["中文漢中文漢"]) is None
+    assert cache.encode(["ßßß", "ΣςΣ"]) is None
     assert cache.encode(["a\x07b"]) is None
 
 
@@ -93,5 +93,9 @@ def test_real_text() -> None:
     tokenizer = load_tokenizer(Path(folder) / "vocab" / "bert-uncased-en.txt")
     cache = WordCache(tokenizer)
     corpus = Corpus([str(Path(folder) / "wikipedia-en" / "AB.tar.xz")], CorpusOptions())
+    chinese = load_tokenizer(Path(folder) / "vocab" / "bert-zh.txt")
+    laws = Corpus([str(Path(folder) / "zh" / "laws.tar.xz")], CorpusOptions(documents="file"))
+    answers = [same(chinese, WordCache(chinese), document * 2) for document in islice(laws.documents(ProblemLog()), 20)]
+    assert sum(answers) > 15
     answers = [same(tokenizer, cache, document) for document in islice(corpus.documents(ProblemLog()), 100)]
     assert sum(answers) > 60

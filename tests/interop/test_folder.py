@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,33 @@ def test_a_failing_last_step_puts_the_earlier_export_back(tmp_path: Path, monkey
     with pytest.raises(DataError, match="Input/output error"):
         publish(out, fill)
     assert contents(out) == before
+
+
+def test_an_interrupted_replacement_keeps_the_old_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "model"
+
+    def write(text: str) -> Callable[[Path], None]:
+        def into(folder: Path) -> None:
+            (folder / "config.json").write_text(text)
+
+        return into
+
+    publish(out, write("old"))
+    real, calls = Path.rename, []
+
+    def rename(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", rename)
+        publish(out, write("new"))
+    assert (out / "config.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+    out.rename(tmp_path / ".model.previous-1")  # killed at that moment instead
+    publish(out, write("newer"))
+    assert (out / "config.json").read_text() == "newer"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -109,3 +109,13 @@ def test_weights_that_do_not_fit_are_named() -> None:
         checkpoint.load_model_tensors(model, {"weight": torch.zeros(2, 3)}, "here")
     with pytest.raises(CheckpointError, match=r"weight.*\(3, 3\)"):
         checkpoint.load_model_tensors(model, {"weight": torch.zeros(3, 3), "bias": torch.zeros(2)}, "here")
+
+
+def test_what_a_run_turned_back_from_makes_way(tmp_path: Path) -> None:
+    # Steps 20 and 30 were damaged and passed over; the run went on from 10. Its new checkpoint must not be the one pruned.
+    for step in (10, 20, 30):
+        checkpoint.save(tmp_path, contents(step), keep=3)
+    for step in (20, 30):
+        (tmp_path / f"step-{step:08d}" / "model.safetensors").write_bytes(b"")
+    checkpoint.save(tmp_path, contents(15), keep=2)
+    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000015", "step-00000010"]

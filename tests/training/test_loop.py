@@ -267,3 +267,12 @@ def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:
     events.Reload()
     expected = [record["loss"] for record in read_metrics(tmp_path)]
     assert [event.value for event in events.Scalars("loss")] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_journal_on_a_full_disk_says_how_to_go_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+    journal._stream = open("/dev/full", "w")  # noqa: SIM115
+    with pytest.raises(CheckpointError, match="No space left") as caught:
+        journal.write({"step": 1})
+    assert "last checkpoint" in (caught.value.hint or "")
+    journal.close()

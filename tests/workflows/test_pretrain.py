@@ -205,6 +205,21 @@ def test_a_foreign_folder_is_refused(data: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_only_a_run_is_moved_aside(data: Path, tmp_path: Path) -> None:
+    before = sorted(path.name for path in data.iterdir())
+    done = run(*command(data, data, 3, "--resume", "never"))
+    assert done.returncode == 1
+    assert "holds no run" in done.stderr
+    assert sorted(path.name for path in data.iterdir()) == before
+
+
+def test_a_run_killed_while_it_began_can_begin_again(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("half of i")
+    done = run(*command(data, tmp_path, 3))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tokenizer.json").read_text() == (data / "tokenizer.json").read_text()
+
+
 def test_evaluate(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert run(*command(data, out, 6)).returncode == 0

@@ -93,11 +93,12 @@ def publish(folder: Path, out: Path, replace: bool) -> None:
     sync_folder(folder)
     if replace and out.exists() and any(out.iterdir()):
         old = Path(tempfile.mkdtemp(prefix=f".{out.name}{_MARK}", dir=out.parent))
-        os.rename(out, old)  # onto an empty folder
         try:
+            os.rename(out, old)  # onto an empty folder
             os.rename(folder, out)
         except BaseException:
-            os.rename(old, out)
+            if not out.exists():
+                os.rename(old, out)
             raise
         shutil.rmtree(old, ignore_errors=True)
     else:
@@ -106,7 +107,12 @@ def publish(folder: Path, out: Path, replace: bool) -> None:
 
 
 def _remove_leftovers(out: Path) -> None:
+    """Clean up after a killed run; a data set that it had moved aside and not replaced yet comes back."""
     for folder in out.parent.glob(f".{glob.escape(out.name)}{_MARK}*"):
+        if not (folder / _LOCK).exists() and is_data_set(folder):
+            if not out.exists():
+                os.rename(folder, out)
+            continue
         try:
             with (folder / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,18 +14,19 @@ from discern.data.tokenizer import SPECIAL_TOKENS
 
 _CAPACITY = 1 << 17
 _MISSES_WORTH_IT = 0.5
-_ASCII_PUNCTUATION = r"!-/:-@\[-`{-~"
-_PIECES = re.compile(rf"[^ \t\r\n{_ASCII_PUNCTUATION}]+|[{_ASCII_PUNCTUATION}]")
+# Punctuation to BERT in every version of Unicode: ASCII's, and what is frequent in European and Chinese text.
+_PUNCTUATION = r"!-/:-@\[-`{-~«»·–—‘’“”…、。〈〉《》「」『』【】！（），：；？"
+_IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class WordCache:
     """Gives the ids that the tokenizer gives, sentence by sentence.
 
-    BERT's normaliser looks at no character but the one at hand and the marks on it, and its words end at ASCII spaces and
-    punctuation at the latest. So the pieces between those can be encoded by themselves, and remembered. (ASCII control
-    characters vanish, and join what they stood between: sentences with any are left to the library, as is text where most
-    pieces are new, Chinese for one.)
+    BERT's normaliser looks at no character but the one at hand and the marks on it, and its words end at ASCII spaces,
+    punctuation and ideographs at the latest. So the pieces between those can be encoded by themselves, and remembered.
+    (ASCII control characters vanish, and join what they stood between: sentences with any are left to the library, as is
+    text where most pieces are new, Thai for one.)
 
     Args:
         tokenizer: one that `applies` is true of.
@@ -34,6 +35,8 @@ class WordCache:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: dict[str, list[int]] = {}
+        apart = _PUNCTUATION + (_IDEOGRAPHS if tokenizer.normalizer.handle_chinese_chars else "")
+        self._pieces = re.compile(rf"[^ \t\r\n{apart}]+|[{apart}]")
 
     @staticmethod
     def applies(tokenizer: Tokenizer) -> bool:
@@ -51,7 +54,7 @@ class WordCache:
         """The ids of all sentences in a row and the length of each; None if the library does it better."""
         if any(map(_CONTROLS.search, sentences)):
             return None
-        pieces = [_PIECES.findall(sentence) for sentence in sentences]
+        pieces = [self._pieces.findall(sentence) for sentence in sentences]
         new = list(set(chain.from_iterable(pieces)) - self._ids.keys())
         if sum(map(len, new)) > _MISSES_WORTH_IT * sum(map(len, sentences)):
             return None

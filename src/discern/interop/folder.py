@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -45,6 +46,9 @@ def check_target(out: Path) -> None:
         )
 
 
+_PREVIOUS = ".previous-"
+
+
 def publish(out: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a new folder, then put it in the place of `out`; on failure `out` is as it was.
 
@@ -55,6 +59,7 @@ def publish(out: Path, write: Callable[[Path], None]) -> None:
     try:
         with _aside(out, "partial") as partial:
             out.parent.mkdir(parents=True, exist_ok=True)
+            _restore(out)
             partial.mkdir()
             write(partial)
             sync_folder(partial)
@@ -66,17 +71,26 @@ def publish(out: Path, write: Callable[[Path], None]) -> None:
 
 
 def _swap(new: Path, out: Path) -> None:
-    """Rename `new` to `out`; what was there is put back if that fails, and removed if it doesn't."""
-    with _aside(out, "previous") as previous:
-        existed = out.exists()
-        if existed:
+    """Rename `new` to `out`; what was there is put back if that fails or is interrupted, and removed if it isn't."""
+    previous = out.with_name(f".{out.name}{_PREVIOUS}{os.getpid()}")
+    try:
+        if out.exists():
             out.rename(previous)
-        try:
-            new.rename(out)
-        except OSError:
-            if existed:
-                previous.rename(out)
-            raise
+        new.rename(out)
+    except BaseException:
+        if previous.exists() and not out.exists():
+            previous.rename(out)
+        raise
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _restore(out: Path) -> None:
+    """Put back what a killed process had moved aside and could not replace any more."""
+    for previous in out.parent.glob(f".{glob.escape(out.name)}{_PREVIOUS}*"):
+        if out.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+        else:
+            previous.rename(out)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,17 @@ def save(folder: Path, contents: Contents, keep: int) -> Path:
             hint=f"free some space and run the same command again; the last good checkpoint is "
             f"{good[0].name if good else 'none: the run starts over'}",
         ) from problem
-    for old in found(folder)[keep:]:
-        _discard(old)
+    _prune(folder, contents.step, keep)
     return final
+
+
+def _prune(folder: Path, step: int, keep: int) -> None:
+    """Leave the newest `keep`. One beyond `step` is of a future that this run has turned back from: it was passed over."""
+    steps = {path: int(path.name.removeprefix("step-")) for path in found(folder)}
+    kept = [path for path in steps if steps[path] <= step][:keep]
+    for path in steps.keys() - set(kept):
+        with suppress(OSError):  # it is whole or renamed away; neither harms
+            _discard(path)
 
 
 def found(folder: Path) -> list[Path]:

@@ -6,8 +6,11 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from discern.errors import CheckpointError
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -30,8 +33,14 @@ class Journal:
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; a value that is not finite becomes null."""
         clean = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
-        self._stream.write(json.dumps(clean) + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(json.dumps(clean) + "\n")
+            self._stream.flush()
+        except OSError as problem:
+            raise CheckpointError(
+                f"could not write {self._path}: {problem}",
+                hint="free some space and run the same command again: it goes on from the last checkpoint",
+            ) from problem
         if self._events is not None:
             for key, value in clean.items():
                 if key != "step" and isinstance(value, int | float):
@@ -42,8 +51,9 @@ class Journal:
         os.fsync(self._stream.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+        """Close the file; a line that a full disk refuses has been complained of already."""
+        with suppress(OSError):
+            self._stream.close()
         if self._events is not None:
             self._events.close()
 

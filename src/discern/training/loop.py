@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from discern.corruption.randomness import Randomness, key_of
 from discern.data.ordering import Integers
 from discern.data.stream import ExampleStream
-from discern.errors import NumericsError
+from discern.errors import CheckpointError, NumericsError
 from discern.objectives.base import Objective, Phase
 from discern.progress import Progress
 from discern.training import checkpoint
@@ -292,14 +292,18 @@ def _fail(parts: Parts, state: State, optimizer: AdamW, losses: dict[str, float]
     """Keep what is needed to look into a loss that is not finite, and stop."""
     folder = parts.folder / "debug"
     first = state.step * parts.train.sequences_per_step
-    save_checkpoint(parts, state, optimizer, folder)
-    if parts.ranks.writes:
-        details = {"step": state.step, "examples": [first, first + parts.train.sequences_per_step], "losses": losses}
-        checkpoint.write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
+    kept = f"the weights before the update are in {folder}"
+    try:
+        save_checkpoint(parts, state, optimizer, folder)
+        if parts.ranks.writes:
+            details = {"step": state.step, "examples": [first, first + parts.train.sequences_per_step], "losses": losses}
+            checkpoint.write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
+    except (CheckpointError, OSError) as problem:
+        kept = f"the weights before the update could not be kept ({problem})"
     raise NumericsError(
         f"step {state.step}: the gradient is not finite; losses {_summary(losses)}; "
         f"examples {first} to {first + parts.train.sequences_per_step - 1}",
-        hint=f"the weights before the update are in {folder}; try a lower optimizer.learning_rate or a longer warm-up",
+        hint=f"{kept}; try a lower optimizer.learning_rate or a longer warm-up",
     )
 
 

@@ -87,7 +87,10 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         yield Ranks(0, 1, chosen)
         return
     if chosen.type == "cuda":
-        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if local >= count:
+            raise ConfigError(f"process {local} finds no GPU of its own: torch sees {count}", hint=f"use at most --nproc {count}")
+        chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:

@@ -15,6 +15,7 @@ from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import DataError
 from discern.progress import Progress
 from discern.scoring.detection import Detection
+from discern.training.checkpoint import write_text
 from discern.workflows.detect import detect
 from discern.workflows.evaluate import EvaluateRequest, evaluate
 from discern.workflows.prepare import PrepareRequest, prepare
@@ -127,7 +128,7 @@ def _collect(request: DemoRequest, progress: Progress) -> dict[str, int]:
         "modules": found.modules,
         "packages": found.packages,
     }
-    facts.write_text(json.dumps(sizes) + "\n")
+    write_text(facts, json.dumps(sizes) + "\n")
     return sizes
 
 

@@ -53,7 +53,10 @@ def evaluate(request: EvaluateRequest, progress: Progress, warn: Callable[[str],
         )
     stream = heldout_stream(data, run.config)
     if stream is None:
-        raise DataError(f"{folder} holds nothing out", hint="prepare it again with --heldout 0.01 or more")
+        raise DataError(
+            f"{folder} holds nothing out",
+            hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
+        )
     ranks = Ranks(0, 1, choose_device(request.device))
     rows = min(request.sequences or stream.num_rows, stream.num_rows)
     progress.start("evaluating", rows, "rows")

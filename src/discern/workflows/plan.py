@@ -53,13 +53,15 @@ def plan(request: PretrainRequest) -> Plan:
     length = config.data.sequence_length
     share = config.objective.mask_probability if isinstance(config.objective, MaskingConfig) else 1.0
     flops = executed_flops(networks, length, sequences, share)
+    seconds = flops / (_product_speed(device, precision) * _SHARE_OF_PRODUCTS)
+    hours = config.train.max_hours
     values = {
         "parameters": parameters,
         "parameters_by_network": {name: _size(network) for name, network in objective.networks().items()},
         "flops": flops,
         "flops_paper_convention": paper_flops(networks, length, sequences),
         "memory_bytes": _memory(networks, config, parameters, share, precision),
-        "estimated_seconds": flops / (_product_speed(device, precision) * _SHARE_OF_PRODUCTS),
+        "estimated_seconds": seconds if hours is None else min(seconds, hours * 3600),
         "epochs": sequences / rows,
         "precision": precision,
         "device": str(device),
@@ -69,7 +71,8 @@ def plan(request: PretrainRequest) -> Plan:
 
 
 def _size(network: Network) -> int:
-    parts = {id(p): p.numel() for module in (network.encoder, network.head) for p in module.parameters()}
+    modules = [module for module in (network.encoder, network.head, network.bilinear) if module is not None]
+    parts = {id(p): p.numel() for module in modules for p in module.parameters()}
     return sum(parts.values())
 
 
@@ -113,6 +116,8 @@ def _warnings(config: PretrainConfig, epochs: float) -> list[str]:
             f"optimizer.warmup_steps {config.optimizer.warmup_steps} is more than half of train.max_steps "
             f"{config.train.max_steps}: the learning rate hardly leaves its warm-up"
         )
+    if config.train.max_hours is not None:
+        found.append(f"arithmetic and epochs are those of {config.train.max_steps:,} steps; max_hours may end the run sooner")
     if epochs > 100:
         found.append(f"the data set would be read {epochs:,.0f} times; more text, or fewer steps, serve better")
     return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | N
             progress.note(
                 f"{request.out} is complete at step {state.step}: nothing to do; a larger train.max_steps or max_hours goes on"
             )
-            return read_metrics(request.out)[-1] if ranks.writes else None
+            return (read_metrics(request.out) or [{"step": state.step}])[-1] if ranks.writes else None
         record = _train(request.out, config, data, objective, state, (ranks, progress, stop))
     _leave_if_stopped(stop, state, progress)
     return record if ranks.writes else None
@@ -164,7 +164,7 @@ def _start_or_resume(
     if request.resume != "never" and is_run(out):
         _refuse_another_run(out, config, data)
         contents = checkpoint.load_newest(out / CHECKPOINTS, progress.note)
-    elif request.resume != "never" and out.exists() and any(out.iterdir()):
+    elif not is_run(out) and not _may_hold_run(out):
         raise DataError(f"{out} is not empty and holds no run", hint="choose another --out, or empty the folder")
     if request.resume == "must" and contents is None:
         raise CheckpointError(f"{out} holds no checkpoint to resume from", hint="leave --resume out to start a new run")
@@ -186,20 +186,27 @@ def _prepare_folder(
     request: PretrainRequest, config: PretrainConfig, data: TokenData, objective: Objective, progress: Progress
 ) -> None:
     """The files that say what the run is; an earlier run is moved aside if it is to be started over."""
-    out = request.out
-    if request.resume == "never" and out.exists() and any(out.iterdir()):
-        aside = next(path for number in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{number}")).exists())
-        out.rename(aside)
-        progress.note(f"moved the earlier run to {aside}")
+    out = request.out.resolve()
     try:
+        if request.resume == "never" and is_run(out):
+            aside = next(path for number in itertools.count(1) if not (path := out.with_name(f"{out.name}.{number}")).exists())
+            out.rename(aside)
+            progress.note(f"moved the earlier run to {aside}")
         out.mkdir(parents=True, exist_ok=True)
         checkpoint.clean(out / CHECKPOINTS)
-        if not (out / TOKENIZER_FILE).exists():
-            shutil.copyfile(data.folder / TOKENIZER_NAME, out / TOKENIZER_FILE)
+        checkpoint.write_text(out / TOKENIZER_FILE, (data.folder / TOKENIZER_NAME).read_text(encoding="utf-8"))
         checkpoint.write_text(out / CONFIG_FILE, to_toml(config))
         checkpoint.write_text(out / RECORD_FILE, json.dumps(make_record(data, objective), indent=1) + "\n")
     except OSError as problem:
         raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space") from problem
+
+
+def _may_hold_run(out: Path) -> bool:
+    """Whether a folder is free for a run: absent, empty, or left by one that was killed while it began."""
+    if not out.exists():
+        return True
+    own = {CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE}
+    return out.is_dir() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} <= own
 
 
 def _refuse_another_run(out: Path, config: PretrainConfig, data: TokenData) -> None:
