@@ -18,7 +18,10 @@ from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, load_tokenize
 from discern.data.word_cache import WordCache
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyzàéïßΣσς中文漢0123456789!?'-[]._", "the", "cat", "mask", "MASK", "ä", "i̇"]
-HARD = "aAéÉe\u0301ΣßİK中文한\u0301 \t\u00a0\u3000\u200b\u00ad\u2028!?'-[].,_«»—。…\x07\x0c\x7f\x85\ufffd\U0001f600\ufb01，、“”’·（）：\uf900\u3400\u4dbf"
+HARD = (
+    "aAéÉe\u0301ΣßİK中文한\u0301 \t\u00a0\u3000\u200b\u00ad\u2028!?'-[].,_«»—。…\x07\x0c\x7f\x85\ufffd"
+    "\U0001f600\ufb01，、“”’·（）：\uf900\u3400\u4dbf"
+)
 
 
 def tokenizer_of(**options: bool) -> Tokenizer:

@@ -1,0 +1,58 @@
+"""The README's commands, run as they stand, on a small text."""
+
+import random
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[2] / "README.md"
+WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
+# What makes the commands of hours a matter of seconds; everything else is run as written.
+SMALL = {
+    "--preset electra-small": "--preset tiny",
+    "train.max_hours=10": "train.max_steps=4",
+    "--vocab-size 16000": "--vocab-size 200",
+}
+
+
+def blocks() -> list[str]:
+    """The command blocks, in order."""
+    return re.findall(r"^```\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def test_the_commands_of_your_own_text_run(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    folder = tmp_path / "my-texts"
+    folder.mkdir()
+    lines = [" ".join(rng.choices(WORDS, k=9)) + ("\n" if number % 5 == 4 else "") for number in range(2000)]
+    (folder / "a.txt").write_text("\n".join(lines))
+    commands = next(block for block in blocks() if "discern prepare my-texts/" in block)
+    for shortcut, small in SMALL.items():
+        commands = commands.replace(shortcut, small)
+    assert commands.count("discern ") == 5
+    for line in commands.strip().splitlines():
+        arguments = shlex.split(line)
+        assert arguments[0] == "discern"
+        done = subprocess.run([sys.executable, "-m", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, (line, done.stderr)
+    assert (tmp_path / "models" / "first" / "model.safetensors").is_file()
+
+
+def test_every_command_that_the_pages_show_exists() -> None:
+    pages = [README, README.parent / "CHANGELOG.md", *sorted((README.parent / "docs").rglob("*.md"))]
+    shown = {verb for page in pages for verb in re.findall(r"(?:^|`)discern ([a-z]+)", page.read_text(encoding="utf-8"), re.M)}
+    help_text = subprocess.run([sys.executable, "-m", "discern", "--help"], capture_output=True, text=True).stdout
+    verbs = set(re.findall(r"^  ([a-z]+) {2,}", help_text, flags=re.M))
+    assert verbs == {"prepare", "pretrain", "evaluate", "export", "detect", "report", "demo", "config"}
+    assert shown <= verbs
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    path = README.parent / page
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
