@@ -44,7 +44,9 @@ def test_the_commands_of_your_own_text_run(tmp_path: Path) -> None:
 
 def test_every_command_that_the_pages_show_exists() -> None:
     pages = [README, README.parent / "CHANGELOG.md", *sorted((README.parent / "docs").rglob("*.md"))]
-    shown = {verb for page in pages for verb in re.findall(r"(?:^|`)discern ([a-z]+)", page.read_text(encoding="utf-8"), re.M)}
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    code = [block for text in texts for block in re.findall(r"```.*?```|`[^`\n]+`", text, flags=re.S)]
+    shown = {verb for block in code for verb in re.findall(r"(?:^|`)discern ([a-z]+)", block, flags=re.M)}
     help_text = subprocess.run([sys.executable, "-m", "discern", "--help"], capture_output=True, text=True).stdout
     verbs = set(re.findall(r"^  ([a-z]+) {2,}", help_text, flags=re.M))
     assert verbs == {"prepare", "pretrain", "evaluate", "export", "detect", "report", "demo", "config"}
