@@ -51,7 +51,8 @@ class Encoder:
     def __init__(self, tokenizer_json: str, segmenter: SegmenterName) -> None:
         self._tokenizer = prepared(Tokenizer.from_str(tokenizer_json), "the tokenizer")
         self._words = word_finder(self._tokenizer, segmenter)
-        self._cache = None if self._words.needs_encodings else WordCache.of(self._tokenizer)
+        by_word = WordCache.applies(self._tokenizer) and not self._words.needs_encodings
+        self._cache = WordCache(self._tokenizer) if by_word else None
         size = vocab_size(self._tokenizer)
         self._dtype = token_dtype(size)
         special = special_ids(self._tokenizer)
