@@ -14,7 +14,7 @@ from discern.errors import ConfigError
 from discern.workflows.configuration import differences, load_pretrain_config
 from discern.workflows.settings import PretrainConfig
 
-PRESETS = ["electra-base", "electra-large", "electra-small", "electra-small-plusplus", "mlm-small", "tiny"]
+PRESETS = ["demo", "electra-base", "electra-large", "electra-small", "electra-small-plusplus", "mlm-small", "tiny"]
 
 
 def load(preset: str, *overrides: str) -> PretrainConfig:
@@ -39,7 +39,7 @@ def test_a_preset_resolves_whole_and_survives_its_own_toml(name: str, tmp_path: 
 def test_a_preset_says_what_it_is_and_where_its_values_come_from(name: str):
     assert 20 < len(preset_summary(name)) <= 130
     text = preset_path(name).read_text()
-    assert name == "tiny" or "Clark et al. 2020" in text or "google-research/electra" in text
+    assert name in ("tiny", "demo") or "Clark et al. 2020" in text or "google-research/electra" in text
 
 
 @pytest.mark.parametrize("name", PRESETS)
