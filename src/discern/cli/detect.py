@@ -19,8 +19,9 @@ from discern.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from discern.scoring.detection import Detection
 
-# Background of a token at probability 0, 1/2 and 1; black on any of them is legible.
-_COLOURS = ((190, 235, 190), (255, 235, 140), (255, 120, 105))
+# Background of a token at probability 0, 1/2 and 1; black on any of them is legible. Strong enough that a terminal of
+# sixteen colours shows green, yellow and red for them and for what lies between.
+_COLOURS = ((110, 225, 110), (250, 220, 40), (255, 85, 70))
 _MOST_SUSPICIOUS = 5
 
 
