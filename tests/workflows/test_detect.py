@@ -245,9 +245,9 @@ def test_colours_show_the_text_itself() -> None:
     """Brackets are text, not markup; and every token has the colour of its probability."""
     stream = io.StringIO()
     Console(file=stream, force_terminal=True, color_system="truecolor").print(verb.coloured_text(DETECTION))
-    assert "\x1b[30;48;2;255;120;105m]" in stream.getvalue()
-    assert "\x1b[30;48;2;190;235;190ma" in stream.getvalue()
-    assert "\x1b[30;48;2;255;235;140mc" in stream.getvalue()
+    assert "\x1b[30;48;2;255;85;70m]" in stream.getvalue()
+    assert "\x1b[30;48;2;110;225;110ma" in stream.getvalue()
+    assert "\x1b[30;48;2;250;220;40mc" in stream.getvalue()
     assert verb.coloured_text(DETECTION).plain == "a [b] c"
 
 
