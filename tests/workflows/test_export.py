@@ -133,6 +133,18 @@ def test_the_code_in_the_card_runs(run: Path, network: str, tmp_path: Path) -> N
     assert "[CLS]" in done.stdout if network == "discriminator" else done.stdout.startswith("[")
 
 
+def test_a_bilinear_discriminator_goes_out_as_its_encoder_and_its_card_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=["objective.tying=gradient-disentangled", "objective.discriminator_head=bilinear"])
+    exported(tmp_path / "run", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "the encoder alone" in card
+    assert "fill-mask" not in card
+    code = card.split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "[CLS]" in done.stdout
+
+
 def test_an_unknown_network_names_the_nearest(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no network 'discrimnator'") as caught:
         exported(run, tmp_path / "out", "discrimnator")

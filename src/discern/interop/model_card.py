@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from discern.interop.huggingface import DISCRIMINATOR_CLASS, HuggingFaceModel
+from discern.interop.huggingface import DISCRIMINATOR_CLASS, ENCODER_CLASS, GENERATOR_CLASS, HuggingFaceModel
 
 UNKNOWN = "not recorded"
 OBJECTIVE_NAMES = {"rtd": "replaced token detection (ELECTRA)", "mlm": "masked language modelling (BERT)"}
@@ -58,7 +58,7 @@ def model_card(facts: CardFacts) -> str:
 
 
 def _front_matter(facts: CardFacts) -> str:
-    task = "" if _is_discriminator(facts) else "pipeline_tag: fill-mask\n"
+    task = "pipeline_tag: fill-mask\n" if _holds(facts, GENERATOR_CLASS) else ""
     return (
         "---\n"
         "# Fill in: under which licence may others use these weights? The text they were trained on has a say in it.\n"
@@ -91,7 +91,17 @@ def _what(facts: CardFacts) -> str:
 
 
 def _use(facts: CardFacts) -> str:
-    if _is_discriminator(facts):
+    if _holds(facts, ENCODER_CLASS):
+        body = """from transformers import AutoModel, AutoTokenizer
+
+folder = "."  # this folder: the encoder alone, its pre-training head has no form in transformers
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModel.from_pretrained(folder).eval()
+inputs = tokenizer("The chef ate the meal.", return_tensors="pt")
+with torch.no_grad():
+    states = model(**inputs).last_hidden_state
+print(inputs.tokens(), tuple(states.shape))"""
+    elif _holds(facts, DISCRIMINATOR_CLASS):
         body = """from transformers import AutoTokenizer, ElectraForPreTraining
 
 folder = "."  # this folder
@@ -162,7 +172,7 @@ def _evaluation(facts: CardFacts) -> str:
 
 def _limits(facts: CardFacts) -> str:
     limits = []
-    if not _is_discriminator(facts):
+    if _holds(facts, GENERATOR_CLASS):
         limits.append("This network fills masks; it cannot tell replaced tokens from real ones.")
     else:
         limits.append("This network judges tokens; it cannot fill masks.")
@@ -175,8 +185,8 @@ def _limits(facts: CardFacts) -> str:
     return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)
 
 
-def _is_discriminator(facts: CardFacts) -> bool:
-    return DISCRIMINATOR_CLASS in facts.model.config["architectures"]
+def _holds(facts: CardFacts, architecture: str) -> bool:
+    return architecture in facts.model.config["architectures"]
 
 
 def _trained_positions(facts: CardFacts) -> int | str:
