@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from discern import kernels
 from discern.data.config import DataConfig
 from discern.data.packing import build_packing
 from discern.data.stream import ExampleStream
@@ -46,7 +48,10 @@ def text() -> MemorySplit:
 
 
 def record(name: str) -> list[dict[str, float]]:
-    """Losses and gradient norm of each of the 50 steps."""
+    """Losses and gradient norm of each of the 50 steps, on the path that is switched on.
+
+    The two paths have recordings of their own: they drop other elements out.
+    """
     torch.set_num_threads(1)
     factory = objectives.load(name)
     objective = factory(factory.Config(), settings())
@@ -82,15 +87,17 @@ def machine() -> str:
     return "; ".join([*(line.split(":")[1].strip() for line in lines if line.startswith(wanted)), torch.__version__])
 
 
-def load(name: str) -> dict[str, Any]:
-    """The recorded run of an objective."""
-    golden: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+def load(name: str, path: str) -> dict[str, Any]:
+    """The recorded run of an objective on the path 'kernels' or 'plain'."""
+    golden: dict[str, Any] = json.loads((FOLDER / f"{name}-{path}.json").read_text())
     return golden
 
 
 if __name__ == "__main__":
-    for objective_name in objectives.names():
-        golden = {"machine": machine(), "steps": record(objective_name)}
-        lines = ",\n".join(json.dumps(step) for step in golden["steps"])
-        body = f'{{"machine": {json.dumps(golden["machine"])}, "steps": [\n{lines}\n]}}\n'
-        (FOLDER / f"{objective_name}.json").write_text(body)
+    for golden_path, context in (("kernels", nullcontext()), ("plain", kernels.switched_off())):
+        with context:
+            for objective_name in objectives.names():
+                golden = {"machine": machine(), "steps": record(objective_name)}
+                lines = ",\n".join(json.dumps(step) for step in golden["steps"])
+                body = f'{{"machine": {json.dumps(golden["machine"])}, "steps": [\n{lines}\n]}}\n'
+                (FOLDER / f"{objective_name}-{golden_path}.json").write_text(body)

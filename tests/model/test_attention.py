@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discern.model.attention import SelfAttention, visible_keys
+from discern.model.attention import SelfAttention
+from discern.model.layout import Layout, visible_keys
 from tests.parity.small_networks import make_noisy, sizes
 
 
@@ -27,6 +28,11 @@ def plain(heads: int) -> SelfAttention:
         layer.weight.copy_(torch.eye(8))
         nn.init.zeros_(layer.bias)
     return part
+
+
+def attend(part: SelfAttention, states: Tensor, visible: Tensor | None) -> Tensor:
+    """In rows of equal length, projected back."""
+    return part.output(part(states, Layout(visible)))
 
 
 def hidden(*shape: int, seed: int = 0) -> Tensor:
@@ -51,7 +57,7 @@ def test_equal_keys_are_attended_evenly() -> None:
     nn.init.zeros_(part.key.weight)
     states = hidden(1, 5, 8)
     expected = states.mean(1, keepdim=True).expand_as(states)
-    torch.testing.assert_close(part(states, None), expected)
+    torch.testing.assert_close(attend(part, states, None), expected)
 
 
 def test_two_keys_by_hand() -> None:
@@ -61,14 +67,14 @@ def test_two_keys_by_hand() -> None:
     # Query 0: scores 4/sqrt 8 and 2/sqrt 8; its weight on key 0 is the logistic function of the difference.
     weight = 1 / (1 + math.exp(-(4 - 2) / math.sqrt(8)))
     expected = weight * states[0, 0] + (1 - weight) * states[0, 1]
-    torch.testing.assert_close(plain(1)(states, None)[0, 0], expected)
+    torch.testing.assert_close(attend(plain(1), states, None)[0, 0], expected)
 
 
 def test_heads_attend_apart() -> None:
     """Two heads of width 4 are two attentions of width 4, side by side."""
     states = hidden(2, 5, 8)
     scores = (states[..., :4] / 2) @ states[..., :4].transpose(1, 2)
-    torch.testing.assert_close(plain(2)(states, None)[..., :4], scores.softmax(-1) @ states[..., :4])
+    torch.testing.assert_close(attend(plain(2), states, None)[..., :4], scores.softmax(-1) @ states[..., :4])
 
 
 def test_visible_keys_by_hand() -> None:
@@ -106,7 +112,7 @@ def test_a_hidden_key_has_no_influence(fused: bool, monkeypatch: pytest.MonkeyPa
     part, states = attention(), hidden(2, 6, 8)
     changed = states.clone()
     changed[0, 5] = 1e6
-    first, second = (part(value, MASKS["padding"]) for value in (states, changed))
+    first, second = (attend(part, value, MASKS["padding"]) for value in (states, changed))
     assert torch.equal(first[0, :5], second[0, :5])
     assert torch.equal(first[1], second[1])
 
@@ -119,7 +125,7 @@ def test_the_fused_path_gives_the_same(mask: str, heads: int, monkeypatch: pytes
         if fused:
             through_the_fused_kernel(monkeypatch)
         part, states = attention(heads), hidden(2, 6, 8).requires_grad_()
-        output = part(states, MASKS[mask])
+        output = attend(part, states, MASKS[mask])
         (output * hidden(2, 6, 8, seed=1)).sum().backward()
         gradients = {name: value.grad for name, value in part.named_parameters()} | {"states": states.grad}
         results.append((output, gradients))
@@ -141,7 +147,7 @@ def test_dropout_falls_on_the_probabilities_while_training(fused: bool, monkeypa
     part.train()
     nn.init.zeros_(part.key.weight)
     torch.manual_seed(0)
-    output = part(torch.ones(64, 64, 8), None).detach()
+    output = attend(part, torch.ones(64, 64, 8), None).detach()
     shares = output * 0.75 * 64
     torch.testing.assert_close(shares, shares.round(), atol=1e-3, rtol=0)
     assert output.std() > 0.02

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from discern import kernels
+
 
 @torch.no_grad()
 def sample_tokens(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperature: float = 1.0) -> Int[Tensor, "M"]:
@@ -19,6 +21,8 @@ def sample_tokens(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], te
 
     Reference: Clark et al. 2020, section 2; no gradient flows through the choice.
     """
+    if kernels.usable(logits):
+        return kernels.sample(logits, uniforms, temperature)
     probabilities = torch.softmax(logits.float() / temperature, -1)
     distribution = probabilities.cumsum_(-1)
     # The sum may end a little off 1; scaling the draw by it keeps the last candidate reachable and no other favoured.

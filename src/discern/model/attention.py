@@ -1,29 +1,18 @@
-"""Self-attention over the whole sequence, and which key each query may see."""
+"""Self-attention among the tokens that see each other."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discern import kernels
 from discern.model.config import ModelConfig
 from discern.model.dropout import Dropout
-
-
-def visible_keys(attention_mask: Bool[Tensor, "B L"], document_ids: Int[Tensor, "B L"] | None) -> Bool[Tensor, "B 1 Q L"]:
-    """True where a query may see a key: real tokens, of the same document piece where rows hold several.
-
-    Padding sees padding where it would see nothing else: a softmax over no key is 0/0, which some fused kernels leave NaN.
-    Q is 1 where every query of a row sees the same keys, L otherwise.
-    """
-    keys = attention_mask[:, None, None, :]
-    if document_ids is None:
-        return keys | ~attention_mask.any(1)[:, None, None, None]
-    same_piece = document_ids[:, None, :, None] == document_ids[:, None, None, :]
-    return same_piece & (keys | ~attention_mask[:, None, :, None])
+from discern.model.layout import Layout
 
 
 class SelfAttention(nn.Module):
@@ -42,15 +31,20 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(size, size)
         self.dropout = Dropout(config.attention_dropout)
 
-    def forward(self, hidden: Float[Tensor, "B L D"], visible: Bool[Tensor, "B 1 Q L"] | None) -> Float[Tensor, "B L D"]:
-        """The attended values, projected back; `visible` None means that every key is seen."""
-        query, key, value = (self._split(projection(hidden)) for projection in (self.query, self.key, self.value))
+    def forward(self, hidden: Float[Tensor, "*tokens D"], layout: Layout) -> Float[Tensor, "*tokens D"]:
+        """What each token gathered from those that it sees, head by head; `output` is the caller's to apply."""
+        projections = (self.query, self.key, self.value)
+        weight = torch.cat([projection.weight for projection in projections])
+        packed = F.linear(hidden, weight, torch.cat([projection.bias for projection in projections]))
+        if layout.offsets is not None:
+            attended = kernels.attention(packed.flatten(0, -2), self.num_heads, layout.offsets, self.dropout.active)
+            return attended.view(hidden.shape)
+        query, key, value = (self._split(part) for part in packed.chunk(3, -1))
         if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
-            attended = self._attend(query, key, value, visible)
+            attended = self._attend(query, key, value, layout.visible)
         else:
-            probability = self.dropout.probability if self.training else 0.0
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=probability)
-        return self.output(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.visible, dropout_p=self.dropout.active)
+        return attended.transpose(1, 2).flatten(2)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
         # Written out on the CPU: the fused kernel there has no dropout and was measured slower up to 512 positions.
@@ -64,4 +58,4 @@ class SelfAttention(nn.Module):
 
     def _split(self, projected: Float[Tensor, "B L D"]) -> Float[Tensor, "B H L d"]:
         batch, length, size = projected.shape
-        return projected.view(batch, length, self.num_heads, size // self.num_heads).transpose(1, 2)
+        return projected.reshape(batch, length, self.num_heads, size // self.num_heads).transpose(1, 2)

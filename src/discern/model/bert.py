@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import abc
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from discern.model.attention import SelfAttention, visible_keys
+from discern.model.attention import SelfAttention
 from discern.model.config import ModelConfig
 from discern.model.dropout import Dropout
 from discern.model.embeddings import TokenEmbeddings
 from discern.model.encoder import Encoder
+from discern.model.joints import States, as_states, linear_gelu, linear_residual_norm, normalised
+from discern.model.layout import Layout, lay_out
 
 
 class Block(nn.Module, abc.ABC):
@@ -32,20 +34,18 @@ class Block(nn.Module, abc.ABC):
         self.dropout = Dropout(config.hidden_dropout)
 
     @abc.abstractmethod
-    def forward(self, hidden: Float[Tensor, "B L D"], visible: Bool[Tensor, "B 1 Q L"] | None) -> Float[Tensor, "B L D"]:
+    def forward(self, states: States, layout: Layout) -> States:
         """The hidden states after this block."""
-
-    def feedforward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Each position through the same two layers."""
-        return self.contract(F.gelu(self.expand(hidden)))  # type: ignore[no-any-return]
 
 
 class PostNormBlock(Block):
     """LayerNorm after each residual, as in BERT and ELECTRA."""
 
-    def forward(self, hidden: Float[Tensor, "B L D"], visible: Bool[Tensor, "B 1 Q L"] | None) -> Float[Tensor, "B L D"]:
-        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, visible)))
-        return self.feedforward_norm(hidden + self.dropout(self.feedforward(hidden)))  # type: ignore[no-any-return]
+    def forward(self, states: States, layout: Layout) -> States:
+        attended = self.attention(states.operand, layout)
+        states = linear_residual_norm(self.attention.output, attended, states.values, self.attention_norm, self.dropout)
+        inner = linear_gelu(self.expand, states.operand)
+        return linear_residual_norm(self.contract, inner, states.values, self.feedforward_norm, self.dropout)
 
 
 class PreNormBlock(Block):
@@ -54,9 +54,13 @@ class PreNormBlock(Block):
     Reference: Xiong et al. 2020, "On layer normalization in the Transformer architecture".
     """
 
-    def forward(self, hidden: Float[Tensor, "B L D"], visible: Bool[Tensor, "B 1 Q L"] | None) -> Float[Tensor, "B L D"]:
-        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), visible))
-        return hidden + self.dropout(self.feedforward(self.feedforward_norm(hidden)))  # type: ignore[no-any-return]
+    def forward(self, states: States, layout: Layout) -> States:
+        hidden = states.values
+        attended = self.attention(normalised(self.attention_norm, hidden).operand, layout)
+        hidden = hidden + self.dropout(self.attention.output(attended))
+        inner = linear_gelu(self.expand, normalised(self.feedforward_norm, hidden).operand)
+        hidden = hidden + self.dropout(self.contract(inner))
+        return States(hidden, hidden)
 
 
 _BLOCKS: dict[str, type[Block]] = {"post": PostNormBlock, "pre": PreNormBlock}
@@ -93,18 +97,38 @@ class BertEncoder(Encoder):
         position_ids: Int[Tensor, "B L"] | None = None,
         document_ids: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Hidden states of the last block."""
-        visible = None
-        if document_ids is not None and attention_mask is None:
-            attention_mask = input_ids == input_ids
-        if attention_mask is not None:
-            visible = visible_keys(attention_mask, document_ids)
+        """Hidden states of the last block; what stands at padding means nothing."""
+        shape = input_ids.shape
+        layout = lay_out(input_ids, attention_mask, document_ids, self.embeddings.weights)
+        if layout.places is not None:
+            input_ids, token_type_ids, position_ids = _real(layout.places, input_ids, token_type_ids, position_ids)
         hidden = self.embeddings(input_ids, token_type_ids, position_ids)
         if self.projection is not None:
             hidden = self.projection(hidden)
+        states = as_states(hidden)
         for block in self.blocks:
             if self.gradient_checkpointing and self.training:
-                hidden = checkpoint(block, hidden, visible, use_reentrant=False)
+                states = checkpoint(block, states, layout, use_reentrant=False)
             else:
-                hidden = block(hidden, visible)
-        return hidden if self.final_norm is None else self.final_norm(hidden)  # type: ignore[no-any-return]
+                states = block(states, layout)
+        hidden = states.values if self.final_norm is None else self.final_norm(states.values)
+        return hidden if layout.places is None else _spread(hidden, layout.places, shape)
+
+
+def _real(
+    places: Int[Tensor, "T"],
+    input_ids: Int[Tensor, "B L"],
+    token_type_ids: Int[Tensor, "B L"] | None,
+    position_ids: Int[Tensor, "B L"] | None,
+) -> tuple[Int[Tensor, "1 T"], Int[Tensor, "1 T"] | None, Int[Tensor, "1 T"]]:
+    """The ids of the real tokens as one row; their positions can no longer be told from where they stand."""
+    length = input_ids.shape[1]
+    types = None if token_type_ids is None else token_type_ids.flatten()[places][None]
+    positions = places % length if position_ids is None else position_ids.expand_as(input_ids).flatten()[places]
+    return input_ids.flatten()[places][None], types, positions[None]
+
+
+def _spread(hidden: Float[Tensor, "1 T D"], places: Int[Tensor, "T"], shape: torch.Size) -> Float[Tensor, "B L D"]:
+    """Back to rows of equal length, with zeros for padding."""
+    slots = hidden.new_zeros(shape.numel(), hidden.shape[-1])
+    return slots.index_copy(0, places, hidden[0]).view(*shape, -1)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discern import kernels
+
 
 class Dropout(nn.Module):
     """Zeroes elements with a probability and scales the rest, drawing from torch's global generator of the device.
@@ -24,10 +26,17 @@ class Dropout(nn.Module):
         super().__init__()
         self.probability = probability
 
+    @property
+    def active(self) -> float:
+        """The probability now: zero outside training."""
+        return self.probability if self.training else 0.0
+
     def forward(self, hidden: Tensor) -> Tensor:
         """`hidden` of any shape, dropped out while training, as it is otherwise."""
-        if not self.training or self.probability == 0.0:
+        if self.active == 0.0:
             return hidden
+        if kernels.usable(hidden):
+            return kernels.dropout(hidden, self.probability)
         if hidden.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(hidden, self.probability)
         return hidden * keep_mask(hidden.shape, self.probability, hidden.dtype)

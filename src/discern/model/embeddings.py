@@ -27,6 +27,11 @@ class TokenEmbeddings(nn.Module, abc.ABC):
     def vocab_size(self) -> int:
         """V."""
 
+    @property
+    @abc.abstractmethod
+    def weights(self) -> Tensor:
+        """The table of the words, which says where and in what precision an encoder computes."""
+
     @abc.abstractmethod
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         """Vectors of the words alone, neither placed nor normalised."""
@@ -67,6 +72,10 @@ class Embeddings(TokenEmbeddings):
     @property
     def vocab_size(self) -> int:
         return self.word.num_embeddings
+
+    @property
+    def weights(self) -> Tensor:
+        return self.word.weight
 
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         return self.word(input_ids)  # type: ignore[no-any-return]
@@ -118,6 +127,10 @@ class DisentangledEmbeddings(TokenEmbeddings):
     @property
     def vocab_size(self) -> int:
         return self.shared.vocab_size
+
+    @property
+    def weights(self) -> Tensor:
+        return self.shared.word.weight
 
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         return _fixed(self.shared.word, input_ids) + self.difference(input_ids)  # type: ignore[no-any-return]

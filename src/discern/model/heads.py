@@ -8,11 +8,13 @@ from torch.nn import functional as F
 from torch.nn.parameter import Parameter
 
 from discern.model.config import ModelConfig
+from discern.model.joints import linear_gelu, normalised
 
 
 def gather_positions(hidden: Float[Tensor, "B L D"], positions: Bool[Tensor, "B L"]) -> Float[Tensor, "M D"]:
     """Hidden states at the chosen positions, row by row; M = positions.sum()."""
-    return hidden[positions]
+    # By index rather than by mask: its backward pass is a copy of rows.
+    return hidden.flatten(0, 1).index_select(0, positions.flatten().nonzero().flatten())
 
 
 class MaskedLMHead(nn.Module):
@@ -35,7 +37,7 @@ class MaskedLMHead(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits at the given states; pass only those of the masked positions, this is the dearest product."""
-        inner = self.norm(F.gelu(self.dense(hidden)))
+        inner = normalised(self.norm, linear_gelu(self.dense, hidden)).operand
         return F.linear(inner, self.word_embeddings.weight, self.bias)
 
 
@@ -52,7 +54,7 @@ class ReplacedTokenHead(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
         """Logit of each token."""
-        return self.output(F.gelu(self.dense(hidden))).squeeze(-1)  # type: ignore[no-any-return]
+        return self.output(linear_gelu(self.dense, hidden)).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class BilinearTerm(nn.Module):

@@ -7,12 +7,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from discern import kernels
 from discern.types import LossTerm
 
 
 def masked_token_loss(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"], weight: float = 1.0) -> LossTerm:
     """Cross-entropy of the original tokens at the masked positions, summed, in float32."""
-    total = F.cross_entropy(logits.float(), targets, reduction="sum")
+    if kernels.usable(logits):
+        total = kernels.cross_entropy_sum(logits, targets)
+    else:
+        total = F.cross_entropy(logits.float(), targets, reduction="sum")
     return LossTerm(total, targets.shape[0], weight)
 
 

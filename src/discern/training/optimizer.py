@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discern import kernels
 from discern.errors import CheckpointError
 from discern.training.config import OptimizerConfig
 
@@ -49,13 +50,27 @@ class AdamW(torch.optim.Optimizer):
             means = [self.state[parameter]["mean"] for parameter in moved]
             squares = [self.state[parameter]["square"] for parameter in moved]
             rate = group["lr"] * group["scale"]
+            kept = 1 - rate * group["weight_decay"]
+            if kernels.dense([*moved, *gradients, *means, *squares]):
+                kernels.adamw(
+                    moved,
+                    gradients,
+                    means,
+                    squares,
+                    rate=rate / first,
+                    kept=kept,
+                    betas=self._betas,
+                    root=second**0.5,
+                    epsilon=self._epsilon,
+                )
+                continue
             torch._foreach_lerp_(means, gradients, 1 - beta1)
             torch._foreach_mul_(squares, beta2)
             torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
             divisors = torch._foreach_sqrt(squares)
             torch._foreach_div_(divisors, second**0.5)
             torch._foreach_add_(divisors, self._epsilon)
-            torch._foreach_mul_(moved, 1 - rate * group["weight_decay"])
+            torch._foreach_mul_(moved, kept)
             torch._foreach_addcdiv_(moved, means, divisors, -rate / first)
 
     def set_learning_rate(self, rate: float) -> None:
@@ -116,6 +131,11 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients together so that their joint norm is at most `limit` (0: leave them); gives the norm before."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if kernels.dense(gradients):
+        length = kernels.gradient_norm(gradients)
+        if 0 < limit < length + 1e-6:
+            kernels.scale_gradients(gradients, limit / (length + 1e-6))
+        return torch.tensor(length)
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
     if limit > 0:
         # A norm within the limit must leave the gradients untouched to the last bit, hence the clamp at 1.

@@ -1,0 +1,307 @@
+"""The kernels as differentiable functions of tensors. Callers ask `usable` first.
+
+Dropout draws one 64-bit seed a call from torch's generator; the kernel hashes it with the place of each element, so that
+the backward pass finds the same mask without keeping one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from discern.kernels.build import load_kernels
+
+_switched_off: ContextVar[bool] = ContextVar("kernels_switched_off", default=False)
+_NAMES = {torch.float32: "float", torch.bfloat16: "half"}
+
+
+def usable(*tensors: Tensor) -> bool:
+    """True where the kernels can take these: on the CPU, float32 or bfloat16, not under torch.compile, library at hand."""
+    if torch.compiler.is_compiling() or _switched_off.get() or load_kernels().library is None:
+        return False
+    return all(tensor.device.type == "cpu" and tensor.dtype in _NAMES for tensor in tensors)
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """A context in which the plain path is taken everywhere, to compare the two."""
+    token = _switched_off.set(True)
+    try:
+        yield
+    finally:
+        _switched_off.reset(token)
+
+
+def threshold(probability: float) -> int:
+    """The probability in units of 1/65536."""
+    return min(round(probability * 65536), 65535)
+
+
+def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"]) -> Float[Tensor, "... F"]:
+    """GELU(x + bias), by the error function."""
+    return _BiasGelu.apply(x, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """Elements zeroed with a probability (a multiple of 1/65536), the rest scaled so that the mean stays."""
+    return _Dropout.apply(x, _seed(), threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def residual_norm(
+    part: Float[Tensor, "... D"],
+    bias: Tensor | None,
+    residual: Float[Tensor, "... D"] | None,
+    norm: torch.nn.LayerNorm,
+    probability: float,
+    want_low: bool,
+) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
+    """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` the same again in bfloat16."""
+    seed = _seed() if probability else 0
+    values, low = _ResidualNorm.apply(  # type: ignore[no-untyped-call]
+        part, bias, residual, norm.weight, norm.bias, norm.eps, seed, threshold(probability), want_low
+    )
+    return values, low if want_low else values
+
+
+def attention(
+    packed: Float[Tensor, "T three_D"], num_heads: int, offsets: Int[Tensor, "spans_and_1"], probability: float
+) -> Float[Tensor, "T D"]:
+    """Softmax attention within spans of tokens that lie one after another.
+
+    Args:
+        packed: queries, keys and values side by side.
+        offsets: where each span begins, and the end; int64.
+        probability: of dropping an attention probability.
+    """
+    seed = _seed() if probability else 0
+    return _Attention.apply(packed, num_heads, offsets, seed, threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def cross_entropy_sum(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"]) -> Float[Tensor, ""]:
+    """Cross-entropy in float32, summed over the rows."""
+    return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sample(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperature: float) -> Int[Tensor, "M"]:
+    """One id a row from the softmax of logits / temperature: where the distribution function reaches the uniform number."""
+    logits = logits.contiguous()
+    found = torch.empty(len(logits), dtype=torch.int64)
+    _call("sample", logits.dtype, logits, uniforms.float().contiguous(), found, *logits.shape, ctypes.c_float(1 / temperature))
+    return found
+
+
+class _BiasGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        x = x.contiguous()
+        result = torch.empty_like(x)
+        slope = torch.empty_like(x) if any(ctx.needs_input_grad) else None
+        _call("gelu", x.dtype, x, bias, result, slope, *_rows(x))
+        ctx.save_for_backward(slope, bias)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        slope, bias = ctx.saved_tensors
+        dx, dbias = torch.empty_like(slope), torch.empty_like(bias)
+        _call("gelu_back", slope.dtype, slope, gradient.contiguous(), dx, dbias, *_rows(slope))
+        return dx, dbias
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seed: int, limit: int) -> Tensor:
+        ctx.seed, ctx.limit = seed, limit
+        return _dropped(x, seed, limit)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _dropped(gradient, ctx.seed, ctx.limit), None, None
+
+
+def _dropped(x: Tensor, seed: int, limit: int) -> Tensor:
+    x = x.contiguous()
+    result = torch.empty_like(x)
+    _call("dropout", x.dtype, x, result, *_rows(x), seed, limit)
+    return result
+
+
+class _ResidualNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        part: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        gain: Tensor,
+        shift: Tensor,
+        epsilon: float,
+        seed: int,
+        limit: int,
+        want_low: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        part = part.contiguous()
+        residual = None if residual is None else residual.contiguous()
+        rows, columns = _rows(part)
+        values, normal = part.new_empty(part.shape, dtype=torch.float32), part.new_empty(part.shape, dtype=torch.float32)
+        low = part.new_empty(part.shape, dtype=torch.bfloat16) if want_low else None
+        deviation = part.new_empty(rows, dtype=torch.float32)
+        tensors = (part, bias, residual, gain, shift, values, low, normal, deviation)
+        _call("norm", part.dtype, *tensors, rows, columns, ctypes.c_float(epsilon), seed, limit)
+        ctx.save_for_backward(normal, deviation, gain)
+        ctx.dtype, ctx.seed, ctx.limit = part.dtype, seed, limit
+        ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
+        ctx.set_materialize_grads(False)
+        return values, low
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None, low_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        normal, deviation, gain = ctx.saved_tensors
+        gradient = None if gradient is None else gradient.contiguous()
+        low_gradient = None if low_gradient is None else low_gradient.contiguous()
+        dresidual = torch.empty_like(normal) if ctx.has_residual else None
+        dpart = normal.new_empty(normal.shape, dtype=ctx.dtype)
+        dgain, dshift = torch.empty_like(gain), torch.empty_like(gain)
+        dbias = torch.empty_like(gain) if ctx.has_bias else None
+        tensors = (gradient, low_gradient, normal, deviation, gain, dresidual, dpart, dbias, dgain, dshift)
+        _call("norm_back", ctx.dtype, *tensors, *_rows(normal), ctx.seed, ctx.limit)
+        return dpart, dbias, dresidual, dgain, dshift, None, None, None, None
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, num_heads: int, offsets: Tensor, seed: int, limit: int) -> Tensor:
+        packed = packed.contiguous()
+        tokens, three = packed.shape
+        result = packed.new_empty(tokens, three // 3)
+        normaliser = packed.new_empty(tokens, num_heads, dtype=torch.float32)
+        _call("attend", packed.dtype, *_heads(packed, num_heads, offsets), result, normaliser, seed, limit)
+        ctx.save_for_backward(packed, offsets, result, normaliser)
+        ctx.num_heads, ctx.seed, ctx.limit = num_heads, seed, limit
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        packed, offsets, result, normaliser = ctx.saved_tensors
+        dpacked = torch.empty_like(packed)
+        given = (*_heads(packed, ctx.num_heads, offsets), result, normaliser, gradient.contiguous())
+        _call("attend_back", packed.dtype, *given, *_thirds(dpacked), ctx.seed, ctx.limit)
+        return dpacked, None, None, None, None
+
+
+def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:
+    """Where queries, keys and values begin in a row of all three."""
+    step = packed.shape[1] // 3 * packed.element_size()
+    return [ctypes.c_void_p(packed.data_ptr() + part * step) for part in range(3)]
+
+
+def _heads(packed: Tensor, num_heads: int, offsets: Tensor) -> list[Any]:
+    """Arguments that say where heads and spans lie."""
+    three = packed.shape[1]
+    return [*_thirds(packed), three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        logits, targets = logits.contiguous(), targets.contiguous()
+        losses, normaliser = torch.empty(len(logits)), torch.empty(len(logits))
+        _call("entropy", logits.dtype, logits, targets, losses, normaliser, *logits.shape)
+        ctx.save_for_backward(logits, targets, normaliser)
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        logits, targets, normaliser = ctx.saved_tensors
+        dlogits = torch.empty_like(logits)
+        _call("entropy_back", logits.dtype, logits, targets, normaliser, gradient.float(), dlogits, *logits.shape)
+        return dlogits, None
+
+
+def _rows(x: Tensor) -> tuple[int, int]:
+    columns = x.shape[-1]
+    return x.numel() // max(columns, 1), columns
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> float:
+    """The joint Euclidean norm of tensors that are dense, float32 and on the CPU."""
+    found = ctypes.c_double()
+    _call("norm_of", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.byref(found))
+    return found.value
+
+
+def scale_gradients(gradients: Sequence[Tensor], factor: float) -> None:
+    """Multiply them in place."""
+    _call("scale", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.c_float(factor))
+
+
+def adamw(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    *,
+    rate: float,
+    kept: float,
+    betas: tuple[float, float],
+    root: float,
+    epsilon: float,
+) -> None:
+    """One update in place, in a single pass over the four lists.
+
+    Args:
+        rate: learning rate over the correction of the first moment.
+        kept: what weight decay leaves of a parameter.
+        root: square root of the correction of the second moment.
+    """
+    lists = [_pointers(tensors) for tensors in (parameters, gradients, means, squares)]
+    beta1, beta2 = betas
+    numbers = [ctypes.c_float(number) for number in (rate, kept, 1 - beta1, beta2, 1 - beta2, root, epsilon)]
+    _call("adamw", torch.float32, *lists, _sizes(parameters), len(parameters), *numbers)
+
+
+def dense(tensors: Iterable[Tensor]) -> bool:
+    """True where the kernels of the optimizer take these: float32 on the CPU, laid out without gaps."""
+    return all(usable(tensor) and tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def _sizes(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_int64 * len(tensors))(*[tensor.numel() for tensor in tensors])
+
+
+def _seed() -> int:
+    return int(torch.randint(-(2**63), 2**63 - 1, ()))
+
+
+def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
+    """Run a kernel: tensors go as pointers (None: null), integers as 64 bits."""
+    library = load_kernels().library
+    assert library is not None
+    converted = [_converted(argument) for argument in arguments]
+    if getattr(library, f"{name}_{_NAMES[dtype]}")(*converted):
+        raise MemoryError(f"kernel '{name}' found no memory to work in")
+
+
+def _converted(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    if argument is None:
+        return ctypes.c_void_p(None)
+    return ctypes.c_int64(argument) if isinstance(argument, int) else argument

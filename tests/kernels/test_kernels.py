@@ -1,0 +1,281 @@
+"""Every kernel against torch in double precision, and what cannot be compared by what it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from discern import kernels
+from discern.kernels import functions
+from discern.training.config import OptimizerConfig
+from discern.training.optimizer import AdamW, clip_gradients
+from tests.paths import on_path
+
+# Odd widths run through the tails of the 16 lanes, the large one through several threads.
+SHAPES = [(1, 1), (3, 16), (7, 37), (50, 64), (33, 100), (70, 257)]
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    next(on_path("kernels"))
+
+
+def draws(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).requires_grad_()
+
+
+def compare(ours: Tensor, reference: Tensor, inputs: list[Tensor], tolerance: float = 1e-6) -> None:
+    """Values, and the gradients of a random weighted sum, relative to their largest."""
+    weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(9))
+    found = [ours.detach(), *torch.autograd.grad((ours.float() * weights).sum(), inputs)]
+    wanted = [reference.detach(), *torch.autograd.grad((reference * weights).sum(), inputs)]
+    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        scale = max(float(other.abs().max()), 1.0)
+        assert float((one.double() - other).abs().max()) <= tolerance * scale, f"number {number} of value and gradients"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gelu(shape: tuple[int, int]) -> None:
+    x, bias = draws(*shape, scale=3), draws(shape[1], seed=1)
+    compare(kernels.bias_gelu(x, bias), F.gelu(x.double() + bias.double()), [x, bias])
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:])
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_residual_norm(shape: tuple[int, int], with_residual: bool) -> None:
+    part, bias, residual = draws(*shape), draws(shape[1], seed=1), draws(*shape, seed=2)
+    norm = nn.LayerNorm(shape[1])
+    with torch.no_grad():
+        norm.weight.copy_(draws(shape[1], seed=3))
+        norm.bias.copy_(draws(shape[1], seed=4))
+    if with_residual:
+        ours, low = kernels.residual_norm(part, bias, residual, norm, 0.0, want_low=False)
+        summed, inputs = part.double() + bias.double() + residual.double(), [part, bias, residual]
+    else:
+        ours, low = kernels.residual_norm(part, None, None, norm, 0.0, want_low=False)
+        summed, inputs = part.double(), [part]
+    assert low is ours
+    reference = F.layer_norm(summed, (shape[1],), norm.weight.double(), norm.bias.double(), norm.eps)
+    compare(ours, reference, [*inputs, norm.weight, norm.bias])
+
+
+def test_the_low_copy_of_a_norm_is_its_rounding_and_both_gradients_count() -> None:
+    part, norm = draws(9, 64).detach().bfloat16().requires_grad_(), nn.LayerNorm(64)
+    values, low = kernels.residual_norm(part, None, None, norm, 0.0, want_low=True)
+    assert torch.equal(low, values.bfloat16())
+    both = torch.autograd.grad((values * 2).sum() + (low * part.detach()).sum(), part)[0]
+    values, low = kernels.residual_norm(part, None, None, norm, 0.0, want_low=True)
+    alone = torch.autograd.grad((values * (2 + part.detach().float())).sum(), part)[0]
+    torch.testing.assert_close(both, alone, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("columns", [2, 16, 37, 300, 5003])
+def test_cross_entropy(columns: int) -> None:
+    logits = draws(40, columns, scale=4)
+    targets = torch.randint(0, columns, (40,), generator=torch.Generator().manual_seed(1))
+    compare(kernels.cross_entropy_sum(logits, targets), F.cross_entropy(logits.double(), targets, reduction="sum"), [logits])
+
+
+def test_a_loss_that_is_not_finite_stays_so() -> None:
+    logits = torch.zeros(3, 40)
+    logits[1, 7] = torch.nan
+    assert kernels.cross_entropy_sum(logits, torch.tensor([1, 2, 3])).isnan()
+    assert kernels.bias_gelu(logits, torch.zeros(40)).isnan().sum() == 1
+    assert kernels.residual_norm(logits, None, None, nn.LayerNorm(40), 0.0, want_low=True)[1][1].isnan().all()
+
+
+def written_out(packed: Tensor, heads: int, lengths: list[int]) -> Tensor:
+    """Attention of each span by torch, in double precision."""
+    parts = []
+    for span in packed.double().split(lengths):
+        query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in span.chunk(3, 1))
+        parts.append(F.scaled_dot_product_attention(query, key, value).transpose(0, 1).flatten(1))
+    return torch.cat(parts)
+
+
+SPANS = [(16, 2, [5, 40, 1, 33]), (64, 4, [128, 100]), (20, 3, [70, 16]), (64, 1, [300]), (1, 1, [2, 1]), (48, 2, [31, 32, 33])]
+
+
+def starts(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+@pytest.mark.parametrize(("size", "heads", "lengths"), SPANS)
+def test_attention(size: int, heads: int, lengths: list[int]) -> None:
+    packed = draws(sum(lengths), 3 * size * heads)
+    compare(kernels.attention(packed, heads, starts(lengths), 0.0), written_out(packed, heads, lengths), [packed])
+
+
+@pytest.mark.parametrize(("size", "heads", "lengths"), SPANS)
+@pytest.mark.parametrize("probability", [0.0, 0.2])
+def test_attention_in_bfloat16_is_that_in_float32_but_for_rounding(
+    size: int, heads: int, lengths: list[int], probability: float
+) -> None:
+    low = draws(sum(lengths), 3 * size * heads).detach().bfloat16().requires_grad_()
+    full = low.detach().float().requires_grad_()
+    results = []
+    for packed in (low, full):
+        torch.manual_seed(3)  # the same elements dropped
+        output = kernels.attention(packed, heads, starts(lengths), probability)
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(9)).to(output.dtype)
+        results.append((output.detach().float(), torch.autograd.grad(output, packed, weights)[0].float()))
+    for one, other in zip(*results, strict=True):
+        assert float((one - other).abs().max() / other.abs().max()) < 0.02
+
+
+def test_spans_do_not_see_each_other() -> None:
+    packed = draws(12, 96).detach()
+    changed = packed.clone()
+    changed[7:] = 100.0
+    first, second = (kernels.attention(value, 2, starts([7, 5]), 0.0) for value in (packed, changed))
+    assert torch.equal(first[:7], second[:7])
+
+
+def kept_by_attention(length: int, probability: float) -> Tensor:
+    """Which probabilities a call keeps: equal keys, and values that are the identity, show the mask itself."""
+    packed = torch.zeros(length, 3 * length)
+    packed[:, 2 * length :] = torch.eye(length)
+    return kernels.attention(packed, 1, starts([length]), probability) * length
+
+
+MASKS: dict[str, Callable[[float], Tensor]] = {
+    "dropout": lambda p: kernels.dropout(torch.ones(1000, 1003), p),
+    "dropout in bfloat16": lambda p: kernels.dropout(torch.ones(1000, 1003).bfloat16(), p).float(),
+    "attention": lambda p: torch.stack([kept_by_attention(512, p) for _ in range(4)]),
+}
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("name", MASKS)
+def test_the_probability_of_dropout(name: str, probability: float) -> None:
+    """Within five standard errors over a million elements or more; the mean stays."""
+    torch.manual_seed(0)
+    masks = torch.cat([MASKS[name](probability).flatten() for _ in range(4)])
+    error = (probability * (1 - probability) / masks.numel()) ** 0.5
+    assert abs(float((masks == 0).float().mean()) - probability) < 5 * error
+    tolerance = 0.004 if "bfloat16" in name else 1e-4
+    kept = masks[masks > 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - probability)), atol=0, rtol=tolerance)
+
+
+def test_dropped_elements_are_independent_of_their_neighbours_rows_columns_and_calls() -> None:
+    torch.manual_seed(1)
+    first, second = (kernels.dropout(torch.ones(512, 2048), 0.5) == 0 for _ in range(2))
+    pairs = {
+        "next column": (first[:, 1:], first[:, :-1]),
+        "next row": (first[1:], first[:-1]),
+        "16 columns on": (first[:, 16:], first[:, :-16]),
+        "32 columns on": (first[:, 32:], first[:, :-32]),
+        "next call": (first, second),
+    }
+    for name, (one, other) in pairs.items():
+        agreement = float((one == other).double().mean())
+        assert abs(agreement - 0.5) < 5 * 0.5 / one.numel() ** 0.5, name
+
+
+@pytest.mark.parametrize("part", ["dropout", "norm", "attention"])
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(part: str) -> None:
+    """Each function is linear in what is dropped, or nearly: the gradient along a direction is the difference quotient."""
+    norm = nn.LayerNorm(96).double()
+    torch.manual_seed(0)
+    nn.init.normal_(norm.weight)
+    norm = norm.float()
+    residual = draws(40, 96, seed=5).detach()
+
+    def value(x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        if part == "dropout":
+            result = kernels.dropout(x, 0.3)
+        elif part == "norm":
+            result, _ = kernels.residual_norm(x, None, residual, norm, 0.3, want_low=False)
+        else:
+            result = kernels.attention(x, 2, starts([25, 15]), 0.3)
+        return (result.double() * torch.linspace(-1, 1, result.numel(), dtype=torch.float64).view(result.shape)).sum()
+
+    x = draws(40, 96)
+    gradient = torch.autograd.grad(value(x), x)[0].double()
+    direction = draws(40, 96, seed=6).detach()
+    step = 1e-2
+    with torch.no_grad():
+        quotient = (value(x + step * direction) - value(x - step * direction)) / (2 * step)
+    assert float((gradient * direction).sum()) == pytest.approx(float(quotient), rel=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_samples_are_distributed_as_the_softmax(dtype: torch.dtype, temperature: float) -> None:
+    logits = draws(1, 600, scale=1.5).detach().to(dtype)
+    count = 200_000
+    uniforms = torch.rand(count, generator=torch.Generator().manual_seed(2))
+    found = kernels.sample(logits.expand(count, -1), uniforms, temperature)
+    expected = (logits.double() / temperature).softmax(-1)[0] * count
+    seen = torch.bincount(found, minlength=600).double()
+    common = expected > 5
+    rest = torch.stack([seen[~common].sum(), expected[~common].sum()])
+    table = torch.cat([torch.stack([seen[common], expected[common]]), rest[:, None]], 1)
+    assert stats.chisquare(table[0], table[1] * table[0].sum() / table[1].sum()).pvalue > 1e-3
+
+
+def test_samples_are_those_of_the_plain_path() -> None:
+    """But for uniform numbers that fall within a rounding error of a boundary."""
+    from discern.corruption.sampling import sample_tokens
+
+    logits = draws(3000, 700, scale=2).detach()
+    uniforms = torch.rand(3000, generator=torch.Generator().manual_seed(2))
+    ours = sample_tokens(logits, uniforms)
+    with kernels.switched_off():
+        plain = sample_tokens(logits, uniforms)
+    assert int((ours != plain).sum()) <= 3
+
+
+def test_they_are_used_only_where_they_can_be() -> None:
+    assert kernels.usable(torch.zeros(2), torch.zeros(2).bfloat16())
+    assert not kernels.usable(torch.zeros(2).double())
+    assert not kernels.usable(torch.zeros(2, device="meta"))
+    with kernels.switched_off():
+        assert not kernels.usable(torch.zeros(2))
+
+
+def test_the_result_does_not_depend_on_the_seed_without_dropout() -> None:
+    assert functions.threshold(0.0) == 0
+    assert functions.threshold(0.1) == 6554
+    state = torch.get_rng_state()
+    kernels.attention(draws(4, 48).detach(), 1, starts([4]), 0.0)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_the_norm_of_gradients() -> None:
+    tensors = [draws(*shape, seed=seed).detach() for seed, shape in enumerate([(1,), (7, 13), (300, 301), (0,)])]
+    expected = float(torch.cat([tensor.double().flatten() for tensor in tensors]).norm())
+    assert kernels.gradient_norm(tensors) == pytest.approx(expected, rel=1e-7)
+    kernels.scale_gradients(tensors, 0.5)
+    assert kernels.gradient_norm(tensors) == pytest.approx(expected / 2, rel=1e-7)
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_the_optimizer_takes_the_same_steps_on_both_paths(bias_correction: bool) -> None:
+    results = []
+    for context in (nullcontext(), kernels.switched_off()):
+        with context:
+            parameters = [nn.Parameter(draws(*shape, seed=7).detach().clone()) for shape in [(5,), (33, 70), (200, 100)]]
+            config = OptimizerConfig(learning_rate=0.01, weight_decay=0.1, bias_correction=bias_correction)
+            optimizer = AdamW([{"params": parameters}], config)
+            for step in range(20):
+                for number, parameter in enumerate(parameters):
+                    parameter.grad = draws(*parameter.shape, seed=100 * step + number).detach()
+                norm = clip_gradients(parameters, 1.0)
+                optimizer.step()
+            results.append([*(parameter.detach() for parameter in parameters), norm])
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_shows_in_the_norm() -> None:
+    assert kernels.gradient_norm([torch.tensor([1.0, torch.nan])]) != kernels.gradient_norm([torch.tensor([1.0])])
+    assert torch.tensor(kernels.gradient_norm([torch.tensor([1.0, torch.inf])])).isinf()
