@@ -11,12 +11,14 @@ import pytest
 
 from discern.errors import DataError
 from discern.interop import folder as export_folder
-from discern.interop.folder import FILES, MARK, check_target, publish
+from discern.interop.folder import FILES, check_target, publish
+from discern.interop.huggingface import MARK
+from discern.interop.names import CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 
 
 def fill(folder: Path, word: str = "new") -> None:
     for name in FILES:
-        (folder / name).write_text(json.dumps({MARK: {}, "word": word}))
+        (folder / name).write_text(json.dumps({MARK: {"networks": ["first", "second"]}, "word": word}))
 
 
 def an_export(folder: Path, word: str = "old") -> Path:
@@ -80,6 +82,27 @@ def test_what_was_added_to_an_export_is_safe(tmp_path: Path) -> None:
     out = an_export(tmp_path / "out")
     (out / "notes.txt").touch()
     with pytest.raises(DataError, match=r"also holds notes\.txt"):
+        check_target(out)
+
+
+def test_an_earlier_export_of_several_networks_is_replaced(tmp_path: Path) -> None:
+    out = an_export(tmp_path / "out")
+    (out / HEAD_NAME).touch()
+    (out / "second").mkdir()
+    for name in (CONFIG_NAME, WEIGHTS_NAME):
+        (out / "second" / name).touch()
+    check_target(out)
+    publish(out, fill)
+    assert sorted(contents(out)) == sorted(FILES)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("added", ["second/notes.txt", "third/model.safetensors"])
+def test_what_was_added_to_the_folders_of_an_export_is_safe(added: str, tmp_path: Path) -> None:
+    out = an_export(tmp_path / "out")
+    (out / added).parent.mkdir()
+    (out / added).touch()
+    with pytest.raises(DataError, match=r"also holds (second/notes\.txt|third),"):
         check_target(out)
 
 

@@ -17,9 +17,9 @@ from discern.interop.huggingface import (
     is_discriminator,
     load_huggingface_weights,
     network_from_huggingface,
-    parameter_names,
     to_huggingface,
 )
+from discern.interop.names import parameter_names
 from discern.model.encoder import Encoder
 from discern.model.network import Network
 from tests.parity.small_networks import VOCABULARY, build, counterpart, inputs, network_logits, sizes, token_batch
@@ -34,6 +34,7 @@ NETWORKS: dict[str, Network] = {
     "mlm": build(sizes(), "mlm").networks()["encoder"],
 }
 BATCH = token_batch([17, 12, 5], 19, second=[6, 4, 3])
+REAL = BATCH.attention_mask  # what an encoder gives at padding means nothing
 
 
 @pytest.fixture(params=NETWORKS)
@@ -41,11 +42,10 @@ def network(request: pytest.FixtureRequest) -> Network:
     return NETWORKS[request.param]
 
 
-def write(folder: Path, network: Network) -> Path:
-    """The two files of a model."""
-    model = to_huggingface(network, VOCABULARY)
-    (folder / "config.json").write_bytes(model.config_bytes())
-    model.write_weights(folder / "model.safetensors")
+def write(folder: Path, network: Network, precision: str = "float32") -> Path:
+    """The files of a model, in a new or empty folder."""
+    folder.mkdir(exist_ok=True)
+    to_huggingface(network, VOCABULARY, precision).write(folder)
     return folder
 
 
@@ -71,7 +71,7 @@ def test_values_survive_the_way_there_and_back(network: Network, tmp_path: Path)
         assert torch.equal(value, after[name]), name
     assert not any(part.training for part in loaded.encoder.modules())
     with torch.no_grad():
-        assert torch.equal(network_logits(loaded, BATCH), network_logits(network, BATCH))
+        assert torch.equal(network_logits(loaded, BATCH)[REAL], network_logits(network, BATCH)[REAL])
 
 
 @torch.no_grad()
@@ -82,17 +82,19 @@ def test_transformers_loads_the_folder_whole(network: Network, tmp_path: Path) -
     architecture = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
     model, info = getattr(transformers, architecture).from_pretrained(tmp_path, output_loading_info=True)
     assert {key: list(value) for key, value in info.items() if value} == {}
-    torch.testing.assert_close(model.eval()(**inputs(BATCH)).logits, network_logits(network, BATCH), atol=1e-5, rtol=1e-5)
+    theirs, ours = model.eval()(**inputs(BATCH)).logits, network_logits(network, BATCH)
+    torch.testing.assert_close(theirs[REAL], ours[REAL], atol=1e-5, rtol=1e-5)
     encoder, info = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert list(info["missing_keys"]) == []
     hidden = network.encoder(BATCH.input_ids, BATCH.attention_mask, BATCH.token_type_ids)
-    torch.testing.assert_close(encoder.eval()(**inputs(BATCH)).last_hidden_state, hidden, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(encoder.eval()(**inputs(BATCH)).last_hidden_state[REAL], hidden[REAL], atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def test_what_transformers_saves_can_be_read(network: Network, tmp_path: Path) -> None:
     counterpart(network).save_pretrained(tmp_path)
-    torch.testing.assert_close(network_logits(network_from_huggingface(tmp_path), BATCH), network_logits(network, BATCH))
+    loaded = network_from_huggingface(tmp_path)
+    torch.testing.assert_close(network_logits(loaded, BATCH)[REAL], network_logits(network, BATCH)[REAL])
 
 
 def test_every_setting_of_an_encoder_is_stated() -> None:
@@ -115,7 +117,6 @@ def test_every_setting_of_an_encoder_is_stated() -> None:
 def test_equal_weights_are_equal_bytes_without_time_or_place(tmp_path: Path) -> None:
     contents = []
     for name in ("one", "two"):
-        (tmp_path / name).mkdir()
         path = write(tmp_path / name, NETWORKS["generator"]) / "model.safetensors"
         contents.append(path.read_bytes())
     assert contents[0] == contents[1]
@@ -124,9 +125,45 @@ def test_equal_weights_are_equal_bytes_without_time_or_place(tmp_path: Path) -> 
         assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"F32"}  # noqa: SIM118
 
 
+def test_the_weights_are_as_readable_as_any_file(tmp_path: Path) -> None:
+    write(tmp_path, NETWORKS["generator"])
+    (tmp_path / "other").touch()
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_tells_a_discriminator(tmp_path: Path) -> None:
-    assert is_discriminator(write(tmp_path, NETWORKS["discriminator"]))
-    assert not is_discriminator(write(tmp_path, NETWORKS["generator"]))
+    assert is_discriminator(write(tmp_path / "discriminator", NETWORKS["discriminator"]))
+    assert not is_discriminator(write(tmp_path / "generator", NETWORKS["generator"]))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@torch.no_grad()
+def test_sixteen_bits(network: Network, precision: str, tmp_path: Path) -> None:
+    """Stored as rounded, read as float32; transformers reads the same values, in the type that the folder states."""
+    import transformers
+
+    write(tmp_path, network, precision)
+    dtype, rounded = getattr(torch, precision), {"bfloat16": 2**-8, "float16": 2**-11}[precision]
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {dtype}
+    loaded = network_from_huggingface(tmp_path)
+    before, after = own_parameters(network), own_parameters(loaded)
+    for name, value in before.items():
+        assert after[name].dtype == torch.float32
+        torch.testing.assert_close(after[name], value.to(dtype).float(), rtol=0, atol=0)
+        torch.testing.assert_close(after[name], value, rtol=rounded, atol=1e-6)
+    architecture = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
+    theirs = getattr(transformers, architecture).from_pretrained(tmp_path)
+    assert theirs.dtype == dtype
+    logits = theirs.float().eval()(**inputs(BATCH)).logits
+    torch.testing.assert_close(logits[REAL], network_logits(loaded, BATCH)[REAL], atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_no_pre_training_model_is_named(tmp_path: Path) -> None:
+    from transformers import ElectraModel
+
+    ElectraModel(counterpart(NETWORKS["discriminator"]).config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="no pre-training head: it is a bare encoder, or was fine-tuned"):
+        network_from_huggingface(tmp_path)
 
 
 def changed(folder: Path, name: str, tensor: Tensor | None) -> Path:

@@ -79,6 +79,40 @@ def test_the_licence_is_a_field_to_fill_in() -> None:
     assert "\nlicense:\n" in card
 
 
+def test_says_what_else_is_in_the_folder() -> None:
+    generator = to_huggingface(OBJECTIVE.networks()["generator"], VOCABULARY)
+    card = model_card(facts(others={"generator": generator}))
+    for line in (
+        f"- `generator/`: the generator, an ordinary `ElectraForMaskedLM` of {generator.num_parameters:,} parameters",
+        "discern evaluate . --data DATA",
+        "to fill masks take the one in `generator/`.",
+        "| Weights stored as | float32 |",
+    ):
+        assert line in card, line
+    assert "discern evaluate" not in model_card(facts()), "a discriminator alone cannot be evaluated"
+
+
+def test_sixteen_bits_are_said_and_computed_in_float32() -> None:
+    model = to_huggingface(OBJECTIVE.networks()["discriminator"], VOCABULARY, "bfloat16")
+    card = model_card(facts(model=model, evaluation={"loss": 1.0}, evaluated_at=10))
+    for line in (
+        "| Weights stored as | bfloat16 |",
+        "at step 10, before the weights were rounded to bfloat16.",
+        ".float().eval()",
+    ):
+        assert line in card, line
+
+
+def test_a_head_beside_is_explained() -> None:
+    network = build(sizes(), tying="gradient-disentangled", discriminator_head="bilinear").networks()["discriminator"]
+    card = model_card(facts(model=to_huggingface(network, VOCABULARY)))
+    for line in (
+        "- `discern_head.safetensors`: the whole head of the discriminator",
+        "in the head that transformers cannot hold",
+    ):
+        assert line in card, line
+
+
 def test_a_masked_language_model_is_shown_filling_a_mask() -> None:
     card = model_card(facts("generator"))
     assert "ElectraForMaskedLM" in card

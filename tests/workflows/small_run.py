@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.config.tree import to_toml
-from discern.data.tokenizer import special_tokens, vocab_size
+from discern.data.tokenizer import fingerprint, special_tokens, vocab_size
 from discern.objectives.base import Objective, Vocabulary
 from discern.training import checkpoint
 from discern.workflows.configuration import load_pretrain_config
@@ -50,6 +50,7 @@ def make_run(
         "format": FORMAT,
         "discern": "0.1.0",
         "data": str(folder.parent / "data"),
+        "tokenizer_fingerprint": fingerprint(built),
         "vocab_size": vocab_size(built),
         "special_tokens": asdict(special_tokens(built)),
         "statistics": STATISTICS,

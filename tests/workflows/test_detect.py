@@ -23,7 +23,7 @@ from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.scoring.detection import Detection, Window, batches, windows_of
 from discern.workflows.detect import detect
-from discern.workflows.export import export
+from discern.workflows.export import ExportRequest, export
 from tests.interop.small_tokenizers import HARD
 from tests.workflows.small_run import make_run
 
@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Objective]:
     folder = tmp_path_factory.mktemp("detect")
     objective = make_run(folder / "run", overrides=[f"data.sequence_length={ROOM + 2}"])
     for name in ("discriminator", "generator"):
-        export(folder / "run", folder / name, name, Silent(), pytest.fail)
+        export(ExportRequest(folder / "run", folder / name, name), Silent(), pytest.fail)
     return folder, objective
 
 
@@ -78,6 +78,27 @@ def test_transformers_gives_the_same_probabilities(made: tuple[Path, Objective])
     (seen,) = found(made[0] / "run", text)
     assert seen.tokens == inputs.tokens()[1:-1]
     assert seen.replaced_probability == pytest.approx(theirs.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("tying", ["embeddings", "gradient-disentangled"])
+@pytest.mark.parametrize("all_networks", [False, True])
+def test_an_export_with_a_bilinear_head_judges_as_the_run_does(tying: str, all_networks: bool, tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=[f"objective.tying={tying}", "objective.discriminator_head=bilinear"])
+    export(ExportRequest(tmp_path / "run", tmp_path / "out", all_networks=all_networks), Silent(), pytest.fail)
+    text = "The chef ate Café, naïve!"
+    (by_run,), (by_export,) = found(tmp_path / "run", text), found(tmp_path / "out", text)
+    assert by_export.tokens == by_run.tokens
+    assert by_export.replaced_probability == pytest.approx(by_run.replaced_probability, abs=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_an_export_in_sixteen_bits_judges_nearly_as_the_run_does(
+    precision: str, made: tuple[Path, Objective], tmp_path: Path
+) -> None:
+    export(ExportRequest(made[0] / "run", tmp_path / "out", precision=precision), Silent(), pytest.fail)
+    text = "The chef ate Café, naïve!"
+    (by_run,), (by_export,) = found(made[0] / "run", text), found(tmp_path / "out", text)
+    assert by_export.replaced_probability == pytest.approx(by_run.replaced_probability, abs=0.1)
 
 
 def test_batches_change_nothing(made: tuple[Path, Objective]) -> None:
@@ -150,7 +171,7 @@ def test_a_generator_is_refused(made: tuple[Path, Objective]) -> None:
 
 def test_a_masked_language_model_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "run", overrides=["objective.name=mlm"])
-    with pytest.raises(ConfigError, match="objective 'mlm', which has no discriminator") as caught:
+    with pytest.raises(ConfigError, match="holds no discriminator: its encoder fills masks") as caught:
         found(tmp_path / "run", "x")
     assert "'rtd'" in str(caught.value.hint)
 

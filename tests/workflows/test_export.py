@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from discern import __version__
 from discern.cli.export import export as export_command
+from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import CheckpointError, ConfigError, DataError, NumericsError
 from discern.interop.folder import FILES
 from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.training import checkpoint
-from discern.workflows.export import Exported, export
+from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.export import Exported, ExportRequest, export
 from tests.interop.small_tokenizers import HARD, KINDS
 from tests.workflows.small_run import EVALUATION, make_run
 
@@ -31,8 +34,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def exported(run: Path, out: Path, network: str | None = None) -> Exported:
-    return export(run, out, network, Silent(), pytest.fail)
+def exported(run: Path, out: Path, network: str | None = None, **options: Any) -> Exported:
+    return export(ExportRequest(run, out, network, **options), Silent(), pytest.fail)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def encoded(folder: Path, *texts: str) -> Any:
@@ -63,7 +70,7 @@ def test_transformers_gives_our_logits(kind: str, tmp_path: Path) -> None:
 
 def test_the_first_network_is_the_default(run: Path, tmp_path: Path) -> None:
     done = exported(run, tmp_path / "out")
-    assert (done.network, done.architecture, done.step) == ("discriminator", "ElectraForPreTraining", 20)
+    assert (done.networks, done.architecture, done.step) == (("discriminator",), "ElectraForPreTraining", 20)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
 
 
@@ -72,7 +79,7 @@ def test_a_masked_language_model(tmp_path: Path) -> None:
 
     objective = make_run(tmp_path / "run", overrides=["objective.name=mlm"])
     done = exported(tmp_path / "run", tmp_path / "out")
-    assert (done.network, done.architecture) == ("encoder", "ElectraForMaskedLM")
+    assert (done.networks, done.architecture) == (("encoder",), "ElectraForMaskedLM")
     assert done.parameters == sum(parameter.numel() for parameter in objective.parameters())
     inputs = encoded(tmp_path / "out", HARD[0])
     network = objective.networks()["encoder"]
@@ -100,7 +107,77 @@ def test_the_card_and_settings_are_of_this_run(run: Path, tmp_path: Path) -> Non
     assert "| `generator_loss` |" not in card, "a figure of training among those held out"
     assert json.loads((tmp_path / "my-model" / "tokenizer_config.json").read_text())["model_max_length"] == 32
     config = json.loads((tmp_path / "my-model" / "config.json").read_text())
-    assert config["discern"] == {"version": __version__, "objective": "rtd", "network": "discriminator", "step": 20}
+    assert config["discern"] == {
+        "version": __version__,
+        "objective": "rtd",
+        "networks": ["discriminator"],
+        "step": 20,
+        "tokenizer_fingerprint": fingerprint(load_tokenizer(run / "tokenizer.json")),
+    }
+
+
+def test_the_settings_are_kept(run: Path, tmp_path: Path) -> None:
+    exported(run, tmp_path / "out")
+    kept = load_pretrain_config(tmp_path / "out" / "discern.toml", None).config
+    assert kept == load_pretrain_config(run / "config.toml", None).config
+
+
+@torch.no_grad()
+def test_all_networks_stand_in_one_folder(tmp_path: Path) -> None:
+    from transformers import AutoModel, ElectraForMaskedLM
+
+    objective = make_run(tmp_path / "run")
+    done = exported(tmp_path / "run", tmp_path / "out", all_networks=True)
+    assert done.networks == ("discriminator", "generator")
+    files = files_in(tmp_path / "out")
+    assert sorted(files) == sorted([*FILES, "generator/config.json", "generator/model.safetensors"])
+    assert done.num_bytes == sum(map(len, files.values()))
+    inputs = encoded(tmp_path / "out", HARD[0])
+    for name, network in objective.networks().items():
+        folder = tmp_path / "out" / ("" if name == "discriminator" else name)
+        hidden = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
+        torch.testing.assert_close(hidden, network.encoder(inputs["input_ids"]), atol=1e-5, rtol=1e-5)
+    model, info = ElectraForMaskedLM.from_pretrained(tmp_path / "out" / "generator", output_loading_info=True)
+    assert not any(info.values()), info
+    expected = objective.networks()["generator"].token_logits(inputs["input_ids"])
+    torch.testing.assert_close(model.eval()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    assert exported(tmp_path / "run", tmp_path / "out").networks == ("discriminator",), "it may be replaced"
+    assert sorted(files_in(tmp_path / "out")) == sorted(FILES)
+
+
+def test_the_generator_at_the_root_and_all_networks_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the discriminator is the one at the root, not the generator"):
+        exported(run, tmp_path / "out", "generator", all_networks=True)
+    with pytest.raises(ConfigError, match="unknown precision 'bflaot16'") as caught:
+        exported(run, tmp_path / "out", precision="bflaot16")
+    assert caught.value.hint == "did you mean 'bfloat16'?"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_sixteen_bits_take_half_the_room(precision: str, run: Path, tmp_path: Path) -> None:
+    sizes = []
+    for name in ("float32", precision):
+        folder = exported(run, tmp_path / name, all_networks=True, precision=name).folder
+        sizes.append(sum((folder / part / "model.safetensors").stat().st_size for part in ("", "generator")))
+        for part in ("", "generator"):
+            assert json.loads((folder / part / "config.json").read_text())["dtype"] == name
+            with safe_open(folder / part / "model.safetensors", framework="pt") as weights:
+                kinds = {weights.get_slice(tensor).get_dtype() for tensor in weights.keys()}  # noqa: SIM118
+            assert kinds == {{"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[name]}
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_a_weight_that_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    objective: Objective = make_run(tmp_path / "run")
+    with torch.no_grad():
+        objective.networks()["discriminator"].head.output.bias[0] = 1e5
+    contents = checkpoint.Contents(checkpoint.model_tensors(objective), {}, {}, {"step": 40})
+    checkpoint.save(tmp_path / "run" / "checkpoints", contents, 2)
+    exported(tmp_path / "run", tmp_path / "out", precision="bfloat16")
+    with pytest.raises(NumericsError, match="not finite") as caught:
+        exported(tmp_path / "run", tmp_path / "other", precision="float16")
+    assert "--precision bfloat16" in str(caught.value.hint)
 
 
 def test_evaluations_after_the_exported_step_are_not_its_own(tmp_path: Path) -> None:
@@ -112,21 +189,22 @@ def test_evaluations_after_the_exported_step_are_not_its_own(tmp_path: Path) -> 
 
 
 def test_no_path_of_this_machine_is_written(run: Path, tmp_path: Path) -> None:
-    exported(run, tmp_path / "out")
-    for path in (tmp_path / "out").iterdir():
-        assert str(run.parent).encode() not in path.read_bytes(), path.name
+    exported(run, tmp_path / "out", all_networks=True)
+    for name, content in files_in(tmp_path / "out").items():
+        assert str(run.parent).encode() not in content, name
 
 
 def test_the_same_run_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        exported(run, tmp_path / name / "model")
-    for name in FILES:
-        assert (tmp_path / "one" / "model" / name).read_bytes() == (tmp_path / "two" / "model" / name).read_bytes(), name
+        exported(run, tmp_path / name / "model", all_networks=True)
+    assert files_in(tmp_path / "one") == files_in(tmp_path / "two")
 
 
-@pytest.mark.parametrize("network", ["discriminator", "generator"])
-def test_the_code_in_the_card_runs(run: Path, network: str, tmp_path: Path) -> None:
-    exported(run, tmp_path / "out", network)
+@pytest.mark.parametrize(
+    ("network", "precision"), [("discriminator", "float32"), ("generator", "float32"), ("discriminator", "bfloat16")]
+)
+def test_the_code_in_the_card_runs(run: Path, network: str, precision: str, tmp_path: Path) -> None:
+    exported(run, tmp_path / "out", network, precision=precision)
     code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -138,6 +216,7 @@ def test_a_bilinear_discriminator_goes_out_as_its_encoder_and_its_card_says_so(t
     exported(tmp_path / "run", tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "the encoder alone" in card
+    assert "`discern detect` judges with the head" in card
     assert "fill-mask" not in card
     code = card.split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=120)
@@ -168,7 +247,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> N
     path = checkpoint.save(tmp_path / "run" / "checkpoints", newer, 2) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     warnings: list[str] = []
-    assert export(tmp_path / "run", tmp_path / "out", None, Silent(), warnings.append).step == 20
+    assert export(ExportRequest(tmp_path / "run", tmp_path / "out"), Silent(), warnings.append).step == 20
     assert "damaged" in warnings[0]
 
 
@@ -176,7 +255,7 @@ def test_a_run_without_a_sound_checkpoint_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     next((tmp_path / "run").rglob("model.safetensors")).unlink()
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
-        export(tmp_path / "run", tmp_path / "out", None, Silent(), lambda _: None)
+        export(ExportRequest(tmp_path / "run", tmp_path / "out"), Silent(), lambda _: None)
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -197,12 +276,18 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert shown == {
         "out": str(out),
         "network": "generator",
+        "networks": ["generator"],
         "architecture": "ElectraForMaskedLM",
         "parameters": shown["parameters"],
+        "precision": "float32",
         "step": 20,
+        "bytes": sum(map(len, files_in(out).values())),
     }
-    export_command(run, out=out)
-    assert "ElectraForPreTraining.from_pretrained" in capsys.readouterr().out
+    export_command(run, out=out, all_networks=True, precision="bfloat16")
+    printed = capsys.readouterr().out
+    assert "parameters in bfloat16" in printed
+    assert "ElectraForPreTraining.from_pretrained" in printed
+    assert f"discern evaluate {out} --data DATA" in printed
     with pytest.raises(SystemExit) as left:
         export_command(run, out=run)
     assert left.value.code == 1

@@ -1,4 +1,4 @@
-"""`discern evaluate`: held-out figures of a run."""
+"""`discern evaluate`: held-out figures of a run or an export."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from discern.cli.console import JsonOption, command
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run, or what 'discern export RUN --out DIR --all-networks' wrote.")
+    ],
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DATA", help="Data set whose held-out part is used; default: the run's own.")
+        Path | None, typer.Option("--data", metavar="DATA", help="Data set whose held-out part is used; a run knows its own.")
     ] = None,
     sequences: Annotated[int, typer.Option("--sequences", min=0, help="Held-out rows, evenly spread; 0: all.")] = 0,
     batch_size: Annotated[
@@ -23,14 +25,16 @@ def evaluate(
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option("--precision", help="Arithmetic.")] = "float32",
     json_output: JsonOption = False,
 ) -> None:
-    """Measure a run's networks on held-out text: losses in nats, everything else in 0-1.
+    """Measure a model's networks on held-out text: losses in nats, everything else in 0-1.
 
-    Example: discern evaluate RUN --data DATA
+    Example: discern evaluate runs/first --data DATA
     """
     with command(json_output=json_output) as console:
         from discern.workflows.evaluate import EvaluateRequest
         from discern.workflows.evaluate import evaluate as measure
 
-        figures = measure(EvaluateRequest(run, data, sequences, batch_size, device, precision), console.progress, console.warn)
+        figures = measure(EvaluateRequest(model, data, sequences, batch_size, device, precision), console.progress, console.warn)
         lines = [f"  {name:<26} {value:.4f}" for name, value in figures.items() if isinstance(value, float)]
-        console.result(figures, text="\n".join([f"{run} at step {figures['step']:,}, {figures['rows']:,} held-out rows", *lines]))
+        console.result(
+            figures, text="\n".join([f"{model} at step {figures['step']:,}, {figures['rows']:,} held-out rows", *lines])
+        )

@@ -9,18 +9,21 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from discern.data.files import sync_folder
 from discern.errors import DataError
-from discern.interop.huggingface import CONFIG_NAME, WEIGHTS_NAME
+from discern.interop.huggingface import read_mark
+from discern.interop.names import CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 
 CARD_NAME = "README.md"
-FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_NAME)
-MARK = "discern"
-"""Key of config.json that tells an export of ours from somebody else's model."""
+SETTINGS_NAME = "discern.toml"
+FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_NAME, SETTINGS_NAME)
+"""What every export holds. One with a head that ELECTRA has no place for also holds `HEAD_NAME`, and one of several
+networks a folder for each but the first, with the files of a `HuggingFaceModel`."""
 
 
 def check_target(out: Path) -> None:
@@ -34,11 +37,15 @@ def check_target(out: Path) -> None:
     if not out.is_dir():
         raise DataError(f"{out} is a file", hint="choose another --out")
     names = sorted(path.name for path in out.iterdir())
-    if names and not _is_export(out):
+    mark = _mark(out)
+    if names and not mark:
         raise DataError(
             f"{out} is not empty and not an earlier export (it holds {_listed(names)})", hint="choose another --out, or empty it"
         )
-    others = [name for name in names if name not in FILES]
+    folders = [name for name in names if name in mark.get("networks", ()) and (out / name).is_dir()]
+    others = [name for name in names if name not in (*FILES, HEAD_NAME, *folders)]
+    own = (CONFIG_NAME, WEIGHTS_NAME, HEAD_NAME)
+    others += [f"{name}/{path.name}" for name in folders for path in (out / name).iterdir() if path.name not in own]
     if others:
         raise DataError(
             f"{out} is an earlier export, but also holds {_listed(others)}, which would be lost",
@@ -103,12 +110,13 @@ def _aside(out: Path, purpose: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_export(folder: Path) -> bool:
+def _mark(folder: Path) -> dict[str, Any]:
+    """What an export says of itself; empty where there is none."""
     try:
         config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and MARK in config
+        return {}
+    return read_mark(config) if isinstance(config, dict) else {}
 
 
 def _listed(names: list[str]) -> str:

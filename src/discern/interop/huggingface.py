@@ -1,14 +1,16 @@
 """Our networks as Hugging Face ELECTRA folders and back: names and values of the weights, and config.json.
 
 A discriminator becomes an `ElectraForPreTraining`, a masked language model (the generator, or the encoder of objective
-`mlm`) an `ElectraForMaskedLM`. Nothing here imports transformers: the format is two files, and it is stable.
+`mlm`) an `ElectraForMaskedLM`. A discriminator whose head has a bilinear term becomes an `ElectraModel`, as ELECTRA has no
+place for the term; its head stands in a file beside, which transformers passes over and discern reads.
+Nothing here imports transformers: the format is two files, and it is stable.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +20,29 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from discern.data.files import sync_file
-from discern.errors import CheckpointError, ConfigError
+from discern.data.files import sync_file, write_file
+from discern.errors import CheckpointError
+from discern.interop.names import (
+    CONFIG_NAME,
+    DISCRIMINATOR_CLASS,
+    GENERATOR_CLASS,
+    HEAD_NAME,
+    WEIGHTS_NAME,
+    architecture,
+    named_parameters,
+    names_by_file,
+)
 from discern.model.bert import BertEncoder
 from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings, Embeddings
-from discern.model.heads import MaskedLMHead, ReplacedTokenHead
+from discern.model.heads import BilinearTerm, MaskedLMHead, ReplacedTokenHead
 from discern.model.network import Network
 from discern.objectives.base import Vocabulary
 
-CONFIG_NAME = "config.json"
-WEIGHTS_NAME = "model.safetensors"
-DISCRIMINATOR_CLASS = "ElectraForPreTraining"
-ENCODER_CLASS = "ElectraModel"
-GENERATOR_CLASS = "ElectraForMaskedLM"
-
-# Our name -> theirs, of the layers that have a weight and a bias.
-_BLOCK_LAYERS = {
-    "attention.query": "attention.self.query",
-    "attention.key": "attention.self.key",
-    "attention.value": "attention.self.value",
-    "attention.output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "expand": "intermediate.dense",
-    "contract": "output.dense",
-    "feedforward_norm": "output.LayerNorm",
-}
-_DISCRIMINATOR_LAYERS = {"dense": "dense", "output": "dense_prediction"}
-_GENERATOR_LAYERS = {"dense": "dense", "norm": "LayerNorm"}
-_TABLES = {"word": "word_embeddings", "position": "position_embeddings", "token_type": "token_type_embeddings"}
+MARK = "discern"
+"""Key of config.json that tells an export of ours from somebody else's model."""
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Types that weights can be stored in, by their names in config.json."""
 
 # Written by some versions of transformers, and nothing that we miss: a counting buffer, and the tied output matrix.
 _POSITION_BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
@@ -60,73 +56,50 @@ class HuggingFaceModel:
 
     Attributes:
         config: content of config.json.
-        tensors: content of model.safetensors, float32 on the CPU.
+        tensors: content of model.safetensors, on the CPU.
+        head: content of discern_head.safetensors; mostly empty, and then there is no such file.
     """
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    head: dict[str, Tensor] = field(default_factory=dict)
 
-    def config_bytes(self) -> bytes:
-        """config.json, keys in the order given here."""
-        return (json.dumps(self.config, indent=2, ensure_ascii=False) + "\n").encode()
+    @property
+    def num_parameters(self) -> int:
+        """A tied matrix counts once."""
+        return sum(tensor.numel() for tensor in (self.tensors | self.head).values())
 
-    def write_weights(self, path: Path) -> None:
-        """Write model.safetensors; the same weights give the same bytes."""
-        save_file(self.tensors, path, metadata={"format": "pt"})
-        with path.open("rb") as file:
-            sync_file(file)
+    def write(self, folder: Path) -> None:
+        """Write the files of the network; the same weights give the same bytes."""
+        write_file(folder / CONFIG_NAME, (json.dumps(self.config, indent=2, ensure_ascii=False) + "\n").encode())
+        for name, tensors in ((WEIGHTS_NAME, self.tensors), (HEAD_NAME, self.head)):
+            if tensors:
+                save_file(tensors, folder / name, metadata={"format": "pt"})
+                # safetensors makes files that their owner alone can read.
+                (folder / name).chmod((folder / CONFIG_NAME).stat().st_mode)
+                with (folder / name).open("rb") as file:
+                    sync_file(file)
 
 
-def to_huggingface(network: Network, vocabulary: Vocabulary) -> HuggingFaceModel:
+def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "float32") -> HuggingFaceModel:
     """The network as config.json and model.safetensors of Hugging Face.
 
-    A discriminator whose head has a bilinear term is given without its head, as a bare `ElectraModel`: ELECTRA has no place
-    for the term, and the rest of the head would say something else than the whole.
+    Args:
+        precision: type that the weights are stored in, one of `PRECISIONS`.
 
     Raises:
         ConfigError: the encoder is not the BERT-style one with LayerNorm after each residual, which alone ELECTRA can hold.
     """
-    names = parameter_names(network)
-    parameters = _parameters(network)
-    if network.bilinear is not None:
-        names = {ours: theirs for ours, theirs in names.items() if ours.startswith("encoder.")}
-    tensors = {theirs: parameters[ours].detach().to("cpu", torch.float32).contiguous() for ours, theirs in names.items()}
-    return HuggingFaceModel(_config(network, vocabulary), tensors)
-
-
-def parameter_names(network: Network) -> dict[str, str]:
-    """Hugging Face's name of every parameter, by ours: `encoder.<name in the encoder>` or `head.<name in the head>`.
-
-    The tied output matrix of a masked language model is the word table and is named once, as that.
-
-    Raises:
-        ConfigError: the encoder is not the BERT-style one.
-    """
-    encoder = network.encoder
-    if not isinstance(encoder, BertEncoder):
-        raise ConfigError(
-            f"encoder '{encoder.config.encoder}' has no Hugging Face ELECTRA form",
-            hint="only encoder 'bert' can be exported to ELECTRA",
-        )
-    if encoder.config.normalisation != "post":
-        raise ConfigError(
-            f"ELECTRA has its LayerNorms after each residual; here model.normalisation is '{encoder.config.normalisation}'",
-            hint="train with model.normalisation=post to export; `discern detect` takes the run as it is",
-        )
-    names = {f"encoder.embeddings.{ours}.weight": f"electra.embeddings.{theirs}.weight" for ours, theirs in _TABLES.items()}
-    names |= _both("encoder.embeddings.norm", "electra.embeddings.LayerNorm")
-    if encoder.projection is not None:
-        names |= _both("encoder.projection", "electra.embeddings_project")
-    for index in range(len(encoder.blocks)):
-        for ours, theirs in _BLOCK_LAYERS.items():
-            names |= _both(f"encoder.blocks.{index}.{ours}", f"electra.encoder.layer.{index}.{theirs}")
-    if isinstance(network.head, ReplacedTokenHead):
-        for ours, theirs in _DISCRIMINATOR_LAYERS.items():
-            names |= _both(f"head.{ours}", f"discriminator_predictions.{theirs}")
-        return names
-    for ours, theirs in _GENERATOR_LAYERS.items():
-        names |= _both(f"head.{ours}", f"generator_predictions.{theirs}")
-    return names | {"head.bias": "generator_lm_head.bias"}
+    named, dtype = names_by_file(network), PRECISIONS[precision]
+    parameters = named_parameters(network)
+    files = {
+        file: {theirs: parameters[ours].detach().to("cpu", dtype).contiguous() for ours, theirs in names.items()}
+        for file, names in named.items()
+    }
+    config = _config(network, vocabulary) | {"dtype": precision}
+    if HEAD_NAME in files:
+        config[MARK] = {"head": HEAD_NAME}
+    return HuggingFaceModel(config, files[WEIGHTS_NAME], files.get(HEAD_NAME, {}))
 
 
 def read_huggingface_config(folder: Path) -> dict[str, Any]:
@@ -151,14 +124,19 @@ def read_huggingface_config(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
+def read_mark(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What discern wrote in config.json about an export; empty for somebody else's model."""
+    mark = config.get(MARK)
+    return mark if isinstance(mark, dict) else {}
+
+
 def is_discriminator(folder: Path) -> bool:
-    """Whether the weights in a Hugging Face folder include the head of a discriminator.
+    """Whether a Hugging Face folder holds the head of a discriminator.
 
     Raises:
-        CheckpointError: the weights cannot be read.
+        CheckpointError: config.json or the weights cannot be read.
     """
-    with _opened(folder) as weights:
-        return "discriminator_predictions.dense.weight" in weights.keys()  # noqa: SIM118 - not a mapping
+    return _has_head_beside(read_huggingface_config(folder)) or _holds(folder, "discriminator_predictions.dense.weight")
 
 
 def network_from_huggingface(folder: Path) -> Network:
@@ -166,53 +144,79 @@ def network_from_huggingface(folder: Path) -> Network:
 
     Raises:
         CheckpointError: a file is missing or damaged, a tensor has another shape than config.json says, or the model
-            has an option that ours has not.
+            has an option that ours has not, or another head.
     """
     config = read_huggingface_config(folder)
     path = folder / CONFIG_NAME
     sizes = _model_config(config, path)
+    judges = is_discriminator(folder)
+    if not judges and not _holds(folder, "generator_predictions.dense.weight"):
+        raise CheckpointError(
+            f"{folder} holds no pre-training head: it is a bare encoder, or was fine-tuned for something",
+            hint=f"give an {DISCRIMINATOR_CLASS} or an {GENERATOR_CLASS}",
+        )
     with torch.device("meta"):
         embeddings = Embeddings(_number(config, "vocab_size", path), sizes.embedding_size, sizes)
         encoder = BertEncoder(embeddings, sizes)
-        head = ReplacedTokenHead(sizes) if is_discriminator(folder) else MaskedLMHead(sizes, embeddings.word)
-    nn.ModuleList([encoder, head]).to_empty(device="cpu").eval()
-    network = Network(encoder, head)
+        head = ReplacedTokenHead(sizes) if judges else MaskedLMHead(sizes, embeddings.word)
+        bilinear = BilinearTerm(sizes, sizes.embedding_size) if _has_head_beside(config) else None
+    nn.ModuleList(part for part in (encoder, head, bilinear) if part is not None).to_empty(device="cpu").eval()
+    network = Network(encoder, head, bilinear)
     load_huggingface_weights(network, folder)
     return network
 
 
 @torch.no_grad()
 def load_huggingface_weights(network: Network, folder: Path) -> None:
-    """Fill every parameter of the network from model.safetensors of a Hugging Face folder.
+    """Fill every parameter of the network from the weights in a Hugging Face folder, whatever type they are stored in.
+
+    A discriminator that reads the generator's embeddings plus a difference of its own gets the difference that makes its
+    words those of the folder: the generator must be filled first.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or a tensor is missing, is left over, or has another shape.
+        CheckpointError: a file is missing or damaged, or a tensor is missing, is left over, or has another shape.
         ConfigError: the encoder is not the BERT-style one.
     """
-    parameters = _parameters(network)
-    names = parameter_names(network)
-    path = folder / WEIGHTS_NAME
-    with _opened(folder) as weights:
-        present = set(weights.keys())
-        _check_names(present, set(names.values()), network, path)
-        for ours, theirs in names.items():
-            parameter, found = parameters[ours], weights.get_slice(theirs).get_shape()
-            if list(parameter.shape) != found:
+    parameters = named_parameters(network)
+    for file, names in names_by_file(network).items():
+        path = folder / file
+        with _opened(folder, file) as weights:
+            present = set(weights.keys())
+            _check_names(present, set(names.values()), network, path)
+            for ours, theirs in names.items():
+                parameter, found = parameters[ours], weights.get_slice(theirs).get_shape()
+                if list(parameter.shape) != found:
+                    raise CheckpointError(
+                        f"{path}: '{theirs}' has shape {found}, but the network expects {list(parameter.shape)}",
+                        hint=f"{CONFIG_NAME} and {file} must come from the same model",
+                    )
+                parameter.copy_(weights.get_tensor(theirs))
+            if _TIED_OUTPUT in present and not torch.equal(weights.get_tensor(_TIED_OUTPUT), weights.get_tensor(_WORD_TABLE)):
                 raise CheckpointError(
-                    f"{path}: '{theirs}' has shape {found}, but the network expects {list(parameter.shape)}",
-                    hint=f"{CONFIG_NAME} and {WEIGHTS_NAME} must come from the same model",
+                    f"{path}: '{_TIED_OUTPUT}' differs from the word embeddings, and ours are tied",
+                    hint="only models with tied word embeddings can be loaded",
                 )
-            parameter.copy_(weights.get_tensor(theirs))
-        if _TIED_OUTPUT in present and not torch.equal(weights.get_tensor(_TIED_OUTPUT), weights.get_tensor(_WORD_TABLE)):
+    if isinstance(network.encoder.embeddings, DisentangledEmbeddings):
+        _take_apart(network.encoder.embeddings, parameters, folder)
+
+
+def _take_apart(embeddings: DisentangledEmbeddings, merged: Mapping[str, Tensor], folder: Path) -> None:
+    """Set the difference and the LayerNorm so that the embeddings give what their merged form gives."""
+    shared, prefix = embeddings.shared, "encoder.embeddings."
+    for name in ("position.weight", "token_type.weight"):
+        if not torch.equal(merged[prefix + name], shared.get_parameter(name)):
             raise CheckpointError(
-                f"{path}: '{_TIED_OUTPUT}' differs from the word embeddings, and ours are tied",
-                hint="only models with tied word embeddings can be loaded",
+                f"{folder}: its {name.partition('.')[0]} embeddings are not those of the generator, which it is to read",
+                hint="take both networks from the same run, or set objective.tying=none",
             )
+    embeddings.difference.weight.copy_(merged[prefix + "word.weight"] - shared.word.weight)
+    embeddings.norm.weight.copy_(merged[prefix + "norm.weight"])
+    embeddings.norm.bias.copy_(merged[prefix + "norm.bias"])
 
 
 def _check_names(present: set[str], expected: set[str], network: Network, path: Path) -> None:
     """Refuse missing and left-over tensors; what is missing says most, so it is named first."""
-    wanted = DISCRIMINATOR_CLASS if isinstance(network.head, ReplacedTokenHead) else GENERATOR_CLASS
+    wanted = architecture(network)
     missing = sorted(expected - present)
     if missing:
         raise CheckpointError(f"{path}: '{missing[0]}' is missing{_and_more(missing)}", hint=f"the folder must hold an {wanted}")
@@ -228,29 +232,20 @@ def _and_more(names: list[str]) -> str:
     return f", and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def _both(ours: str, theirs: str) -> dict[str, str]:
-    return {f"{ours}.{kind}": f"{theirs}.{kind}" for kind in ("weight", "bias")}
+def _holds(folder: Path, tensor: str) -> bool:
+    with _opened(folder) as weights:
+        return tensor in weights.keys()  # noqa: SIM118 - not a mapping
 
 
-def _parameters(network: Network) -> dict[str, Tensor]:
-    """Parameters by our name; the word table that a head shares stands under the encoder's name only."""
-    found: dict[str, Tensor] = {f"encoder.{name}": value for name, value in network.encoder.named_parameters()}
-    embeddings = network.encoder.embeddings
-    if isinstance(embeddings, DisentangledEmbeddings):
-        found = {name: value for name, value in found.items() if not name.startswith("encoder.embeddings.")}
-        found |= {f"encoder.embeddings.{name}": value for name, value in embeddings.merged().named_parameters()}
-    taken = {id(value) for value in found.values()}
-    return found | {f"head.{name}": value for name, value in network.head.named_parameters() if id(value) not in taken}
+def _has_head_beside(config: Mapping[str, Any]) -> bool:
+    return read_mark(config).get("head") == HEAD_NAME
 
 
 def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
     """config.json, with every field that ELECTRA's readers look for, so that no version's default matters."""
     sizes = network.encoder.config
-    architecture = DISCRIMINATOR_CLASS if isinstance(network.head, ReplacedTokenHead) else GENERATOR_CLASS
-    if network.bilinear is not None:
-        architecture = ENCODER_CLASS
     return {
-        "architectures": [architecture],
+        "architectures": [architecture(network)],
         "model_type": "electra",
         "vocab_size": vocabulary.size,
         "embedding_size": network.encoder.embeddings.embedding_size,
@@ -273,7 +268,6 @@ def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
         "summary_use_proj": True,
         "summary_activation": "gelu",
         "summary_last_dropout": 0.1,
-        "dtype": "float32",
     }
 
 
@@ -312,13 +306,18 @@ def _number(config: Mapping[str, Any], key: str, path: Path) -> int:
     return value
 
 
-def _opened(folder: Path) -> Any:
-    """The weights file, open; a context manager."""
-    path = folder / WEIGHTS_NAME
+def _opened(folder: Path, name: str = WEIGHTS_NAME) -> Any:
+    """A file of weights, open; a context manager."""
+    path = folder / name
+    if not path.is_file() and name == HEAD_NAME:
+        raise CheckpointError(
+            f"{folder} has no {HEAD_NAME}, which holds the head of its discriminator",
+            hint="export the run again; a copy of an export needs every file of it",
+        )
     if not path.is_file():
         other = "pytorch_model.bin" if (folder / "pytorch_model.bin").is_file() else None
         raise CheckpointError(
-            f"{folder} has no {WEIGHTS_NAME}" + (f", only {other}, which is a pickle" if other else ""),
+            f"{folder} has no {name}" + (f", only {other}, which is a pickle" if other else ""),
             hint="load the model with transformers and write it again with save_pretrained(), which makes one",
         )
     try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from discern.interop.huggingface import DISCRIMINATOR_CLASS, ENCODER_CLASS, GENERATOR_CLASS, HuggingFaceModel
+from discern.interop.huggingface import HuggingFaceModel
+from discern.interop.names import DISCRIMINATOR_CLASS, ENCODER_CLASS, GENERATOR_CLASS, HEAD_NAME
 
 UNKNOWN = "not recorded"
 OBJECTIVE_NAMES = {"rtd": "replaced token detection (ELECTRA)", "mlm": "masked language modelling (BERT)"}
@@ -20,6 +21,7 @@ class CardFacts:
         title: heading of the card.
         network: name among the objective's networks.
         model: config.json and the weights.
+        others: the networks in folders of their own, by name.
         version: of discern.
         objective: name in the registry.
         step: updates done.
@@ -42,6 +44,7 @@ class CardFacts:
     step: int
     settings: Mapping[str, Any]
     tokenizer: str
+    others: Mapping[str, HuggingFaceModel] = field(default_factory=dict)
     reference: str | None = None
     differences: Sequence[tuple[str, Any, Any]] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +56,7 @@ class CardFacts:
 
 def model_card(facts: CardFacts) -> str:
     """The whole README.md."""
-    sections = (_front_matter, _what, _use, _training, _recipe, _evaluation, _limits)
+    sections = (_front_matter, _what, _files, _use, _training, _recipe, _evaluation, _limits)
     return "\n\n".join(section(facts) for section in sections) + "\n"
 
 
@@ -76,7 +79,8 @@ def _what(facts: CardFacts) -> str:
     sizes = {
         "Loads as": f"`{config['architectures'][0]}`, `AutoModel` (the encoder alone)",
         "Objective": OBJECTIVE_NAMES.get(facts.objective, facts.objective),
-        "Parameters": _number(sum(tensor.numel() for tensor in facts.model.tensors.values())),
+        "Parameters": _parameters(facts),
+        "Weights stored as": config["dtype"],
         "Layers": config["num_hidden_layers"],
         "Hidden size": config["hidden_size"],
         "Embedding size": config["embedding_size"],
@@ -90,9 +94,36 @@ def _what(facts: CardFacts) -> str:
     return f"# {facts.title}\n\n{role} {made}\n\n{_table(('', ''), list(sizes.items()))}"
 
 
+def _files(facts: CardFacts) -> str:
+    """What stands in the folder, where it is more than transformers knows of."""
+    lines = ["`config.json`, `model.safetensors`, `tokenizer.json`, `tokenizer_config.json`: what transformers loads."]
+    if facts.model.head:
+        lines.append(
+            f"`{HEAD_NAME}`: the whole head of the {facts.network}, dense and bilinear. ELECTRA has no place for the bilinear "
+            "term, so transformers loads the encoder alone; `discern detect` judges with the head."
+        )
+    for name, model in facts.others.items():
+        lines.append(
+            f"`{name}/`: the {name}, an ordinary `{model.config['architectures'][0]}` of {_number(model.num_parameters)} "
+            "parameters; the tokenizer is the same. `discern evaluate` needs it."
+        )
+    lines.append("`discern.toml`: every setting of the run.")
+    return "## Files\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
 def _use(facts: CardFacts) -> str:
+    # A model of 16 bits computes in 16 bits unless told otherwise.
+    load = ".eval()" if facts.model.config["dtype"] == "float32" else ".float().eval()"
+    text = f"## Use\n\n```python\nimport torch\n{_code(facts).replace('.eval()', load)}\n```"
+    verbs = [] if _holds(facts, GENERATOR_CLASS) else ['discern detect . --text "The chef ate the meal."']
+    if facts.others or facts.network == "encoder":
+        verbs.append("discern evaluate . --data DATA  # made by: discern prepare TEXT --out DATA --tokenizer .")
+    return text + ("\n\nOr with discern:\n\n```\n" + "\n".join(verbs) + "\n```" if verbs else "")
+
+
+def _code(facts: CardFacts) -> str:
     if _holds(facts, ENCODER_CLASS):
-        body = """from transformers import AutoModel, AutoTokenizer
+        return """from transformers import AutoModel, AutoTokenizer
 
 folder = "."  # this folder: the encoder alone, its pre-training head has no form in transformers
 tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -101,8 +132,8 @@ inputs = tokenizer("The chef ate the meal.", return_tensors="pt")
 with torch.no_grad():
     states = model(**inputs).last_hidden_state
 print(inputs.tokens(), tuple(states.shape))"""
-    elif _holds(facts, DISCRIMINATOR_CLASS):
-        body = """from transformers import AutoTokenizer, ElectraForPreTraining
+    if _holds(facts, DISCRIMINATOR_CLASS):
+        return """from transformers import AutoTokenizer, ElectraForPreTraining
 
 folder = "."  # this folder
 tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -112,8 +143,7 @@ with torch.no_grad():
     replaced = torch.sigmoid(model(**inputs).logits[0])
 for token, probability in zip(inputs.tokens(), replaced.tolist()):
     print(f"{probability:.2f} {token}")"""
-    else:
-        body = """from transformers import AutoTokenizer, ElectraForMaskedLM
+    return """from transformers import AutoTokenizer, ElectraForMaskedLM
 
 folder = "."  # this folder
 tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -122,7 +152,6 @@ inputs = tokenizer(f"The chef {tokenizer.mask_token} the meal.", return_tensors=
 with torch.no_grad():
     logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id][0]
 print(tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist()))"""
-    return f"## Use\n\n```python\nimport torch\n{body}\n```"
 
 
 def _training(facts: CardFacts) -> str:
@@ -163,9 +192,11 @@ def _evaluation(facts: CardFacts) -> str:
     if not facts.evaluation:
         return f"## Evaluation\n\nHeld-out figures: {UNKNOWN}. Downstream tasks: {UNKNOWN}."
     table = _table(("figure", "value"), [(f"`{name}`", f"{value:.4f}") for name, value in facts.evaluation.items()])
+    precision = facts.model.config["dtype"]
+    rounded = "" if precision == "float32" else f", before the weights were rounded to {precision}"
     when = f"at step {_number(facts.evaluated_at)}" if facts.evaluated_at is not None else f"at a step that is {UNKNOWN}"
     return (
-        f"## Evaluation\n\nOn the held-out part of the data set, {when}. Losses are means in nats, everything else is a "
+        f"## Evaluation\n\nOn the held-out part of the data set, {when}{rounded}. Losses are means in nats, everything else is a "
         f"fraction in 0-1.\n\n{table}\n\nDownstream tasks: {UNKNOWN}."
     )
 
@@ -174,8 +205,10 @@ def _limits(facts: CardFacts) -> str:
     limits = []
     if _holds(facts, GENERATOR_CLASS):
         limits.append("This network fills masks; it cannot tell replaced tokens from real ones.")
-    else:
+    elif not facts.others:
         limits.append("This network judges tokens; it cannot fill masks.")
+    else:
+        limits.append(f"This network judges tokens; to fill masks take the one in {_listed(facts.others)}.")
     trained, table = _trained_positions(facts), facts.model.config["max_position_embeddings"]
     if isinstance(trained, int) and trained < table:
         limits.append(f"Positions from {trained} on still have their initial values: cut texts to {trained} tokens.")
@@ -187,6 +220,16 @@ def _limits(facts: CardFacts) -> str:
 
 def _holds(facts: CardFacts, architecture: str) -> bool:
     return architecture in facts.model.config["architectures"]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " or ".join(f"`{name}/`" for name in names)
+
+
+def _parameters(facts: CardFacts) -> str:
+    whole = _number(facts.model.num_parameters)
+    beside = sum(tensor.numel() for tensor in facts.model.head.values())
+    return f"{whole}, of which {_number(beside)} in the head that transformers cannot hold" if beside else whole
 
 
 def _trained_positions(facts: CardFacts) -> int | str:

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from discern.data.tokenizer import load_tokenizer
-from discern.errors import ConfigError, DataError
-from discern.interop.huggingface import CONFIG_NAME, is_discriminator, network_from_huggingface
-from discern.interop.tokenizer import read_max_length
+from discern.errors import ConfigError
 from discern.model.heads import ReplacedTokenHead
 from discern.progress import Progress
 from discern.scoring.detection import Detection, Detector, detect_replaced
-from discern.workflows.runs import is_run, load_run
+from discern.workflows.models import load_model
 
 
 def detect(model: Path, texts: Sequence[str], progress: Progress, warn: Callable[[str], None]) -> list[Detection]:
@@ -41,27 +39,11 @@ def detect(model: Path, texts: Sequence[str], progress: Progress, warn: Callable
 
 def load_detector(model: Path, warn: Callable[[str], None]) -> Detector:
     """The discriminator in a folder; raises as `detect` does."""
-    if is_run(model):
-        return _from_run(model, warn)
-    if not (model / CONFIG_NAME).is_file():
-        state = "does not exist" if not model.exists() else f"holds neither a run nor a {CONFIG_NAME}"
-        raise DataError(f"{model} {state}", hint="give the folder of a run, or what `discern export RUN --out DIR` wrote")
-    if not is_discriminator(model):
-        raise ConfigError(
-            f"{model} holds no discriminator: it is a generator, or was fine-tuned for something else",
-            hint="give the run itself, or export it again with --network discriminator",
-        )
-    network = network_from_huggingface(model)
-    return Detector(network, load_tokenizer(model), read_max_length(model, network.encoder.config.max_positions))
-
-
-def _from_run(folder: Path, warn: Callable[[str], None]) -> Detector:
-    run = load_run(folder, warn=warn)
-    judges = [network for network in run.objective.networks().values() if isinstance(network.head, ReplacedTokenHead)]
+    loaded = load_model(model, warn=warn)
+    judges = [network for network in loaded.networks.values() if isinstance(network.head, ReplacedTokenHead)]
     if not judges:
         raise ConfigError(
-            f"{folder} was trained with objective '{run.config.objective.name}', which has no discriminator",
-            hint="detect needs a run of objective 'rtd', as preset electra-small has it",
+            f"{model} holds no discriminator: its {' and '.join(loaded.networks)} fills masks",
+            hint="give a run of objective 'rtd', or what `discern export RUN --out DIR --network discriminator` writes",
         )
-    length = min(run.config.data.sequence_length, run.config.model.max_positions)
-    return Detector(judges[0], load_tokenizer(run.tokenizer_path), length)
+    return Detector(judges[0], load_tokenizer(loaded.tokenizer_path), loaded.max_length)

@@ -1,4 +1,4 @@
-"""Held-out figures of a trained run."""
+"""Held-out figures of a run, or of an export that holds all its networks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from discern.data.shards import TokenData
-from discern.errors import DataError
+from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.training.evaluation import evaluate as held_out_figures
 from discern.training.parallel import Ranks, choose_device
+from discern.workflows.models import TrainedObjective, load_objective
 from discern.workflows.pretrain import heldout_stream
-from discern.workflows.runs import load_run
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,14 @@ class EvaluateRequest:
     """What to evaluate on what.
 
     Attributes:
-        data: data set; None: the one that the run was trained on.
+        model: a run, or what `discern export RUN --out DIR --all-networks` wrote.
+        data: data set; None: the one that the run was trained on; an export does not know it.
         sequences: held-out rows; 0: all.
         batch_size: rows a forward pass; the figures don't depend on it.
         precision: arithmetic, 'float32' or 'bfloat16'.
     """
 
-    run: Path
+    model: Path
     data: Path | None = None
     sequences: int = 0
     batch_size: int = 32
@@ -36,25 +37,19 @@ class EvaluateRequest:
 
 
 def evaluate(request: EvaluateRequest, progress: Progress, warn: Callable[[str], None]) -> dict[str, Any]:
-    """The run's figures on held-out text, with the step they are of.
+    """The model's figures on held-out text, with the step they are of.
 
     Raises:
+        ConfigError: the model is not all that its objective consists of, or it is an export and no data set is given.
         DataError: the data set is not there, has nothing held out, or was made with another tokenizer.
-        CheckpointError: the run has no sound checkpoint.
+        CheckpointError: weights are missing or damaged.
     """
-    run = load_run(request.run, warn=warn)
-    folder = request.data or Path(run.record["data"])
-    data = TokenData.open(folder)
-    if data.tokenizer_fingerprint != run.record["tokenizer_fingerprint"]:
-        raise DataError(
-            f"{folder} was made with another tokenizer ({data.tokenizer_fingerprint[:12]}) than {request.run} "
-            f"({run.record['tokenizer_fingerprint'][:12]})",
-            hint=f"prepare it again with --tokenizer {run.tokenizer_path}",
-        )
-    stream = heldout_stream(data, run.config)
+    model = load_objective(request.model, warn=warn)
+    data = _data(request, model)
+    stream = heldout_stream(data, model.config)
     if stream is None:
         raise DataError(
-            f"{folder} holds nothing out",
+            f"{data.folder} holds nothing out",
             hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
         )
     ranks = Ranks(0, 1, choose_device(request.device))
@@ -62,7 +57,7 @@ def evaluate(request: EvaluateRequest, progress: Progress, warn: Callable[[str],
     progress.start("evaluating", rows, "rows")
     try:
         figures = held_out_figures(
-            run.objective.to(ranks.device),
+            model.objective.to(ranks.device),
             stream,
             ranks,
             sequences=request.sequences,
@@ -72,4 +67,23 @@ def evaluate(request: EvaluateRequest, progress: Progress, warn: Callable[[str],
         )
     finally:
         progress.finish()
-    return {"step": run.step, "rows": rows, **figures}
+    return {"step": model.step, "rows": rows, **figures}
+
+
+def _data(request: EvaluateRequest, model: TrainedObjective) -> TokenData:
+    """The data set to measure on, made with the model's tokenizer."""
+    folder = request.data or model.data
+    prepare = f"discern prepare TEXT --out DATA --tokenizer {model.tokenizer_path} --heldout 0.5"
+    if folder is None:
+        raise ConfigError(
+            f"no data set is given, and {request.model} is an export, which does not know the one it was trained on",
+            hint=f"add --data DATA; made by: {prepare}",
+        )
+    data = TokenData.open(folder)
+    if data.tokenizer_fingerprint not in model.tokenizer_fingerprints:
+        raise DataError(
+            f"{folder} was made with another tokenizer ({data.tokenizer_fingerprint[:12]}) than {request.model} "
+            f"({model.tokenizer_fingerprints[0][:12]})",
+            hint=f"prepare it again: {prepare}",
+        )
+    return data

@@ -1,31 +1,41 @@
-"""A network of a run as a Hugging Face folder."""
+"""The networks of a run as a folder that transformers loads, and that discern measures and judges with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from discern import __version__
-from discern.config.presets import preset_names
-from discern.config.tree import diff, flatten
-from discern.data.files import write_file
-from discern.data.tokenizer import load_tokenizer, lowercases
+from discern.config.tree import to_toml
+from discern.data.files import sync_folder, write_file
 from discern.errors import ConfigError, NumericsError, did_you_mean
-from discern.interop.folder import CARD_NAME, MARK, check_target, publish
-from discern.interop.huggingface import CONFIG_NAME, WEIGHTS_NAME, HuggingFaceModel, to_huggingface
-from discern.interop.model_card import CardFacts, model_card
+from discern.interop.folder import CARD_NAME, SETTINGS_NAME, check_target, publish
+from discern.interop.huggingface import MARK, PRECISIONS, HuggingFaceModel, to_huggingface
+from discern.interop.model_card import model_card
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
 from discern.progress import Progress
-from discern.training.journal import read_metrics
-from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.card import card_facts
 from discern.workflows.runs import LoadedRun, load_run
-from discern.workflows.settings import PretrainConfig
 
-# Settings that don't change what a model is: how often something is written, and how the same numbers are computed.
-_HOUSEKEEPING = ["checkpoint_every_steps", "keep_checkpoints", "evaluate_every_steps", "evaluate_sequences", "log_every_steps"]
-_HOUSEKEEPING += ["tensorboard", "micro_batch_size", "compile", "gradient_checkpointing", "seed"]
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What to export, and where to.
+
+    Attributes:
+        run: folder of the run; its newest sound checkpoint is taken.
+        out: new or empty folder, or an earlier export, which is replaced as a whole.
+        network: name among the objective's networks; None: the first, which is what one fine-tunes.
+        all_networks: the others too, each in a folder of its name inside `out`, so that the export can be evaluated.
+        precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
+    """
+
+    run: Path
+    out: Path
+    network: str | None = None
+    all_networks: bool = False
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -34,118 +44,99 @@ class Exported:
 
     Attributes:
         folder: where.
-        network: which of the objective's networks.
+        networks: which of the objective's networks; the first is the one at the root, and the rest of this is about it.
         architecture: class of transformers that loads it.
         parameters: how many, the tied matrix counted once.
         step: of the checkpoint.
+        num_bytes: size of the whole folder.
     """
 
     folder: Path
-    network: str
+    networks: tuple[str, ...]
     architecture: str
     parameters: int
     step: int
+    num_bytes: int
 
 
-def export(run: Path, out: Path, network: str | None, progress: Progress, warn: Callable[[str], None]) -> Exported:
-    """Write a network of a run, with tokenizer and model card, as a folder that transformers loads.
+def export(request: ExportRequest, progress: Progress, warn: Callable[[str], None]) -> Exported:
+    """Write networks of a run, with tokenizer, settings and model card.
 
     Args:
-        run: folder of the run; its newest sound checkpoint is taken.
-        out: new or empty folder, or an earlier export, which is replaced as a whole.
-        network: name among the objective's networks; None: the first, which is what one fine-tunes.
         warn: told of damaged checkpoints that were passed over.
 
     Raises:
-        ConfigError: the objective has no network of that name.
+        ConfigError: the objective has no network of that name, or a network has no form in transformers.
         DataError: `run` is no run, or `out` holds something else or cannot be written.
         CheckpointError: the run has no sound checkpoint.
-        NumericsError: a weight is not finite.
+        NumericsError: a weight is not finite, or too large for the precision.
     """
-    check_target(out)
+    check_target(request.out)
     progress.start("exporting", 3, "parts")
-    loaded = load_run(run, warn=warn)
-    networks = loaded.objective.networks()
-    name = network or next(iter(networks))
-    if name not in networks:
-        raise ConfigError(
-            f"objective '{loaded.config.objective.name}' has no network '{name}'", hint=did_you_mean(name, networks)
-        )
-    model = to_huggingface(networks[name], loaded.vocabulary)
-    _check_finite(model, run)
-    model.config[MARK] = {"version": __version__, "objective": loaded.config.objective.name, "network": name, "step": loaded.step}
+    run = load_run(request.run, warn=warn)
+    models = _models(run, request)
+    (_, first), *others = models.items()
+    first.config[MARK] = _mark(run, list(models)) | first.config.get(MARK, {})
     progress.advance(1)
-    length = min(loaded.config.data.sequence_length, loaded.config.model.max_positions)
-    tokenizer = to_huggingface_tokenizer(loaded.tokenizer_path, length)
-    card = model_card(_facts(loaded, name, model, out))
+    length = min(run.config.data.sequence_length, run.config.model.max_positions)
+    tokenizer = to_huggingface_tokenizer(run.tokenizer_path, length)
+    card = model_card(card_facts(run, models, request.out.resolve().name))
     progress.advance(1)
 
     def write(folder: Path) -> None:
-        write_file(folder / CONFIG_NAME, model.config_bytes())
-        model.write_weights(folder / WEIGHTS_NAME)
+        first.write(folder)
+        for other, model in others:
+            (folder / other).mkdir()
+            model.write(folder / other)
+            sync_folder(folder / other)
         write_file(folder / TOKENIZER_NAME, tokenizer.tokenizer)
         write_file(folder / TOKENIZER_CONFIG_NAME, tokenizer.config)
+        write_file(folder / SETTINGS_NAME, to_toml(run.config).encode())
         write_file(folder / CARD_NAME, card.encode())
 
-    publish(out, write)
+    publish(request.out, write)
     progress.advance(1)
     progress.finish()
-    parameters = sum(tensor.numel() for tensor in model.tensors.values())
-    return Exported(out, name, model.config["architectures"][0], parameters, loaded.step)
+    size = sum(path.stat().st_size for path in request.out.rglob("*") if path.is_file())
+    return Exported(request.out, tuple(models), first.config["architectures"][0], first.num_parameters, run.step, size)
+
+
+def _models(run: LoadedRun, request: ExportRequest) -> dict[str, HuggingFaceModel]:
+    """The wanted networks by name, the one for the root first."""
+    networks, objective = run.objective.networks(), run.config.objective.name
+    first = next(iter(networks))
+    name = request.network or first
+    if name not in networks:
+        raise ConfigError(f"objective '{objective}' has no network '{name}'", hint=did_you_mean(name, networks))
+    if request.all_networks and name != first:
+        raise ConfigError(
+            f"with all networks, the {first} is the one at the root, not the {name}",
+            hint=f"leave out --network; the {name} will be in the folder '{name}'",
+        )
+    if request.precision not in PRECISIONS:
+        raise ConfigError(f"unknown precision '{request.precision}'", hint=did_you_mean(request.precision, PRECISIONS))
+    wanted = networks if request.all_networks else {name: networks[name]}
+    models = {name: to_huggingface(network, run.vocabulary, request.precision) for name, network in wanted.items()}
+    for model in models.values():
+        _check_finite(model, run.folder)
+    return models
 
 
 def _check_finite(model: HuggingFaceModel, run: Path) -> None:
-    for name, tensor in model.tensors.items():
+    for name, tensor in (model.tensors | model.head).items():
         if not tensor.isfinite().all():
-            raise NumericsError(f"{run}: '{name}' holds values that are not finite", hint="export an earlier or another run")
+            hint = "export an earlier or another run"
+            if model.config["dtype"] == "float16":
+                hint = "float16 ends at 65504: take --precision bfloat16; or " + hint
+            raise NumericsError(f"{run}: '{name}' holds values that are not finite", hint=hint)
 
 
-def _facts(run: LoadedRun, network: str, model: HuggingFaceModel, out: Path) -> CardFacts:
-    """What is known of the model, for its card; no path, no name of a machine."""
-    records = [record for record in read_metrics(run.folder) if record.get("step", 0) <= run.step]
-    evaluated: dict[str, Any] = next((record for record in reversed(records) if "heldout_loss" in record), {})
-    reference = _reference(run.config)
-    tokenizer = load_tokenizer(run.tokenizer_path)
-    casing = "lower-cased" if lowercases(tokenizer) else "cased"
-    return CardFacts(
-        title=out.resolve().name,
-        network=network,
-        model=model,
-        version=__version__,
-        objective=run.config.objective.name,
-        step=run.step,
-        settings=flatten(run.config),
-        tokenizer=f"{type(tokenizer.model).__name__}, {casing}",
-        reference=reference,
-        differences=_differences(run.config, reference) if reference else (),
-        data=run.record.get("statistics", {}),
-        tokens_seen=records[-1].get("tokens") if records else None,
-        evaluation=_held_out(evaluated),
-        evaluated_at=evaluated.get("step"),
-        versions={"discern": run.record.get("discern", "unknown"), **run.record.get("versions", {})},
-    )
-
-
-def _held_out(record: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of an evaluation, without those of training that stand on the same line of the journal."""
-    training = {"step", "tokens", "seconds", "tokens_per_second", "learning_rate", "grad_norm"}
-    training |= {name.removeprefix("heldout_") for name in record if name.startswith("heldout_")}
-    return {name: value for name, value in record.items() if name not in training and isinstance(value, int | float)}
-
-
-def _reference(config: PretrainConfig) -> str | None:
-    """The preset of the same objective and the nearest width; None where there is none. `tiny` and `demo` are no recipes."""
-    presets = {name: _preset(name) for name in preset_names() if name not in ("tiny", "demo")}
-    same = [name for name, preset in presets.items() if preset.objective.name == config.objective.name]
-    distance = {name: abs(presets[name].model.hidden_size - config.model.hidden_size) for name in same}
-    return min(same, key=lambda name: (distance[name], len(_differences(config, name))), default=None)
-
-
-def _differences(config: PretrainConfig, preset: str) -> list[tuple[str, Any, Any]]:
-    """Settings that differ from a preset's, sizes and housekeeping apart."""
-    pairs = diff(config, _preset(preset))
-    return [pair for pair in pairs if not pair[0].startswith("model.") and pair[0].removeprefix("train.") not in _HOUSEKEEPING]
-
-
-def _preset(name: str) -> PretrainConfig:
-    return load_pretrain_config(None, name).config
+def _mark(run: LoadedRun, networks: list[str]) -> dict[str, object]:
+    """What discern must know of an export, besides its settings, to go on with it; no path, no name of a machine."""
+    return {
+        "version": __version__,
+        "objective": run.config.objective.name,
+        "networks": networks,
+        "step": run.step,
+        "tokenizer_fingerprint": run.record["tokenizer_fingerprint"],
+    }

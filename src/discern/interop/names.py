@@ -1,0 +1,103 @@
+"""Which parameter of ours is which of Hugging Face's ELECTRA, and which file of a folder it stands in."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from discern.errors import ConfigError
+from discern.model.bert import BertEncoder
+from discern.model.embeddings import DisentangledEmbeddings
+from discern.model.heads import ReplacedTokenHead
+from discern.model.network import Network
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+HEAD_NAME = "discern_head.safetensors"
+"""The whole head of a discriminator that ELECTRA can hold only in part."""
+DISCRIMINATOR_CLASS = "ElectraForPreTraining"
+ENCODER_CLASS = "ElectraModel"
+GENERATOR_CLASS = "ElectraForMaskedLM"
+
+# Our name -> theirs, of the layers that have a weight and a bias.
+_BLOCK_LAYERS = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "expand": "intermediate.dense",
+    "contract": "output.dense",
+    "feedforward_norm": "output.LayerNorm",
+}
+_DISCRIMINATOR_LAYERS = {"dense": "dense", "output": "dense_prediction"}
+_GENERATOR_LAYERS = {"dense": "dense", "norm": "LayerNorm"}
+_TABLES = {"word": "word_embeddings", "position": "position_embeddings", "token_type": "token_type_embeddings"}
+
+
+def parameter_names(network: Network) -> dict[str, str]:
+    """Hugging Face's name of every parameter, by ours: `encoder.<name in the encoder>`, `head.<name in the head>`, and
+    `bilinear.<name in the term>`, for which the name is our own.
+
+    The tied output matrix of a masked language model is the word table and is named once, as that.
+
+    Raises:
+        ConfigError: the encoder is not the BERT-style one.
+    """
+    encoder = network.encoder
+    if not isinstance(encoder, BertEncoder):
+        raise ConfigError(
+            f"encoder '{encoder.config.encoder}' has no Hugging Face ELECTRA form",
+            hint="only encoder 'bert' can be exported to ELECTRA",
+        )
+    if encoder.config.normalisation != "post":
+        raise ConfigError(
+            f"ELECTRA has its LayerNorms after each residual; here model.normalisation is '{encoder.config.normalisation}'",
+            hint="train with model.normalisation=post to export; `discern detect` takes the run as it is",
+        )
+    names = {f"encoder.embeddings.{ours}.weight": f"electra.embeddings.{theirs}.weight" for ours, theirs in _TABLES.items()}
+    names |= _both("encoder.embeddings.norm", "electra.embeddings.LayerNorm")
+    if encoder.projection is not None:
+        names |= _both("encoder.projection", "electra.embeddings_project")
+    for index in range(len(encoder.blocks)):
+        for ours, theirs in _BLOCK_LAYERS.items():
+            names |= _both(f"encoder.blocks.{index}.{ours}", f"electra.encoder.layer.{index}.{theirs}")
+    if isinstance(network.head, ReplacedTokenHead):
+        for ours, theirs in _DISCRIMINATOR_LAYERS.items():
+            names |= _both(f"head.{ours}", f"discriminator_predictions.{theirs}")
+        return names | ({} if network.bilinear is None else {"bilinear.context.weight": "bilinear_term.context.weight"})
+    for ours, theirs in _GENERATOR_LAYERS.items():
+        names |= _both(f"head.{ours}", f"generator_predictions.{theirs}")
+    return names | {"head.bias": "generator_lm_head.bias"}
+
+
+def names_by_file(network: Network) -> dict[str, dict[str, str]]:
+    """`parameter_names` by the file that the parameters stand in."""
+    names = parameter_names(network)
+    if network.bilinear is None:
+        return {WEIGHTS_NAME: names}
+    encoder = {ours: theirs for ours, theirs in names.items() if ours.startswith("encoder.")}
+    return {WEIGHTS_NAME: encoder, HEAD_NAME: {ours: theirs for ours, theirs in names.items() if ours not in encoder}}
+
+
+def named_parameters(network: Network) -> dict[str, Tensor]:
+    """Parameters by our name; the word table that a head shares stands under the encoder's name only."""
+    found: dict[str, Tensor] = {f"encoder.{name}": value for name, value in network.encoder.named_parameters()}
+    embeddings = network.encoder.embeddings
+    if isinstance(embeddings, DisentangledEmbeddings):
+        found = {name: value for name, value in found.items() if not name.startswith("encoder.embeddings.")}
+        found |= {f"encoder.embeddings.{name}": value for name, value in embeddings.merged().named_parameters()}
+    taken = {id(value) for value in found.values()}
+    found |= {f"head.{name}": value for name, value in network.head.named_parameters() if id(value) not in taken}
+    bilinear = network.bilinear.named_parameters() if network.bilinear is not None else ()
+    return found | {f"bilinear.{name}": value for name, value in bilinear}
+
+
+def architecture(network: Network) -> str:
+    """The class of transformers that holds what ELECTRA can hold of the network."""
+    if network.bilinear is not None:
+        return ENCODER_CLASS
+    return DISCRIMINATOR_CLASS if isinstance(network.head, ReplacedTokenHead) else GENERATOR_CLASS
+
+
+def _both(ours: str, theirs: str) -> dict[str, str]:
+    return {f"{ours}.{kind}": f"{theirs}.{kind}" for kind in ("weight", "bias")}

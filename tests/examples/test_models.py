@@ -1,0 +1,46 @@
+"""The models that are shipped: small, whole, and good for every command that takes a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from discern.data.tokenizer import load_tokenizer
+from discern.interop.folder import FILES
+from discern.progress import Silent
+from discern.workflows.detect import detect
+from discern.workflows.models import load_objective
+
+MODELS = sorted(path.parent for path in (Path(__file__).parents[2] / "examples" / "models").glob("*/config.json"))
+TEXT = "The chef cooked the meal and the guests ate purple elephants."
+
+
+@pytest.fixture(params=MODELS, ids=lambda folder: folder.name)
+def model(request: pytest.FixtureRequest) -> Path:
+    folder: Path = request.param
+    return folder
+
+
+def test_small_and_whole(model: Path) -> None:
+    files = {str(path.relative_to(model)): path.stat().st_size for path in model.rglob("*") if path.is_file()}
+    assert files.keys() >= set(FILES)
+    assert sum(files.values()) < 10 * 2**20
+    assert "\nlicense:\n" not in (model / "README.md").read_text(encoding="utf-8"), "the licence is to be filled in"
+
+
+def test_it_can_be_measured_and_judges(model: Path) -> None:
+    assert load_objective(model, warn=pytest.fail).step > 0
+    (seen,) = detect(model, [TEXT], Silent(), pytest.fail)
+    assert len(seen.tokens) == len(load_tokenizer(model).encode(TEXT, add_special_tokens=False))
+    assert all(0 < probability < 1 for probability in seen.replaced_probability)
+
+
+def test_transformers_loads_it(model: Path) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    encoder, info = AutoModel.from_pretrained(model, local_files_only=True, output_loading_info=True)
+    assert not info["missing_keys"]
+    inputs = AutoTokenizer.from_pretrained(model, local_files_only=True)(TEXT, return_tensors="pt")
+    assert inputs["input_ids"][0].tolist() == load_tokenizer(model).encode(TEXT).ids
+    assert encoder.float().eval()(**inputs).last_hidden_state.isfinite().all()
