@@ -50,7 +50,7 @@ def test_every_command_that_the_pages_show_exists() -> None:
     shown = {verb for block in code for verb in re.findall(r"(?:^|`)discern ([a-z]+)", block, flags=re.M)}
     help_text = subprocess.run([sys.executable, "-m", "discern", "--help"], capture_output=True, text=True).stdout
     verbs = set(re.findall(r"^  ([a-z]+) {2,}", help_text, flags=re.M))
-    assert verbs == {"prepare", "pretrain", "evaluate", "export", "detect", "report", "demo", "config"}
+    assert verbs == {"prepare", "pretrain", "evaluate", "export", "detect", "report", "demo", "bench", "config"}
     assert shown <= verbs
 
 

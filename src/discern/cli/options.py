@@ -31,3 +31,17 @@ SetOption: TypeAlias = Annotated[
         "--set", metavar="SECTION.KEY=VALUE", help="Set one value, over preset and file; may be repeated.", show_default=False
     ),
 ]
+
+
+def without_nproc(arguments: list[str]) -> list[str]:
+    """The command line that each of the processes is started with."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip or argument.startswith("--nproc="):
+            skip = False
+        elif argument == "--nproc":
+            skip = True
+        else:
+            kept.append(argument)
+    return kept

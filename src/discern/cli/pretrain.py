@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import ConfigArgument, PresetOption, SetOption
+from discern.cli.options import ConfigArgument, PresetOption, SetOption, without_nproc
 
 
 def pretrain(
@@ -39,7 +39,7 @@ def pretrain(
         if nproc > 1 and "WORLD_SIZE" not in os.environ and not dry_run:
             from discern.training.launch import launch
 
-            raise SystemExit(launch(_without_nproc(sys.argv[1:]), nproc))
+            raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc))
         from discern.workflows.pretrain import PretrainRequest
         from discern.workflows.pretrain import pretrain as run
 
@@ -64,17 +64,3 @@ def _text(record: dict[str, object], out: Path) -> str:
     if "discriminator_loss" in record:
         after += f", discern detect {out} --text '...'"
     return "\n".join([f"{out}:", *figures, after])
-
-
-def _without_nproc(arguments: list[str]) -> list[str]:
-    """The command line that each of the processes is started with."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip or argument.startswith("--nproc="):
-            skip = False
-        elif argument == "--nproc":
-            skip = True
-        else:
-            kept.append(argument)
-    return kept

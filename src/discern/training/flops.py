@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from discern.model.config import ModelConfig
 from discern.model.heads import MaskedLMHead
 from discern.model.network import Network
+from discern.objectives.config import MaskingConfig, ObjectiveConfig
 
 # Operations an element, as the paper's script counts them.
 _DROPOUT, _LAYER_NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
@@ -56,6 +57,11 @@ def executed_flops(networks: Iterable[Network], sequence_length: int, sequences:
         else:
             each += 2 * (hidden**2 + hidden)
     return 3 * each * sequence_length * sequences
+
+
+def masked_share(config: ObjectiveConfig) -> float:
+    """Share of the positions that the vocabulary's head runs on."""
+    return config.mask_probability if isinstance(config, MaskingConfig) else 1.0
 
 
 def _block(config: ModelConfig, length: int) -> float:

@@ -118,27 +118,22 @@ def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader:
     phase, first, last = span
     if state.step == first and phase.start is not None:
         phase.start()
-    _freeze_all_but(parts.objective, phase.trains)
-    optimizer = AdamW(parameter_groups(parts.objective, parts.optimizer), parts.optimizer)
-    names = {parameter: name for name, parameter in parts.objective.named_parameters()}
+    forward, optimizer = begin_phase(parts, phase)
     if state.step > first:
+        names = {parameter: name for name, parameter in parts.objective.named_parameters()}
         optimizer.load_tensors(state.optimizer, names, state.updates)
-    forward = _wrap(parts)
     meter = Meter(state.seconds)
     record: dict[str, Any] = {}
-    upcoming = reader.submit(_read, parts, state.step)
+    upcoming = reader.submit(read_share, parts, state.step)
     while state.step < last and not state.over:
         share = upcoming.result()
-        upcoming = reader.submit(_read, parts, state.step + 1)
-        counts, tokens, seconds, stopping = _agree(parts, share, meter)
+        upcoming = reader.submit(read_share, parts, state.step + 1)
+        counts, tokens, seconds, stopping = agree(parts, share, meter)
 
-        losses = _forward_backward(parts, forward, share, counts, state.step)
-        norm = float(clip_gradients(parts.objective.parameters(), parts.optimizer.clip_norm))
+        losses, norm = compute_gradients(parts, forward, share, counts, state.step)
         if not np.isfinite(norm):
             _fail(parts, state, optimizer, losses)
-        optimizer.set_learning_rate(learning_rate(parts.optimizer, parts.train, state.step, seconds / 3600))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(parts, optimizer, state.step, seconds)
 
         state.step, state.tokens, state.updates = state.step + 1, state.tokens + tokens, optimizer.updates
         state.seconds = meter.seconds()
@@ -151,7 +146,13 @@ def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader:
     return record
 
 
-def _read(parts: Parts, step: int) -> Share:
+def begin_phase(parts: Parts, phase: Phase) -> tuple[nn.Module, AdamW]:
+    """What a phase runs forward, as the ranks share it, and an optimizer of the parameters that it trains."""
+    _freeze_all_but(parts.objective, phase.trains)
+    return _wrap(parts), AdamW(parameter_groups(parts.objective, parts.optimizer), parts.optimizer)
+
+
+def read_share(parts: Parts, step: int) -> Share:
     """This rank's examples of a step, corrupted, in micro-batches. Runs ahead in a thread; touches no network."""
     each = parts.train.sequences_per_step // parts.ranks.world
     slots = np.arange(parts.ranks.rank * each, (parts.ranks.rank + 1) * each)
@@ -165,7 +166,7 @@ def _read(parts: Parts, step: int) -> Share:
     return Share(batches)
 
 
-def _agree(parts: Parts, share: Share, meter: Meter) -> tuple[dict[str, int], int, float, bool]:
+def agree(parts: Parts, share: Share, meter: Meter) -> tuple[dict[str, int], int, float, bool]:
     """Denominators and tokens of the whole step, seconds of the run, and whether anybody wants to stop: one exchange."""
     own: dict[str, int] = {}
     for batch, _ in share.batches:
@@ -176,6 +177,21 @@ def _agree(parts: Parts, share: Share, meter: Meter) -> tuple[dict[str, int], in
     values = [*map(float, own.values()), float(tokens), seconds, float(parts.stop.requested)]
     *counts, all_tokens, all_seconds, stops = parts.ranks.sum(values)
     return dict(zip(own, map(int, counts), strict=True)), int(all_tokens), all_seconds, stops > 0
+
+
+def compute_gradients(
+    parts: Parts, forward: nn.Module, share: Share, counts: dict[str, int], step: int
+) -> tuple[dict[str, float], float]:
+    """Clipped gradients of the step's exact mean loss; gives the losses over all ranks, and the norm before clipping."""
+    losses = _forward_backward(parts, forward, share, counts, step)
+    return losses, float(clip_gradients(parts.objective.parameters(), parts.optimizer.clip_norm))
+
+
+def update(parts: Parts, optimizer: AdamW, step: int, seconds: float) -> None:
+    """Move the weights by their gradients, at the learning rate of this step, `seconds` into the run."""
+    optimizer.set_learning_rate(learning_rate(parts.optimizer, parts.train, step, seconds / 3600))
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def _forward_backward(parts: Parts, forward: nn.Module, share: Share, counts: dict[str, int], step: int) -> dict[str, float]:

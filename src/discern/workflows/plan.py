@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +13,10 @@ from discern.data.packing import build_packing
 from discern.data.shards import TokenData
 from discern.model.network import Network
 from discern.objectives.base import Vocabulary
-from discern.objectives.config import MaskingConfig
-from discern.training.flops import executed_flops, paper_flops
+from discern.training.flops import executed_flops, masked_share, paper_flops
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
+from discern.training.products import fastest_product
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.pretrain import PretrainRequest
 from discern.workflows.runs import build_objective
@@ -51,9 +50,9 @@ def plan(request: PretrainRequest) -> Plan:
     rows = build_packing(data.split("train"), data.special_tokens, config.data, config.train.seed, training=True).num_rows
     sequences = config.train.sequences_per_step * config.train.max_steps
     length = config.data.sequence_length
-    share = config.objective.mask_probability if isinstance(config.objective, MaskingConfig) else 1.0
+    share = masked_share(config.objective)
     flops = executed_flops(networks, length, sequences, share)
-    seconds = flops / (_product_speed(device, precision) * _SHARE_OF_PRODUCTS)
+    seconds = flops / (fastest_product(device, precision) * _SHARE_OF_PRODUCTS)
     hours = config.train.max_hours
     values = {
         "parameters": parameters,
@@ -91,22 +90,6 @@ def _memory(networks: Sequence[Network], config: PretrainConfig, parameters: int
     vocabulary = networks[0].encoder.embeddings.vocab_size
     logits = 4 * 4 * rows * length * share * vocabulary
     return int(16 * parameters + kept + logits)
-
-
-def _product_speed(device: torch.device, precision: str) -> float:
-    """FLOP/s of a matrix product of the kind that dominates a step, measured now."""
-    kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    size = 1024 if device.type == "cpu" else 8192
-    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
-    best = float("inf")
-    for _ in range(5):
-        begin = time.perf_counter()
-        result = left @ right
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - begin)
-    del result
-    return 2 * size**3 / best
 
 
 def _warnings(config: PretrainConfig, epochs: float) -> list[str]:

@@ -86,7 +86,7 @@ def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | N
     config = resolved.config
     data = TokenData.open(request.data)
     with join_ranks(request.device) as ranks, stop_on_signals() as stop:
-        _check(config, ranks)
+        check_shares(config, ranks)
         for dropped in resolved.dropped if ranks.writes else ():
             progress.note(f"{dropped.key} = {dropped.value} of the {dropped.origin} does not apply: {dropped.reason}")
         objective = build_objective(config, Vocabulary(data.vocab_size, data.special_tokens))
@@ -222,7 +222,8 @@ def _refuse_another_run(out: Path, config: PretrainConfig, data: TokenData) -> N
         raise ConfigError("\n".join([f"{out} holds a run of another configuration:", *lines]), hint=hint)
 
 
-def _check(config: PretrainConfig, ranks: Ranks) -> None:
+def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
+    """Raise where the sequences of a step cannot be shared evenly."""
     if config.train.sequences_per_step % ranks.world:
         raise ConfigError(
             f"train.sequences_per_step {config.train.sequences_per_step} cannot be shared evenly by {ranks.world} processes",

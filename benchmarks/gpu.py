@@ -1,0 +1,596 @@
+"""Parity, loss curves and speed on a GPU, or with smaller numbers on a CPU: run by gpu.sh, which says what it needs.
+
+Every section is a process of its own with a time limit: one that fails or hangs leaves the others their time, and what it had
+found by then counts. The text is made up, with structure to be learned, unless DISCERN_TEST_DATA names a folder that holds
+wikipedia-en/*.tar.xz and vocab/bert-uncased-en.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+try:
+    import numpy as np
+    import torch
+
+    from discern.data.rows import Rows
+    from discern.data.stream import to_batch
+    from discern.data.synthetic import SPECIAL, SyntheticRows
+    from discern.model.config import ModelConfig
+    from discern.objectives.base import BuildSettings, Vocabulary
+    from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
+    from discern.progress import Silent
+    from discern.training.config import OptimizerConfig, TrainConfig
+    from discern.training.flops import executed_flops
+    from discern.training.interrupt import StopRequest
+    from discern.training.loop import Parts, agree, begin_phase, compute_gradients, read_share, update
+    from discern.training.meter import Meter
+    from discern.training.parallel import Ranks
+    from discern.training.precision import autocast
+    from discern.training.products import fastest_product
+    from discern.training.speed import Span, time_training
+except ModuleNotFoundError as problem:
+    raise SystemExit(
+        f"error: this python ({sys.executable}) has no module '{problem.name}'\n"
+        "  hint: PYTHONPATH must name discern's src, and a folder with the unpacked wheels of what is missing; see gpu.sh"
+    ) from None
+
+VOCAB = 30_522
+SMALL = {"num_layers": 12, "hidden_size": 256, "embedding_size": 128, "num_heads": 4, "feedforward_size": 1024}
+BASE = {"num_layers": 12, "hidden_size": 768, "embedding_size": 768, "num_heads": 12, "feedforward_size": 3072}
+MINI = {"num_layers": 2, "hidden_size": 64, "embedding_size": 32, "num_heads": 1, "feedforward_size": 256}
+MIDI = {"num_layers": 2, "hidden_size": 128, "embedding_size": 128, "num_heads": 2, "feedforward_size": 512}
+# Seconds, of the 540 that there are; what a section leaves over is the next one's.
+LIMITS = {"parity": 60, "curves": 110, "eager": 110, "graphs": 60, "compiled": 90, "compiled with graphs": 90}
+LIMITS_SMALL = {"parity": 25, "curves": 40, "eager": 25, "graphs": 15, "compiled": 55, "compiled with graphs": 15}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu"))
+    parser.add_argument("--small", action="store_true", help="smaller numbers; always so without a GPU")
+    parser.add_argument("--sections", nargs="+", default=list(LIMITS), choices=list(LIMITS))
+    parser.add_argument("--section", help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=float, default=60.0, help=argparse.SUPPRESS)
+    request = parser.parse_args()
+    small = request.small or not torch.cuda.is_available()
+    if request.section:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            SECTIONS[request.section](small, request.limit)
+        return
+    request.out.mkdir(parents=True, exist_ok=True)
+    limits = LIMITS_SMALL if small else LIMITS
+    begin = time.monotonic()
+    end = begin + sum(limits[name] for name in request.sections)
+    record: dict[str, Any] = {"machine": machine(), "small": small, "sections": {}}
+    for number, name in enumerate(request.sections):
+        later = sum(limits[other] for other in request.sections[number + 1 :])
+        record["sections"][name] = run_section(name, small, max(end - later - time.monotonic(), 5.0))
+        record["seconds"] = round(time.monotonic() - begin, 1)
+        (request.out / "gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+        (request.out / "gpu.md").write_text(markdown(record) + "\n")
+    print(markdown(record))
+
+
+def run_section(name: str, small: bool, limit: float) -> dict[str, Any]:
+    """One section in a process of its own: the lines that it printed, and what went wrong."""
+    command = [sys.executable, __file__, "--section", name, "--limit", str(limit), *(["--small"] if small else [])]
+    print(f"{name}: at most {limit:.0f} s", file=sys.stderr, flush=True)
+    begin = time.monotonic()
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=out, stderr=errors, start_new_session=True)
+        problem = None
+        try:
+            if process.wait(limit):
+                problem = f"exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            problem = f"ended after {limit:.0f} s"
+        out.seek(0)
+        errors.seek(0)
+        found = [json.loads(line) for line in out.read().splitlines() if line.startswith("{") and line.endswith("}")]
+        said = errors.read()[-1500:]
+    result: dict[str, Any] = {"seconds": round(time.monotonic() - begin, 1), "results": found}
+    return result | ({"problem": problem, "stderr": said} if problem else {})
+
+
+def tell(**figures: Any) -> None:
+    """A result of a section, as a line for the process that gathers them."""
+    print(json.dumps(figures), flush=True)
+
+
+@contextmanager
+def attempt(**labels: Any) -> Iterator[None]:
+    """Turn what goes wrong within into a result, and go on with the section."""
+    try:
+        yield
+    except Exception as problem:  # whatever it is, the other results shall come out
+        frames = traceback.extract_tb(problem.__traceback__)
+        ours = next((f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames) if "discern" in f.filename), "")
+        said = next(iter(str(problem).strip().splitlines()), "")
+        tell(**labels, failed=f"{type(problem).__name__}: {said[:200]}", at=ours)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def device() -> torch.device:
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def machine() -> dict[str, Any]:
+    """What this runs on."""
+    cuda = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name(0) if cuda else "cpu",
+        "memory_bytes": torch.cuda.get_device_properties(0).total_memory if cuda else None,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+    }
+
+
+def build(sizes: dict[str, int], vocab: int = VOCAB, seed: int = 0, **options: Any) -> ReplacedTokenDetection:
+    """A freshly initialised objective on the CPU."""
+    share = 1 / 3 if sizes["hidden_size"] == 768 else 0.25
+    model = {key: options.pop(key) for key in list(options) if key in ModelConfig.model_fields}
+    config = RTDConfig(**({"generator_size": share} | options))
+    objective = ReplacedTokenDetection(config, BuildSettings(ModelConfig(**(sizes | model)), Vocabulary(vocab, SPECIAL)))
+    objective.initialise(seed)
+    return objective
+
+
+def parts(objective: ReplacedTokenDetection, source: Any, precision: str, **train: Any) -> Parts:
+    """What the loop runs on."""
+    rate = train.pop("learning_rate", 5e-4)
+    return Parts(
+        objective=objective.to(device()),
+        source=source,
+        heldout=None,
+        optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=100),
+        train=TrainConfig(**train),
+        ranks=Ranks(0, 1, device()),
+        precision=precision,
+        folder=Path(),
+        journal=None,
+        progress=Silent(),
+        stop=StopRequest(),
+    )
+
+
+# ---- parity ----
+
+
+@torch.no_grad()
+def parity(small: bool, limit: float) -> None:
+    """The same weights here and on the CPU, and in transformers on the same device."""
+    sizes = MINI if small else SMALL
+    objective = build(sizes).eval()
+    rng = torch.Generator().manual_seed(1)
+    for parameter in objective.parameters():  # far from the start, where every logit is about zero
+        parameter += 0.05 * torch.randn(parameter.shape, generator=rng)
+    numbers = np.arange(4)
+    batch = SyntheticRows(VOCAB, 64, 0.7, 4, 0).batch(numbers, numbers)
+    names = list(objective.networks())
+    reference = {name: logits(objective, name, batch, "float32") for name in names}
+    objective.to(device())
+    real = batch.attention_mask
+    for name in names:
+        for precision in ("float32", "bfloat16"):
+            with attempt(against="the same weights on the CPU in float32", network=name, precision=precision):
+                got = logits(objective, name, batch.to(device()), precision).cpu()
+                tell(
+                    against="the same weights on the CPU in float32",
+                    network=name,
+                    precision=precision,
+                    **distance(got, reference[name], real),
+                )
+    for name in names:
+        with attempt(against="transformers", network=name):
+            theirs = transformers_logits(objective, name, batch)
+            ours = logits(objective, name, batch.to(device()), "float32").cpu()
+            tell(against="transformers on this device", network=name, precision="float32", **distance(ours, theirs, real))
+
+
+def logits(objective: ReplacedTokenDetection, name: str, batch: Any, precision: str) -> torch.Tensor:
+    network = objective.networks()[name]
+    context = (batch.visible_mask, batch.token_type_ids, batch.position_ids)
+    with autocast(precision, batch.input_ids.device):
+        return network.token_logits(batch.input_ids, *context).float()
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor, real: torch.Tensor) -> dict[str, float]:
+    """Over the real tokens."""
+    ours, theirs = ours[real].double(), theirs[real].double()
+    return {
+        "largest_difference": float((ours - theirs).abs().max()),
+        "relative_difference": float((ours - theirs).norm() / theirs.norm()),
+        "deviation_of_logits": float(theirs.std()),
+    }
+
+
+def transformers_logits(objective: ReplacedTokenDetection, name: str, batch: Any) -> torch.Tensor:
+    from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+    from discern.interop.huggingface import to_huggingface
+
+    with tempfile.TemporaryDirectory() as folder:
+        to_huggingface(objective.networks()[name], Vocabulary(VOCAB, SPECIAL)).write(Path(folder))
+        kind = ElectraForPreTraining if name == "discriminator" else ElectraForMaskedLM
+        model = kind.from_pretrained(folder).eval().to(device())
+    here = batch.to(device())
+    given = {"attention_mask": here.attention_mask.long(), "token_type_ids": here.token_type_ids}
+    found: torch.Tensor = model(input_ids=here.input_ids, **given).logits.float().cpu()
+    return found
+
+
+# ---- loss curves ----
+
+
+class Text:
+    """Rows of text of which most of the next token follows from the one before; or real text, where there is some."""
+
+    def __init__(self, vocab: int, length: int, count: int, folder: str | None, seed: int = 5) -> None:
+        self.name = "made-up text"
+        rng = np.random.default_rng(seed)
+        words = vocab - 5
+        follows, ids = rng.permutation(words), np.empty((count, length), np.int64)
+        frequent = np.cumsum(1 / np.arange(1, words + 1))
+        fresh = np.searchsorted(frequent, rng.random((count, length)) * frequent[-1]).clip(max=words - 1)
+        ids[:, 0] = fresh[:, 0]
+        for place in range(1, length):
+            ids[:, place] = np.where(rng.random(count) < 0.7, follows[ids[:, place - 1]], fresh[:, place])
+        self.ids, self.vocab = ids + 5, vocab
+        if folder:
+            self._read(Path(folder), length)
+        self.ids[:, 0], self.ids[:, -1] = SPECIAL.cls, SPECIAL.sep
+
+    def _read(self, folder: Path, length: int) -> None:
+        import tarfile
+
+        from tokenizers import BertWordPieceTokenizer
+
+        vocabulary = folder / "vocab" / "bert-uncased-en.txt"
+        tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
+        found: list[int] = []
+        with tarfile.open(sorted((folder / "wikipedia-en").glob("*.tar.xz"))[0]) as archive:
+            for member in archive:
+                file = archive.extractfile(member)
+                if file is not None:
+                    lines = file.read().decode().splitlines()
+                    found += [i for e in tokenizer.encode_batch(lines, add_special_tokens=False) for i in e.ids]
+                if len(found) > 2_000_000:
+                    break
+        # The vocabulary's own special tokens stand elsewhere; as words of their own they do no harm.
+        rows = len(found) // length
+        self.ids = np.array(found[: rows * length], np.int64).reshape(rows, length)
+        self.name, self.vocab = "English Wikipedia", max(len(vocabulary.read_text().splitlines()), 6)
+
+    def batch(self, indices: Any, slots: Any) -> Any:
+        ids = self.ids[(indices * 7919) % len(self.ids)]
+        places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+        special = (places == 0) | (places == ids.shape[1] - 1)
+        return to_batch(Rows(ids, np.full(len(ids), ids.shape[1]), special, np.zeros_like(ids), places, None), indices, slots)
+
+
+def curves(small: bool, limit: float) -> None:
+    """Losses of three float32 seeds and one in bfloat16, on the same text; as many steps as there is time for."""
+    begin = time.monotonic()
+    most, rows, length, vocab = (300, 16, 32, 512) if small else (1500, 64, 128, 8192)
+    text = Text(vocab, length, 4096 if small else 16384, os.environ.get("DISCERN_TEST_DATA"))
+    local = {"initialisation": "local", "tying": "gradient-disentangled", "discriminator_head": "bilinear"}
+    options = local | {"initializer_range": 0.05, "generator_size": 0.5}
+
+    def prepared(precision: str, seed: int, steps: int) -> Parts:
+        objective = build(MIDI if small else SMALL, text.vocab, seed, **options)
+        return parts(objective, text, precision, max_steps=steps, sequences_per_step=rows, seed=seed, learning_rate=1e-3)
+
+    each = 0.0
+    for precision in ("float32", "bfloat16"):
+        run = prepared(precision, 0, most)
+        trained(run, 3)
+        since = time.monotonic()
+        trained(run, 10)
+        each = max(each, (time.monotonic() - since) / 10)
+    left = limit - (time.monotonic() - begin) - 8
+    steps = min(most, max(int(0.8 * left / (4 * each)) // 10 * 10, 10))
+    for precision, seed in (("float32", 0), ("bfloat16", 0), ("float32", 1), ("float32", 2)):
+        with attempt(precision=precision, seed=seed):
+            run = prepared(precision, seed, steps)
+            begin = time.monotonic()
+            losses = trained(run, steps)
+            tell(
+                text=text.name,
+                precision=precision,
+                seed=seed,
+                seconds=round(time.monotonic() - begin, 1),
+                losses=[{"step": (n + 1) * steps // 10, **window} for n, window in enumerate(windows(losses, 10))],
+            )
+
+
+def trained(run: Parts, steps: int) -> list[dict[str, float]]:
+    """The losses of each step, as the loop computes them."""
+    run.objective.train()
+    (phase,) = run.objective.phases(steps)
+    forward, optimizer = begin_phase(run, phase)
+    meter, found = Meter(0.0), []
+    with torch.random.fork_rng([device()] if device().type == "cuda" else []):
+        for step in range(steps):
+            share = read_share(run, step)
+            counts, _, seconds, _ = agree(run, share, meter)
+            losses, norm = compute_gradients(run, forward, share, counts, step)
+            update(run, optimizer, step, seconds)
+            found.append(losses | {"grad_norm": norm})
+    return found
+
+
+def windows(losses: list[dict[str, float]], count: int) -> list[dict[str, float]]:
+    size = len(losses) // count
+    cut = [losses[start : start + size] for start in range(0, size * count, size)]
+    return [{name: round(statistics.fmean(each[name] for each in part), 4) for name in part[0]} for part in cut]
+
+
+# ---- speed ----
+
+
+def shapes(small: bool) -> dict[str, tuple[dict[str, int], int, list[int]]]:
+    """Model, length and rows a step."""
+    if small:
+        return {"2 x 64": (MINI, 32, [8, 32]), "2 x 128": (MIDI, 64, [8])}
+    return {"electra-small": (SMALL, 128, [128, 512, 2048]), "electra-base": (BASE, 512, [16, 64, 128])}
+
+
+def eager(small: bool, limit: float) -> None:
+    peaks = {precision: fastest_product(device(), precision) for precision in ("float32", "bfloat16")}
+    tell(peak_flops=peaks)
+    for name, (sizes, length, batches) in shapes(small).items():
+        for rows in batches:
+            measure(name, sizes, length, rows, "bfloat16", "eager", small)
+        measure(name, sizes, length, batches[0], "float32", "eager", small)
+    waits(small)
+
+
+def graphs(small: bool, limit: float) -> None:
+    """Each encoder's forward and backward replayed as CUDA graphs, the rest of the step as it is."""
+    if device().type != "cuda":
+        tell(mode="graphs", failed="CUDA graphs need a GPU")
+        return
+    for name, (sizes, length, batches) in shapes(small).items():
+        for rows in batches[:2]:
+            measure(name, sizes, length, rows, "bfloat16", "graphs", small, graph_encoders)
+
+
+def compiled(small: bool, limit: float) -> None:
+    for name, (sizes, length, batches) in list(shapes(small).items())[: 1 if small else 2]:
+        measure(name, sizes, length, batches[1 if len(batches) > 1 else 0], "bfloat16", "compiled", small, compile_encoders)
+
+
+def compiled_with_graphs(small: bool, limit: float) -> None:
+    if device().type != "cuda":
+        tell(mode="compiled with graphs", failed="CUDA graphs need a GPU")
+        return
+    for name, (sizes, length, batches) in shapes(small).items():
+        measure(name, sizes, length, batches[0], "bfloat16", "compiled with graphs", small, compile_with_graphs)
+
+
+def measure(
+    name: str,
+    sizes: dict[str, int],
+    length: int,
+    rows: int,
+    precision: str,
+    mode: str,
+    small: bool,
+    prepare: Callable[[Parts], None] | None = None,
+) -> None:
+    """Steps of the loop, timed; reading is timed by itself too, since one thread does it while the device computes."""
+    labels = {"model": name, "length": length, "rows": rows, "precision": precision, "mode": mode}
+    with attempt(**labels):
+        source = SyntheticRows(VOCAB, length, 1.0, 2 * rows, 0)
+        run = parts(build(sizes), source, precision, sequences_per_step=rows, max_steps=10**6)
+        begin = time.perf_counter()
+        read_share(run, 0)
+        reading = time.perf_counter() - begin
+        if device().type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        if prepare is not None:
+            run.objective.train()
+            prepare(run)
+        (phase,) = run.objective.phases(run.train.max_steps)
+        timing = time_training(run, phase, Span(None, 1.0 if small else 3.0))
+        flops = executed_flops(run.objective.networks().values(), length, 1, 0.15) / length
+        tell(
+            **labels,
+            tokens_per_second=timing.tokens_per_second,
+            step_milliseconds=1000 * statistics.median(timing.seconds),
+            reading_milliseconds=1000 * reading,
+            peak_memory_bytes=timing.peak_bytes,
+            model_flops_per_second=flops * timing.tokens_per_second,
+            seconds_with_warm_up=round(time.perf_counter() - begin, 1),
+        )
+
+
+def compile_encoders(run: Parts) -> None:
+    for network in run.objective.networks().values():
+        network.encoder.compile()
+
+
+def compile_with_graphs(run: Parts) -> None:
+    for network in run.objective.networks().values():
+        network.encoder.compile(mode="reduce-overhead")
+
+
+class Tensors(torch.nn.Module):
+    """An encoder on full rows, called with tensors alone, as the capture of graphs wants it."""
+
+    def __init__(self, encoder: torch.nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.plain = encoder.forward
+
+    def forward(self, ids: torch.Tensor, types: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.plain(ids, None, types, places, None)
+        return found
+
+
+def graph_encoders(run: Parts) -> None:
+    batch = read_share(run, 0).batches[0][0].tokens.to(device())
+    sample = (batch.input_ids, batch.token_type_ids, batch.position_ids)
+    for network in run.objective.networks().values():
+        with autocast(run.precision, device()):
+            # Without its cache: casts made before the capture would be replayed stale.
+            torch.set_autocast_cache_enabled(False)
+            replayed = torch.cuda.make_graphed_callables(Tensors(network.encoder), sample)
+            torch.set_autocast_cache_enabled(True)
+
+        def forward(
+            ids: Any, mask: Any = None, types: Any = None, places: Any = None, pieces: Any = None, call: Any = replayed
+        ) -> Any:
+            assert mask is None
+            assert pieces is None
+            return call(ids, types, places)
+
+        network.encoder.forward = forward  # type: ignore[method-assign]
+
+
+def waits(small: bool) -> None:
+    """Where a step makes the host wait for the device: each keeps a whole step from being one CUDA graph."""
+    if device().type != "cuda":
+        tell(waits="asked of a GPU only")
+        return
+    with attempt(waits="of one step"):
+        name, (sizes, length, batches) = next(iter(shapes(small).items()))
+        run = parts(build(sizes), SyntheticRows(VOCAB, length, 1.0, batches[0], 0), "bfloat16", sequences_per_step=batches[0])
+        trained(run, 2)
+        found: dict[str, int] = {}
+
+        def note(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+            frames = [frame for frame in traceback.extract_stack() if "/discern/" in frame.filename]
+            where = f"{frames[-1].filename.split('/discern/')[-1]}:{frames[-1].lineno} {frames[-1].line}" if frames else filename
+            found[where] = found.get(where, 0) + 1
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = note
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                trained(run, 1)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        tell(waits=found, model=name)
+
+
+SECTIONS: dict[str, Callable[[bool, float], None]] = {
+    "parity": parity,
+    "curves": curves,
+    "eager": eager,
+    "graphs": graphs,
+    "compiled": compiled,
+    "compiled with graphs": compiled_with_graphs,
+}
+
+
+# ---- the page ----
+
+
+def markdown(record: dict[str, Any]) -> str:
+    sections, machine = record["sections"], record["machine"]
+    small = ", smaller numbers" if record["small"] else ""
+    lines = [f"{machine['device']}, torch {machine['torch']}, Python {machine['python']}{small}; {record['seconds']:.0f} s", ""]
+    for name, section in sections.items():
+        if "problem" in section:
+            last = (section["stderr"].strip().splitlines() or [""])[-1]
+            lines += [f"**{name}**: {section['problem']}. {last}", ""]
+    results = [(name, result) for name, section in sections.items() for result in section["results"]]
+    lines += parity_lines([result for name, result in results if name == "parity"])
+    lines += curve_lines([result for name, result in results if name == "curves"])
+    lines += speed_lines([result for name, result in results if name not in ("parity", "curves")])
+    return "\n".join(lines)
+
+
+def parity_lines(results: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| logits against | network | precision | largest difference | relative | standard deviation |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        start = f"| {result['against']} | {result['network']} |"
+        if "failed" in result:
+            lines.append(f"{start} {result.get('precision', '')} | {result['failed']} | | |")
+            continue
+        values = (result[key] for key in ("largest_difference", "relative_difference", "deviation_of_logits"))
+        lines.append(f"{start} {result['precision']} | " + " | ".join(f"{value:.2g}" for value in values) + " |")
+    return [*lines, ""] if results else []
+
+
+def curve_lines(results: list[dict[str, Any]]) -> list[str]:
+    if not results:
+        return []
+    good = [result for result in results if "failed" not in result]
+    failed = [f"{result['precision']}, seed {result['seed']}: {result['failed']}" for result in results if "failed" in result]
+    if not good:
+        return [*failed, ""]
+    heads = [f"{result['precision']}, seed {result['seed']}" for result in good]
+    lines = [f"Loss on {good[0]['text']}, generator / discriminator, means of tenths of the run:", ""]
+    lines += ["| to step | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for row in zip(*(result["losses"] for result in good), strict=False):
+        cells = [f"{cell['generator_loss']:.3f} / {cell['discriminator_loss']:.4f}" for cell in row]
+        lines.append(f"| {row[0]['step']} | " + " | ".join(cells) + " |")
+    return [*lines, "", *failed, ""]
+
+
+def speed_lines(results: list[dict[str, Any]]) -> list[str]:
+    peaks = next((result["peak_flops"] for result in results if "peak_flops" in result), {})
+    lines = [
+        "| model | length | rows | precision | mode | tokens/s | ms a step | reading, ms | memory | TFLOP/s | utilisation |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        if "rows" not in result:
+            if "failed" in result:
+                lines.append(f"| | | | | {result.get('mode', 'waits')} | {result['failed']} | | | | | |")
+            continue
+        start = "| " + " | ".join(str(result[key]) for key in ("model", "length", "rows", "precision", "mode")) + " |"
+        if "failed" in result:
+            lines.append(f"{start} {result['failed']} {result['at']} | | | | | |")
+            continue
+        peak = peaks.get(result["precision"])
+        share = f"{result['model_flops_per_second'] / peak:.0%}" if peak else ""
+        lines.append(
+            f"{start} {result['tokens_per_second']:,.0f} | {result['step_milliseconds']:,.1f} | "
+            f"{result['reading_milliseconds']:,.1f} | {result['peak_memory_bytes'] / 2**30:.2f} GiB | "
+            f"{result['model_flops_per_second'] / 1e12:,.2f} | {share} |"
+        )
+    if peaks:
+        shown = ", ".join(f"{value / 1e12:,.2f} TFLOP/s in {name}" for name, value in peaks.items())
+        lines += [
+            "",
+            f"Utilisation is of a large product measured here: {shown}. Memory is of the device; of the process on a CPU.",
+        ]
+    waits_found = next((result["waits"] for result in results if isinstance(result.get("waits"), dict)), None)
+    if waits_found is not None:
+        lines += ["", "Where a step waits for the device, which keeps it from being one CUDA graph:", ""]
+        lines += [f"- {count} x `{where}`" for where, count in waits_found.items()]
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main()

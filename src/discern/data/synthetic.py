@@ -1,0 +1,49 @@
+"""Rows of made-up ids, for measuring speed without a data set."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from discern.data.ordering import Integers
+from discern.data.rows import Rows
+from discern.data.stream import to_batch
+from discern.types import SpecialTokens, TokenBatch
+
+SPECIAL = SpecialTokens(pad=0, unk=1, cls=2, sep=3, mask=4)
+_FIRST_WORD = 5
+_SHORTEST = 3  # [CLS], a token, [SEP]
+
+
+class SyntheticRows:
+    """`[CLS] tokens [SEP]` with ids as frequent as words are: the r-th most frequent in proportion to 1/r (Zipf's law).
+
+    So rows of the embedding repeat as they do in text, which matters to its gradient; what the ids say is noise.
+
+    Args:
+        vocab_size: V, at least 6.
+        length: of a row.
+        fill: share of real tokens: 1 for full rows, otherwise lengths spread evenly about it.
+        count: distinct rows; a run reads them over and over.
+        seed: of the ids.
+    """
+
+    def __init__(self, vocab_size: int, length: int, fill: float, count: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        distribution = np.cumsum(1 / np.arange(1, vocab_size - _FIRST_WORD + 1))
+        draws = rng.random((count, length)) * distribution[-1]
+        self._ids = np.minimum(np.searchsorted(distribution, draws, side="right") + _FIRST_WORD, vocab_size - 1)
+        spread = min(fill, 1 - fill)
+        shares = rng.uniform(fill - spread, fill + spread, count)
+        self._lengths = np.clip(np.round(shares * length), min(_SHORTEST, length), length).astype(np.int64)
+
+    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
+        """The examples at these places of an endless sequence."""
+        numbers = indices % len(self._lengths)
+        ids, lengths = self._ids[numbers], self._lengths[numbers]
+        places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+        last = lengths[:, None] - 1
+        ids[:, 0] = SPECIAL.cls
+        ids[places == last] = SPECIAL.sep
+        ids[places > last] = SPECIAL.pad
+        special = (places == 0) | (places >= last)
+        return to_batch(Rows(ids, lengths, special, np.zeros_like(ids), places, None), indices, slots)

@@ -1,0 +1,226 @@
+"""The matrix products that a computation runs, and how fast each is by itself: the limit of any implementation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from discern.model.attention import SelfAttention
+from discern.model.layout import Layout
+from discern.objectives.base import Objective
+
+_LEAST, _MOST = 3, 20  # runs of a product, of which the best counts
+_Shape = tuple[int, int, int, int]  # batch, rows, inner, columns
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product: (batch of) rows x inner times inner x columns.
+
+    Attributes:
+        batch: products side by side; 0 where the operands are plain matrices.
+        orders: axes of both operands from the slowest to the fastest in memory: a transposed one may be slower.
+        dtype: of both operands.
+    """
+
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+    orders: tuple[tuple[int, ...], tuple[int, ...]]
+    dtype: torch.dtype
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * max(self.batch, 1) * self.rows * self.inner * self.columns
+
+
+class RecordProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the products that run inside it, those of the backward pass too.
+
+    Fused attention is counted as the plain products that it stands for: two forward, four backward.
+
+    Attributes:
+        found: how often each product ran.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: Counter[Product] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # `addmm.out` and its like, and plain `addmm`: the same product.
+        name = func.overloadpacket.__name__
+        if name in _OPERANDS:
+            first = _OPERANDS[name]
+            self._add(args[first], args[first + 1])
+        elif "attention" in name and all(isinstance(value, Tensor) for value in args[:3]):
+            backward = name.endswith("_backward")
+            self._add_attention(*(args[1:4] if backward else args[:3]), backward=backward)
+        return func(*args, **(kwargs or {}))
+
+    def _add(self, left: Tensor, right: Tensor) -> None:
+        batch = left.shape[0] if left.ndim == 3 else 0
+        orders = _order(left), _order(right)
+        product = Product(batch, left.shape[-2], left.shape[-1], right.shape[-1], orders, left.dtype)
+        if product.flops:
+            self.found[product] += 1
+
+    def _add_attention(self, query: Tensor, key: Tensor, value: Tensor, *, backward: bool) -> None:
+        for shape in attention_products(tuple(query.shape), key.shape[-2], value.shape[-1], backward=backward):
+            self.found[_dense(shape, query.dtype)] += 1
+
+
+# Where the two operands stand among the arguments.
+_OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1}
+
+
+def attention_products(query: tuple[int, ...], keys: int, width: int, *, backward: bool) -> list[_Shape]:
+    """The products of attention: scores and values, or their four gradients.
+
+    Args:
+        query: shape (B, H, L, d).
+        keys: how many each query sees.
+        width: of a value.
+    """
+    batch, length, size = math.prod(query[:-2]), query[-2], query[-1]
+    scores, values = (batch, length, size, keys), (batch, length, keys, width)
+    if not backward:
+        return [scores, values]
+    return [
+        (batch, length, width, keys),  # of the probabilities
+        (batch, keys, length, width),  # of the values
+        (batch, length, keys, size),  # of the queries
+        (batch, keys, length, size),  # of the keys
+    ]
+
+
+def _dense(shape: _Shape, dtype: torch.dtype) -> Product:
+    return Product(*shape, ((0, 1, 2), (0, 1, 2)), dtype)
+
+
+def _order(operand: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(range(operand.ndim), key=operand.stride, reverse=True))
+
+
+def record_products(objective: Objective, run: Callable[[], object]) -> Counter[Product]:
+    """The products that `run` makes the objective's networks execute.
+
+    Where attention runs by a kernel that the recording cannot look into, its products are added by their shapes.
+    """
+    mode = RecordProducts()
+    seen = 0
+
+    def before(module: SelfAttention, args: tuple[Tensor, Layout]) -> None:
+        nonlocal seen
+        seen = _batched(mode.found)
+
+    def after(module: SelfAttention, args: tuple[Tensor, Layout], result: Tensor) -> None:
+        if _batched(mode.found) == seen:
+            mode.found += _spans(args[1], result, module.num_heads)
+
+    hooks = []
+    for module in objective.modules():
+        if isinstance(module, SelfAttention):
+            hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    try:
+        # What is compiled would hide its products.
+        with torch.compiler.set_stance("force_eager"), mode:
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return mode.found
+
+
+def _batched(found: Counter[Product]) -> int:
+    return sum(count for product, count in found.items() if product.batch)
+
+
+def _spans(layout: Layout, result: Tensor, num_heads: int) -> Counter[Product]:
+    """The products of attention among the tokens of each span, and where `result` has a gradient, those of its backward."""
+    offsets = layout.offsets
+    lengths = [result.shape[1]] * result.shape[0] if offsets is None else offsets.diff().tolist()
+    found: Counter[Product] = Counter()
+    for length, count in Counter(lengths).items():
+        query = count, num_heads, length, result.shape[-1] // num_heads
+        for backward in (False, True) if result.requires_grad else (False,):
+            shapes = attention_products(query, length, query[-1], backward=backward)
+            found.update(_dense(shape, result.dtype) for shape in shapes)
+    return found
+
+
+class ProductTimer:
+    """The best time of each product by itself: operands warm, result preallocated.
+
+    Args:
+        device: where they run.
+        seconds: at most spent on one product, beyond its first three runs.
+    """
+
+    def __init__(self, device: torch.device, seconds: float = 0.05) -> None:
+        self._device = device
+        self._seconds = seconds
+        self._best: dict[Product, float] = {}
+
+    def limit(self, found: Counter[Product]) -> float:
+        """Seconds of all the products together, each at its best."""
+        return sum(count * self.best(product) for product, count in found.items())
+
+    def fastest(self) -> float:
+        """FLOP/s of the fastest product so far."""
+        return max(product.flops / seconds for product, seconds in self._best.items())
+
+    def best(self, product: Product) -> float:
+        """Seconds of one product."""
+        if product not in self._best:
+            self._best[product] = self._time(product)
+        return self._best[product]
+
+    @torch.no_grad()
+    def _time(self, product: Product) -> float:
+        lead = (product.batch,) if product.batch else ()
+        left = self._operand((*lead, product.rows, product.inner), product.orders[0], product.dtype)
+        right = self._operand((*lead, product.inner, product.columns), product.orders[1], product.dtype)
+        result = left.new_empty((*lead, product.rows, product.columns))
+        multiply = torch.bmm if product.batch else torch.mm
+        times: list[float] = []
+        end = time.perf_counter() + self._seconds
+        while len(times) < _LEAST or (len(times) < _MOST and time.perf_counter() < end):
+            times.append(self._once(lambda: multiply(left, right, out=result)))
+        return min(times)
+
+    def _operand(self, shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        operand = torch.empty([shape[axis] for axis in order], dtype=dtype, device=self._device).normal_()
+        return operand.permute([order.index(axis) for axis in range(len(shape))])
+
+    def _once(self, multiply: Callable[[], object]) -> float:
+        if self._device.type != "cuda":
+            begin = time.perf_counter()
+            multiply()
+            return time.perf_counter() - begin
+        # Several at once: a single small one would be timed as its launch.
+        begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin_event.record()
+        for _ in range(10):
+            multiply()
+        end_event.record()
+        end_event.synchronize()
+        return float(begin_event.elapsed_time(end_event)) / 1e4
+
+
+def fastest_product(device: torch.device, precision: str) -> float:
+    """FLOP/s of a large square product, measured now: about the most that this device does in 'float32' or 'bfloat16'."""
+    size = 8192 if device.type == "cuda" else 1024
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    product = Product(0, size, size, size, ((0, 1), (0, 1)), dtype)
+    return product.flops / ProductTimer(device, 0.1).best(product)

@@ -1,0 +1,110 @@
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from discern import kernels
+from discern.corruption.randomness import Randomness
+from discern.data.synthetic import SPECIAL, SyntheticRows
+from discern.objectives import objectives
+from discern.objectives.base import BuildSettings, Objective, Vocabulary
+from discern.training.flops import executed_flops
+from discern.training.products import Product, ProductTimer, RecordProducts, record_products
+from tests.support import settings
+
+PLAIN = ((0, 1), (0, 1))
+
+
+def product(rows: int, inner: int, columns: int) -> Product:
+    return Product(0, rows, inner, columns, PLAIN, torch.float32)
+
+
+def test_a_linear_layer_runs_one_product_forward_and_two_backward() -> None:
+    layer, inputs = torch.nn.Linear(3, 5), torch.randn(2, 7, 3, requires_grad=True)
+    with RecordProducts() as recording:
+        layer(inputs).sum().backward()
+    found = recording.found
+    assert sum(found.values()) == 3
+    assert {each.flops for each in found} == {2 * 14 * 3 * 5}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_attention_counts_as_the_products_it_stands_for(causal: bool) -> None:
+    query, key, value = (torch.randn(2, 3, 16, 8, requires_grad=True) for _ in range(3))
+    attend: Callable[..., Any] = torch.nn.functional.scaled_dot_product_attention
+    with RecordProducts() as recording:
+        attend(query, key, value, is_causal=causal).sum().backward()
+    assert sum(count * each.flops for each, count in recording.found.items()) == 6 * 2 * (2 * 3) * 16 * 16 * 8
+
+
+def small(name: str, length: int, fill: float) -> tuple[Objective, Callable[[], None]]:
+    factory = objectives.load(name)
+    given = settings(vocab_size=90, hidden_size=16, num_heads=2, hidden_dropout=0.1)
+    objective: Objective = factory(factory.Config(), BuildSettings(given.model, Vocabulary(90, SPECIAL)))
+    objective.initialise(0)
+    numbers = np.arange(6)
+    randomness = Randomness(0, 0, torch.arange(6))
+    batch = objective.corrupt(SyntheticRows(90, length, fill, 6, 0).batch(numbers, numbers), randomness)
+
+    def run() -> None:
+        output = objective(batch, randomness)
+        sum(term.total for term in output.terms.values()).backward()
+
+    return objective, run
+
+
+@pytest.mark.parametrize("name", objectives.names())
+def test_the_products_of_a_step_are_those_that_the_arithmetic_counts(name: str) -> None:
+    length, rows = 42, 6
+    objective, run = small(name, length, 1.0)
+    flops = sum(count * each.flops for each, count in record_products(objective, run).items())
+    share = 6 / length  # 15 % of 40
+    expected = executed_flops(objective.networks().values(), length, rows, share)
+    # The very first layer needs no gradient of what it reads where nothing is projected; hence not equal to the last product.
+    assert flops == pytest.approx(expected, rel=0.02)
+
+
+def test_attention_by_a_kernel_counts_as_on_the_plain_path() -> None:
+    objective, run = small("rtd", 42, 1.0)
+    with_kernels = record_products(objective, run)
+    with kernels.switched_off():
+        plain = record_products(objective, run)
+    assert total(with_kernels) == total(plain)
+    assert batched(with_kernels) == batched(plain)
+
+
+def test_recording_leaves_the_networks_as_they_were() -> None:
+    objective, run = small("rtd", 12, 0.6)
+    record_products(objective, run)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in objective.modules())
+    with pytest.raises(ZeroDivisionError):
+        record_products(objective, lambda: 1 / 0)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in objective.modules())
+
+
+def test_the_timer_times_each_product_once_and_sums_them() -> None:
+    timer = ProductTimer(torch.device("cpu"), 0.001)
+    little, more = product(4, 8, 16), product(256, 256, 256)
+    limit = timer.limit(Counter({little: 3, more: 2}))
+    assert limit == pytest.approx(3 * timer.best(little) + 2 * timer.best(more))
+    assert timer.best(more) > timer.best(little) > 0
+    assert timer.fastest() == pytest.approx(more.flops / timer.best(more))
+
+
+def test_operands_lie_in_memory_as_recorded() -> None:
+    timer = ProductTimer(torch.device("cpu"))
+    operand = timer._operand((2, 3, 5), (0, 2, 1), torch.bfloat16)
+    assert operand.shape == (2, 3, 5)
+    assert operand.stride() == (15, 1, 3)
+    assert operand.dtype == torch.bfloat16
+
+
+def total(found: Counter[Product]) -> int:
+    return sum(count * each.flops for each, count in found.items())
+
+
+def batched(found: Counter[Product]) -> int:
+    return sum(count * each.flops for each, count in found.items() if each.batch)
