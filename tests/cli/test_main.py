@@ -134,3 +134,24 @@ def test_importing_the_package_and_its_command_line_is_cheap():
     program = "import sys, discern, discern.cli; print([name for name in ('torch', 'typer', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
+@pytest.mark.parametrize("own_setting", [False, True])
+def test_freed_memory_stays_with_the_process_unless_the_user_says_otherwise(own_setting: bool):
+    program = """
+import numpy
+from discern.cli.main import _keep_the_heap
+_keep_the_heap()
+def resident(): return int(open("/proc/self/statm").read().split()[1]) * 4096
+numpy.ones(2**23); before = resident()
+block = numpy.ones(2**23); full = resident(); del block
+print((resident() - before) > 2**25, (full - resident()) > 2**25)
+"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
+    if own_setting:
+        environment["MALLOC_TRIM_THRESHOLD_"] = "131072"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    given_back = done.stdout.split()[1] == "True"
+    assert given_back == own_setting

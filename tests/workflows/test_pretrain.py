@@ -1,6 +1,7 @@
 """`discern pretrain` as a user runs it: real processes, real signals."""
 
 import json
+import os
 import random
 import resource
 import signal
@@ -144,6 +145,17 @@ def test_a_finished_run_says_so(data: Path, tmp_path: Path) -> None:
     again = run(*command(data, out, 6), "--json")
     assert "nothing to do" in again.stderr
     assert json.loads(again.stdout) == json.loads(first.stdout)
+
+
+def test_going_on_with_other_arithmetic_is_said(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 3)).returncode == 0
+    computed = json.loads((out / "run.json").read_text())["arithmetic"]
+    assert computed["device"] == "cpu"
+    done = run(*command(data, out, 6), env=os.environ | {"DISCERN_KERNELS": "0"})
+    assert done.returncode == 0, done.stderr
+    assert ("kernels True -> False" in done.stderr) == computed["kernels"]
+    assert "otherwise" not in run(*command(data, out, 9), env=os.environ | {"DISCERN_KERNELS": "0"}).stderr
 
 
 def test_two_processes(data: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from discern.workflows.runs import (
     CONFIG_FILE,
     RECORD_FILE,
     TOKENIZER_FILE,
+    arithmetic,
     build_objective,
     is_run,
     make_record,
@@ -171,7 +172,10 @@ def _start_or_resume(
     objective.initialise(config.train.seed)
     ranks.barrier()
     if ranks.writes:
-        _prepare_folder(request, config, data, objective, progress)
+        computed = arithmetic(ranks.device, resolve_precision(config.train.precision, ranks.device))
+        if contents is not None:
+            _note_other_arithmetic(read_record(out).get("arithmetic", computed), computed, progress)
+        _prepare_folder(request, config, make_record(data, objective, computed), data, progress)
     ranks.barrier()
     if contents is None:
         return State()
@@ -182,8 +186,15 @@ def _start_or_resume(
     return State(**kept, optimizer=dict(contents.optimizer))
 
 
+def _note_other_arithmetic(before: dict[str, Any], now: dict[str, Any], progress: Progress) -> None:
+    """A run goes on exactly only where it is computed as it was."""
+    changed = [f"{key} {before[key]} -> {value}" for key, value in now.items() if before.get(key, value) != value]
+    if changed:
+        progress.note(f"this run was computed otherwise before ({', '.join(changed)}): it goes on, but not to the last bit")
+
+
 def _prepare_folder(
-    request: PretrainRequest, config: PretrainConfig, data: TokenData, objective: Objective, progress: Progress
+    request: PretrainRequest, config: PretrainConfig, record: dict[str, Any], data: TokenData, progress: Progress
 ) -> None:
     """The files that say what the run is; an earlier run is moved aside if it is to be started over."""
     out = request.out.resolve()
@@ -196,7 +207,7 @@ def _prepare_folder(
         checkpoint.clean(out / CHECKPOINTS)
         checkpoint.write_text(out / TOKENIZER_FILE, (data.folder / TOKENIZER_NAME).read_text(encoding="utf-8"))
         checkpoint.write_text(out / CONFIG_FILE, to_toml(config))
-        checkpoint.write_text(out / RECORD_FILE, json.dumps(make_record(data, objective), indent=1) + "\n")
+        checkpoint.write_text(out / RECORD_FILE, json.dumps(record, indent=1) + "\n")
     except OSError as problem:
         raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space") from problem
 

@@ -13,7 +13,7 @@ import numpy
 import tokenizers
 import torch
 
-from discern import __version__
+from discern import __version__, kernels
 from discern.data.shards import TokenData
 from discern.errors import CheckpointError, DataError
 from discern.objectives import objectives
@@ -102,8 +102,14 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def make_record(data: TokenData, objective: Objective) -> dict[str, Any]:
-    """What made a run: its data set, tokenizer and library versions."""
+def arithmetic(device: torch.device, precision: str) -> dict[str, Any]:
+    """What decides the last digits of a run, besides its settings."""
+    fused = device.type == "cpu" and kernels.load_kernels().library is not None
+    return {"device": device.type, "precision": precision, "kernels": fused, "threads": torch.get_num_threads()}
+
+
+def make_record(data: TokenData, objective: Objective, computed: dict[str, Any]) -> dict[str, Any]:
+    """What made a run: its data set, tokenizer, arithmetic and library versions."""
     return {
         "format": FORMAT,
         "discern": __version__,
@@ -114,6 +120,7 @@ def make_record(data: TokenData, objective: Objective) -> dict[str, Any]:
         "special_tokens": asdict(data.special_tokens),
         "statistics": data.manifest.statistics.model_dump(),
         "parameters": sum(parameter.numel() for parameter in objective.parameters()),
+        "arithmetic": computed,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
