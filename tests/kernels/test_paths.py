@@ -1,0 +1,113 @@
+"""A step of every objective on the kernels and without them: the same losses and gradients, and padding costs nothing."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+from discern import kernels
+from discern.model.bert import Block
+from discern.model.layout import lay_out
+from discern.objectives import objectives
+from discern.objectives.base import Objective
+from discern.types import TokenBatch
+from tests.model.test_encoder import packed_row, step_gradients
+from tests.parity.small_networks import build, sizes, token_batch
+from tests.paths import on_path
+
+BATCHES = {
+    "full": token_batch([17, 17, 17]),
+    "padded": token_batch([17, 9, 3], 20),
+    "padded segments": token_batch([17, 12, 5], 19, second=[6, 4, 3]),
+    "packed": packed_row([11, 3, 14], 0)[0],
+    "packed and padded": packed_row([11, 3, 14], 5)[0],
+}
+VARIANTS = {
+    "post-norm": {},
+    "pre-norm": {"normalisation": "pre"},
+    "one width": {"embedding_size": 32, "num_heads": 2},
+    "odd heads": {"hidden_size": 36, "num_heads": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    next(on_path("kernels"))
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", objectives.names())
+def test_losses_and_gradients_are_those_of_the_plain_path(name: str, variant: str, batch: str) -> None:
+    found = []
+    for context in (nullcontext(), kernels.switched_off()):
+        with context:
+            found.append(step_gradients(build(sizes(**VARIANTS[variant]), name).train(), BATCHES[batch]))
+    ours, plain = found
+    assert ours.keys() == plain.keys()
+    largest = max(float(gradient.abs().max()) for gradient in plain.values())
+    for parameter, gradient in plain.items():
+        torch.testing.assert_close(
+            ours[parameter], gradient, atol=1e-5 * largest, rtol=1e-4, msg=lambda m, p=parameter: f"{p}: {m}"
+        )
+
+
+def autocast_gradients(objective: Objective, batch: TokenBatch) -> dict[str, Tensor]:
+    with torch.autocast("cpu", torch.bfloat16):
+        return step_gradients(objective, batch)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("name", objectives.names())
+def test_bfloat16_is_as_near_to_float32_as_on_the_plain_path(name: str, batch: str) -> None:
+    """By the angle between whole gradients: rounding differs place by place, the direction must not."""
+    exact = step_gradients(build(sizes(), name).train(), BATCHES[batch])
+    angles = []
+    for context in (nullcontext(), kernels.switched_off()):
+        with context:
+            rounded = autocast_gradients(build(sizes(), name).train(), BATCHES[batch])
+        one, other = (torch.cat([gradient.double().flatten() for gradient in found.values()]) for found in (rounded, exact))
+        angles.append(1 - float(torch.cosine_similarity(one, other, dim=0)))
+    # A sample that falls to the other side of a boundary changes the step; neither path may do worse than that.
+    assert angles[0] < max(2 * angles[1], 1e-3)
+
+
+def test_the_layout_by_hand() -> None:
+    weights = torch.zeros(1)
+    ids = torch.zeros(3, 4, dtype=torch.long)
+    full = lay_out(ids, None, None, weights)
+    assert full.places is None
+    assert full.offsets is not None
+    assert full.offsets.tolist() == [0, 4, 8, 12]
+    mask = torch.tensor([[True, True, False, False], [False] * 4, [True, False, True, True]])
+    padded = lay_out(ids, mask, None, weights)
+    assert padded.places is not None and padded.offsets is not None  # noqa: PT018
+    assert padded.places.tolist() == [0, 1, 8, 10, 11]
+    assert padded.offsets.tolist() == [0, 2, 5]
+    documents = torch.tensor([[0, 0, 1, 1], [1, 2, 2, 2], [0, 0, 0, 0]])
+    pieces = lay_out(ids, None, documents, weights)
+    assert pieces.places is None
+    assert pieces.offsets is not None
+    assert pieces.offsets.tolist() == [0, 2, 4, 5, 8, 12]
+    both = lay_out(ids, mask, documents, weights)
+    assert both.offsets is not None
+    assert both.offsets.tolist() == [0, 2, 5]
+    nothing = lay_out(ids, torch.zeros_like(mask), None, weights)
+    assert nothing.offsets is not None
+    assert nothing.offsets.tolist() == [0, 0]
+
+
+def test_linear_layers_see_real_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    network = build(sizes()).networks()["discriminator"]
+    for part in network.encoder.modules():
+        if isinstance(part, Block):
+            part.register_forward_hook(lambda _, inputs, output: seen.append(output.values.numel() // output.values.shape[-1]))
+    batch = BATCHES["padded"]
+    hidden = network.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)
+    assert set(seen) == {17 + 9 + 3}
+    assert not hidden[~batch.attention_mask].any()
+    assert hidden[batch.attention_mask].any(-1).all()
