@@ -15,7 +15,15 @@ from discern.model.dropout import Dropout
 
 
 class TokenEmbeddings(nn.Module, abc.ABC):
-    """What an encoder reads: a vector for each token at its place."""
+    """What an encoder reads: a vector for each token at its place, normalised and dropped out.
+
+    Attributes:
+        norm: LayerNorm of the sum of word, position and segment.
+        dropout: what follows.
+    """
+
+    norm: nn.LayerNorm
+    dropout: Dropout
 
     @property
     @abc.abstractmethod
@@ -37,6 +45,13 @@ class TokenEmbeddings(nn.Module, abc.ABC):
         """Vectors of the words alone, neither placed nor normalised."""
 
     @abc.abstractmethod
+    def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
+        """Vectors of the positions."""
+
+    @abc.abstractmethod
+    def segments(self, token_type_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        """Vectors of the segments."""
+
     def forward(
         self,
         input_ids: Int[Tensor, "B L"],
@@ -44,6 +59,12 @@ class TokenEmbeddings(nn.Module, abc.ABC):
         position_ids: Int[Tensor, "B L"] | None,
     ) -> Float[Tensor, "B L E"]:
         """Embeddings of the ids; segments default to 0, positions to 0, 1, 2, ..."""
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None, :]
+        if token_type_ids is None:
+            token_type_ids = torch.zeros_like(input_ids)
+        total = self.words(input_ids) + self.positions(position_ids) + self.segments(token_type_ids)
+        return self.dropout(self.norm(total))  # type: ignore[no-any-return]
 
 
 class Embeddings(TokenEmbeddings):
@@ -80,15 +101,11 @@ class Embeddings(TokenEmbeddings):
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         return self.word(input_ids)  # type: ignore[no-any-return]
 
-    def forward(
-        self,
-        input_ids: Int[Tensor, "B L"],
-        token_type_ids: Int[Tensor, "B L"] | None,
-        position_ids: Int[Tensor, "B L"] | None,
-    ) -> Float[Tensor, "B L E"]:
-        placed = self.words(input_ids) + self.position(places(input_ids, position_ids))
-        total = placed + self.token_type(segments(input_ids, token_type_ids))
-        return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+    def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
+        return self.position(position_ids)  # type: ignore[no-any-return]
+
+    def segments(self, token_type_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        return self.token_type(token_type_ids)  # type: ignore[no-any-return]
 
 
 class DisentangledEmbeddings(TokenEmbeddings):
@@ -135,26 +152,12 @@ class DisentangledEmbeddings(TokenEmbeddings):
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         return _fixed(self.shared.word, input_ids) + self.difference(input_ids)  # type: ignore[no-any-return]
 
-    def forward(
-        self,
-        input_ids: Int[Tensor, "B L"],
-        token_type_ids: Int[Tensor, "B L"] | None,
-        position_ids: Int[Tensor, "B L"] | None,
-    ) -> Float[Tensor, "B L E"]:
-        placed = self.words(input_ids) + _fixed(self.shared.position, places(input_ids, position_ids))
-        total = placed + _fixed(self.shared.token_type, segments(input_ids, token_type_ids))
-        return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+    def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
+        return _fixed(self.shared.position, position_ids)
+
+    def segments(self, token_type_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        return _fixed(self.shared.token_type, token_type_ids)
 
 
-def places(input_ids: Int[Tensor, "B L"], position_ids: Int[Tensor, "B L"] | None) -> Int[Tensor, "#B L"]:
-    """The positions given, or 0, 1, 2, ..."""
-    return torch.arange(input_ids.shape[1], device=input_ids.device)[None, :] if position_ids is None else position_ids
-
-
-def segments(input_ids: Int[Tensor, "B L"], token_type_ids: Int[Tensor, "B L"] | None) -> Int[Tensor, "B L"]:
-    """The segments given, or all 0."""
-    return torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-
-
-def _fixed(table: nn.Embedding, ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+def _fixed(table: nn.Embedding, ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
     return F.embedding(ids, table.weight.detach())

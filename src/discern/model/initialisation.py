@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor, nn
 
-from discern.model.attention import SelfAttention
-from discern.model.bert import BertEncoder
+from discern.model.bert import BertEncoder, Block
 from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings, Embeddings
 from discern.model.heads import MaskedLMHead, ReplacedTokenHead
 
 # Of the local start: radians a position of the fastest and the slowest wave, and the strength of positions (against the
-# words') and of queries and keys.
+# words') and of queries and keys; and the strength of what each part adds to the residual, against its fan-in.
 _FASTEST, _SLOWEST, _POSITION_STRENGTH, _ATTENTION_STRENGTH = 2.5, 0.01, 1.4, 1.3
+_BRANCH_STRENGTH = 0.3
 
 
 @torch.no_grad()
@@ -58,7 +58,9 @@ def start_locally(encoder: BertEncoder) -> None:
 
     Positions become waves of geometric frequencies as strong as the words, the projection of the embeddings an identity.
     Each head's queries read some of the waves, its keys the same waves turned by the head's offset, so that their product is
-    largest that far away. Only values change: the parameters are those of any encoder with learned absolute positions.
+    largest that far away. What a block adds to the residual starts small: at full strength each LayerNorm would shrink the
+    waves, and the fourth block would hardly find them. Only values change: the parameters are those of any encoder with
+    learned absolute positions.
 
     Reference: Trockman and Kolter 2023 (mimetic initialisation), for the idea of starting where training would lead.
     """
@@ -73,7 +75,11 @@ def start_locally(encoder: BertEncoder) -> None:
     if encoder.projection is not None:
         nn.init.eye_(encoder.projection.weight)
     reach = min(tables.embedding_size, encoder.config.hidden_size) // 2
-    for attention in (part for part in encoder.modules() if isinstance(part, SelfAttention)):
+    for block in encoder.blocks:
+        assert isinstance(block, Block)
+        attention = block.attention
+        attention.output.weight.mul_(_BRANCH_STRENGTH)
+        block.contract.weight.mul_(_BRANCH_STRENGTH)
         for head in range(encoder.config.num_heads):
             _aim(attention.query.weight, waves[:reach], encoder.config, head, offset=0)
             _aim(attention.key.weight, waves[:reach], encoder.config, head, offset=_offset(head))
