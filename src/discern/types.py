@@ -37,8 +37,8 @@ class TokenBatch:
         special_tokens_mask: (B, L) True = never corrupt ([CLS], [SEP], padding).
         token_type_ids: (B, L) segment of each token, 0 or 1.
         position_ids: (B, L) position of each token within its document piece.
-        document_ids: (B, L) which piece of the row a token belongs to (attention stays inside a piece), or None when a
-            row is one piece.
+        document_ids: (B, L) which piece of the row a token belongs to (pieces follow one another, attention stays inside), or
+            None when a row is one piece.
         word_starts: (B, L) True where a word begins; None where the data set doesn't say.
         example_index: (B,) index of each row in the stream of examples, counted over the whole run.
         slot: (B,) place of each row in the global batch: with memory, row after row of a slot continue each other.

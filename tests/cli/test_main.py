@@ -155,3 +155,22 @@ print((resident() - before) > 2**25, (full - resident()) > 2**25)
     assert done.returncode == 0, done.stderr
     given_back = done.stdout.split()[1] == "True"
     assert given_back == own_setting
+
+
+@pytest.mark.parametrize(("most", "calls"), [(2**40, 2), (2**25, 3), (0, 2)])
+def test_an_older_glibc_gets_what_it_takes_or_nothing(most: int, calls: int, monkeypatch: pytest.MonkeyPatch):
+    """Where the first setting is refused, the second alone would cost more than it gives."""
+    made: list[tuple[int, int]] = []
+
+    class Library:
+        def mallopt(self, name: int, value: int) -> int:
+            made.append((name, value))
+            return int(name != entry._M_MMAP_THRESHOLD or value <= most)
+
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Library())
+    entry._keep_the_heap()
+    assert len(made) == calls
+    assert any(name == entry._M_TRIM_THRESHOLD for name, _ in made) == (most > 0)

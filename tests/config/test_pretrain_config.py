@@ -14,7 +14,7 @@ from discern.errors import ConfigError
 from discern.workflows.configuration import differences, load_pretrain_config
 from discern.workflows.settings import PretrainConfig
 
-PRESETS = ["demo", "electra-base", "electra-large", "electra-small", "electra-small-plusplus", "mlm-small", "tiny"]
+PRESETS = ["cpu-small", "demo", "electra-base", "electra-large", "electra-small", "electra-small-plusplus", "mlm-small", "tiny"]
 
 
 def load(preset: str, *overrides: str) -> PretrainConfig:

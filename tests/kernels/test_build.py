@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,10 @@ def test_it_is_built_once(cache: Path) -> None:
 
 def test_another_source_is_another_library(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_afresh()
-    source = tmp_path / "kernels.c"
-    source.write_text(build._SOURCE.read_text() + "\n/* changed */\n")
-    monkeypatch.setattr(build, "_SOURCE", source)
+    shutil.copytree(build._FOLDER, tmp_path / "source")
+    with (tmp_path / "source" / "joints.c").open("a") as file:
+        file.write("\n/* changed */\n")
+    monkeypatch.setattr(build, "_FOLDER", tmp_path / "source")
     load_afresh()
     assert len(list(cache.iterdir())) == 2
 
@@ -57,13 +59,44 @@ def test_without_a_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_with_a_source_that_does_not_compile(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "kernels.c"
-    source.write_text("int broken(void) { return }\n")
-    monkeypatch.setattr(build, "_SOURCE", source)
+    (tmp_path / "broken.c").write_text("int broken(void) { return }\n")
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)
     found = load_afresh()
     assert found.library is None
-    assert "the C compiler failed" in found.reason
+    assert found.reason.startswith("they could not be compiled")
     assert not any(cache.iterdir())
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    next(on_path("kernels"))
+    for name in ("DISCERN_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    found = load_afresh()
+    assert found.library is not None, found.reason
+    assert found.reason.startswith(str(tmp_path))
+
+
+def test_a_relative_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISCERN_CACHE", ".")
+    assert load_afresh().library is not None
+
+
+def test_what_was_built_long_ago_is_removed(cache: Path) -> None:
+    cache.mkdir()
+    old, recent = cache / "kernels-0.so", cache / "kernels-1.so"
+    for path in (old, recent):
+        path.touch()
+    os.utime(old, (0, 0))
+    load_afresh()
+    assert not old.exists()
+    assert recent.exists()
 
 
 def test_a_library_that_cannot_be_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +105,9 @@ def test_a_library_that_cannot_be_loaded(cache: Path, monkeypatch: pytest.Monkey
         return target
 
     monkeypatch.setattr(build, "_compile", spoiled)
-    assert load_afresh().library is None
+    found = load_afresh()
+    assert found.library is None
+    assert found.reason.startswith("they could not be loaded")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

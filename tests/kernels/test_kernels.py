@@ -279,3 +279,57 @@ def test_the_optimizer_takes_the_same_steps_on_both_paths(bias_correction: bool)
 def test_a_gradient_that_is_not_finite_shows_in_the_norm() -> None:
     assert kernels.gradient_norm([torch.tensor([1.0, torch.nan])]) != kernels.gradient_norm([torch.tensor([1.0])])
     assert torch.tensor(kernels.gradient_norm([torch.tensor([1.0, torch.inf])])).isinf()
+
+
+@pytest.mark.parametrize("target", [-100, -1, 40])
+def test_a_target_that_is_no_column_is_refused(target: int) -> None:
+    with pytest.raises(IndexError, match="outside"):
+        kernels.cross_entropy_sum(torch.zeros(3, 40), torch.tensor([1, target, 2]))
+
+
+def test_targets_of_32_bits() -> None:
+    logits, targets = draws(5, 40).detach(), torch.tensor([1, 2, 3, 4, 39])
+    assert torch.equal(kernels.cross_entropy_sum(logits, targets.int()), kernels.cross_entropy_sum(logits, targets))
+
+
+def test_parameters_must_be_float32_without_gaps() -> None:
+    x = torch.zeros(2, 4)
+    assert kernels.usable(x, parameters=[torch.zeros(4)])
+    assert not kernels.usable(x, parameters=[torch.zeros(4).bfloat16()])
+    assert not kernels.usable(x, parameters=[torch.zeros(8)[::2]])
+    with torch.autocast("cpu", torch.float16):
+        assert not kernels.usable(x)
+
+
+def test_sums_over_many_rows_keep_their_digits() -> None:
+    rows = 65_536
+    x, bias = torch.zeros(rows, 8, requires_grad=True), torch.zeros(8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(kernels.bias_gelu(x, bias), bias, torch.full((rows, 8), 0.2))
+    torch.testing.assert_close(gradient, torch.full((8,), rows * 0.1), atol=0, rtol=1e-6)
+    norm = nn.LayerNorm(8)
+    values, _ = kernels.residual_norm(draws(1, 8).expand(rows, 8).contiguous(), None, None, norm, 0.0, want_low=False)
+    (shift,) = torch.autograd.grad(values, norm.bias, torch.full((rows, 8), 0.1))
+    torch.testing.assert_close(shift, torch.full((8,), rows * 0.1), atol=0, rtol=1e-6)
+
+
+def test_another_default_dtype_changes_nothing() -> None:
+    logits, targets = draws(5, 40).detach(), torch.tensor([1, 2, 3, 4, 39])
+    expected = kernels.cross_entropy_sum(logits, targets)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(kernels.cross_entropy_sum(logits, targets), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_optimizer_leaves_no_stale_graph() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    loss = (parameter * parameter).sum()
+    parameter.grad = torch.ones(3)
+    AdamW([{"params": [parameter]}], OptimizerConfig()).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_no_gradients_have_no_norm() -> None:
+    assert clip_gradients([nn.Parameter(torch.ones(3))], 1.0) == 0

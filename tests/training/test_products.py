@@ -40,10 +40,10 @@ def test_fused_attention_counts_as_the_products_it_stands_for(causal: bool) -> N
     assert sum(count * each.flops for each, count in recording.found.items()) == 6 * 2 * (2 * 3) * 16 * 16 * 8
 
 
-def small(name: str, length: int, fill: float) -> tuple[Objective, Callable[[], None]]:
+def small(name: str, length: int, fill: float, *, checkpointing: bool = False) -> tuple[Objective, Callable[[], None]]:
     factory = objectives.load(name)
     given = settings(vocab_size=90, hidden_size=16, num_heads=2, hidden_dropout=0.1)
-    objective: Objective = factory(factory.Config(), BuildSettings(given.model, Vocabulary(90, SPECIAL)))
+    objective: Objective = factory(factory.Config(), BuildSettings(given.model, Vocabulary(90, SPECIAL), checkpointing))
     objective.initialise(0)
     numbers = np.arange(6)
     randomness = Randomness(0, 0, torch.arange(6))
@@ -67,8 +67,10 @@ def test_the_products_of_a_step_are_those_that_the_arithmetic_counts(name: str) 
     assert flops == pytest.approx(expected, rel=0.02)
 
 
-def test_attention_by_a_kernel_counts_as_on_the_plain_path() -> None:
-    objective, run = small("rtd", 42, 1.0)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_attention_by_a_kernel_counts_as_on_the_plain_path(checkpointing: bool) -> None:
+    objective, run = small("rtd", 42, 1.0, checkpointing=checkpointing)
+    objective.train()
     with_kernels = record_products(objective, run)
     with kernels.switched_off():
         plain = record_products(objective, run)

@@ -19,14 +19,15 @@ VERBS = ("demo", "prepare", "pretrain", "evaluate", "export", "detect", "report"
 
 
 # Of <malloc.h>.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 2**30
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES, _OLD_LIMIT = -1, -3, 2**30, 2**25
 
 
 def main() -> None:
     """Entry point of the command; leaves with its exit code."""
     # Read by OpenMP when torch is loaded. By default a thread that waits for another spins for milliseconds; where other
     # programs want the cores too, that made training of small networks several times slower.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     _keep_the_heap()
     try:
         code = application()(args=sys.argv[1:] or ["--help"], prog_name="discern", standalone_mode=False)
@@ -47,8 +48,9 @@ def _keep_the_heap() -> None:
     if any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")):
         return
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        library.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        # Older ones refuse more than 32 MiB. The second setting alone would make matters worse: it ends the adaptive threshold.
+        if library.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or library.mallopt(_M_MMAP_THRESHOLD, _OLD_LIMIT):
+            library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def application() -> typer.Typer:

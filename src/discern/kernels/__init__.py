@@ -13,6 +13,7 @@ from discern.kernels.functions import (
     sample,
     scale_gradients,
     switched_off,
+    threshold,
     usable,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "sample",
     "scale_gradients",
     "switched_off",
+    "threshold",
     "usable",
 ]

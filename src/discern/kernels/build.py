@@ -15,22 +15,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_SOURCE = Path(__file__).with_name("kernels.c")
-# No -ffast-math: a NaN in a loss must stay one. Contraction to fused multiply-add is where the speed is.
-_FLAGS = [
-    "-std=gnu11",
-    "-O3",
-    "-march=native",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fPIC",
-    "-fopenmp",
-]
+import torch
+
+_FOLDER = Path(__file__).parent
+# No -ffast-math: a NaN in a loss must stay one. Contraction to fused multiply-add is where the speed is. Pairs of bfloat16
+# are read as 32 bits, hence no strict aliasing.
+_FLAGS = "-std=gnu11 -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fno-strict-aliasing".split()
+_FLAGS += ["-Wno-psabi", "-fPIC", "-fopenmp"]
 _TIMEOUT = 120.0
+_KEPT_SECONDS = 90 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Kernels:
 
 @functools.cache
 def load_kernels() -> Kernels:
-    """The kernels, compiled if this machine hasn't yet (about five seconds). Never raises: there is always the plain path."""
+    """The kernels, compiled if this machine hasn't yet (a few seconds). Whatever fails, there is the plain path."""
     if os.environ.get("DISCERN_KERNELS", "1") == "0":
         return Kernels(None, "switched off by DISCERN_KERNELS=0")
     if sys.platform != "linux":
@@ -61,9 +59,12 @@ def load_kernels() -> Kernels:
         return Kernels(None, "torch runs without OpenMP here")
     try:
         path = _built(compiler, runtime)
-        return Kernels(ctypes.CDLL(str(path)), str(path))
     except (OSError, subprocess.SubprocessError) as problem:
-        return Kernels(None, _last_line(problem))
+        return Kernels(None, f"they could not be compiled: {_last_line(problem)}")
+    try:
+        return Kernels(ctypes.CDLL(str(path)), str(path))
+    except OSError as problem:
+        return Kernels(None, f"they could not be loaded: {problem}")
 
 
 def _compiler() -> str | None:
@@ -78,21 +79,24 @@ def _openmp_runtime() -> Path | None:
     except OSError:
         return None
     loaded = (Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/") > 0)
-    return next((path for path in loaded if path.name.startswith(("libgomp", "libiomp", "libomp"))), None)
+    runtimes = [path for path in loaded if path.name.startswith(("libgomp", "libiomp", "libomp"))]
+    # Other packages bring one of their own; torch's lies in its folder, or is the system's.
+    return min(runtimes, key=lambda path: Path(torch.__file__).parent not in path.parents, default=None)
 
 
 def _built(compiler: str, runtime: Path) -> Path:
     """The compiled library; compiled now if its name isn't in the cache."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_TIMEOUT, check=True).stdout
-    parts = [_SOURCE.read_text(), version, " ".join(_FLAGS), runtime.name, platform.machine(), _processor()]
-    name = f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:20]}.so"
-    folder = _cache_folder()
-    if (folder / name).is_file():
-        return folder / name
+    said = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=True).stdout
+    parts = [path.read_bytes() for path in sorted(_FOLDER.glob("*.[ch]"))]
+    parts += [said, " ".join(_FLAGS).encode(), runtime.name.encode(), platform.machine().encode(), _processor()]
+    name = f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.so"
     try:
+        folder = _cache_folder()
+        if (folder / name).is_file():
+            return folder / name
         folder.mkdir(parents=True, exist_ok=True)
         return _compile(compiler, runtime, folder / name)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
         # A home that can't be written to. A folder that others know the name of is no place for code: a fresh one, then.
         return _compile(compiler, runtime, Path(tempfile.mkdtemp(prefix="discern-kernels-")) / name)
 
@@ -102,31 +106,48 @@ def _compile(compiler: str, runtime: Path, target: Path) -> Path:
         made = Path(folder) / "kernels.so"
         # Compiled and linked apart: -fopenmp at the link would pull in the system's runtime beside torch's.
         steps = [
-            [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", f"{folder}/kernels.o"],
-            [compiler, "-shared", f"{folder}/kernels.o", str(runtime), "-lm", "-o", str(made)],
+            [compiler, *_FLAGS, "-c", *map(str, sorted(_FOLDER.glob("*.c")))],
+            [
+                compiler,
+                "-shared",
+                *(f"{path.stem}.o" for path in sorted(_FOLDER.glob("*.c"))),
+                str(runtime),
+                "-lm",
+                "-o",
+                str(made),
+            ],
         ]
         for step in steps:
-            subprocess.run(step, capture_output=True, text=True, timeout=_TIMEOUT, check=True)
+            subprocess.run(step, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=True)
+        _forget_old(target.parent)
         # Renamed into place: ranks that start together each bring a whole file.
         made.replace(target)
     return target
 
 
+def _forget_old(folder: Path) -> None:
+    """Remove what was built long ago, by other versions most likely; whoever still wants it builds it again."""
+    for path in folder.glob("kernels-*.so"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _KEPT_SECONDS:
+                path.unlink()
+
+
 def _cache_folder() -> Path:
     if given := os.environ.get("DISCERN_CACHE"):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "discern"
+        return Path(given).resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "discern"
 
 
-def _processor() -> str:
+def _processor() -> bytes:
     """What -march=native looks at: a home may be shared by machines of several kinds."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
-        return ""
-    return "".join(next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags", "Features"))
+        return b""
+    return b"".join(next((line for line in lines if line.startswith(key)), b"") for key in (b"model name", b"flags", b"Features"))
 
 
 def _last_line(problem: Exception) -> str:
-    said = getattr(problem, "stderr", None) or str(problem)
-    return f"the C compiler failed: {said.strip().splitlines()[-1] if said.strip() else type(problem).__name__}"
+    said = str(getattr(problem, "stderr", None) or problem).strip()
+    return said.splitlines()[-1] if said else type(problem).__name__

@@ -7,7 +7,7 @@ the backward pass finds the same mask without keeping one.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -23,11 +23,19 @@ _switched_off: ContextVar[bool] = ContextVar("kernels_switched_off", default=Fal
 _NAMES = {torch.float32: "float", torch.bfloat16: "half"}
 
 
-def usable(*tensors: Tensor) -> bool:
-    """True where the kernels can take these: on the CPU, float32 or bfloat16, not under torch.compile, library at hand."""
+def usable(*tensors: Tensor, parameters: Sequence[Tensor] = ()) -> bool:
+    """True where the kernels can take these: on the CPU, float32 or bfloat16, not under torch.compile, library at hand.
+
+    Args:
+        parameters: weights, biases and gains, which must be float32 and without gaps.
+    """
     if torch.compiler.is_compiling() or _switched_off.get() or load_kernels().library is None:
         return False
-    return all(tensor.device.type == "cpu" and tensor.dtype in _NAMES for tensor in tensors)
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in _NAMES:
+        return False
+    if any(tensor.dtype != torch.float32 or not tensor.is_contiguous() for tensor in parameters):
+        return False
+    return all(tensor.device.type == "cpu" and tensor.dtype in _NAMES for tensor in (*tensors, *parameters))
 
 
 @contextmanager
@@ -47,7 +55,8 @@ def threshold(probability: float) -> int:
 
 def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"]) -> Float[Tensor, "... F"]:
     """GELU(x + bias), by the error function."""
-    return _BiasGelu.apply(x, bias)  # type: ignore[no-any-return, no-untyped-call]
+    needed = torch.is_grad_enabled() and (x.requires_grad or bias.requires_grad)
+    return _BiasGelu.apply(x, bias, needed)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
@@ -86,35 +95,39 @@ def attention(
 
 
 def cross_entropy_sum(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"]) -> Float[Tensor, ""]:
-    """Cross-entropy in float32, summed over the rows."""
+    """Cross-entropy in float32, summed over the rows.
+
+    Raises:
+        IndexError: a target is no column.
+    """
     return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sample(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperature: float) -> Int[Tensor, "M"]:
     """One id a row from the softmax of logits / temperature: where the distribution function reaches the uniform number."""
     logits = logits.contiguous()
-    found = torch.empty(len(logits), dtype=torch.int64)
+    found = logits.new_empty(len(logits), dtype=torch.int64)
     _call("sample", logits.dtype, logits, uniforms.float().contiguous(), found, *logits.shape, ctypes.c_float(1 / temperature))
     return found
 
 
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Tensor, needed: bool) -> Tensor:
         x = x.contiguous()
         result = torch.empty_like(x)
-        slope = torch.empty_like(x) if any(ctx.needs_input_grad) else None
+        slope = torch.empty_like(x) if needed else None
         _call("gelu", x.dtype, x, bias, result, slope, *_rows(x))
         ctx.save_for_backward(slope, bias)
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         slope, bias = ctx.saved_tensors
         dx, dbias = torch.empty_like(slope), torch.empty_like(bias)
         _call("gelu_back", slope.dtype, slope, gradient.contiguous(), dx, dbias, *_rows(slope))
-        return dx, dbias
+        return dx, dbias, None
 
 
 class _Dropout(torch.autograd.Function):
@@ -216,8 +229,8 @@ def _heads(packed: Tensor, num_heads: int, offsets: Tensor) -> list[Any]:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        logits, targets = logits.contiguous(), targets.contiguous()
-        losses, normaliser = torch.empty(len(logits)), torch.empty(len(logits))
+        logits, targets = logits.contiguous(), targets.long().contiguous()
+        losses, normaliser = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
         _call("entropy", logits.dtype, logits, targets, losses, normaliser, *logits.shape)
         ctx.save_for_backward(logits, targets, normaliser)
         return losses.sum()
@@ -246,6 +259,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> float:
 def scale_gradients(gradients: Sequence[Tensor], factor: float) -> None:
     """Multiply them in place."""
     _call("scale", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.c_float(factor))
+    torch.autograd.graph.increment_version(gradients)
 
 
 def adamw(
@@ -271,11 +285,13 @@ def adamw(
     beta1, beta2 = betas
     numbers = [ctypes.c_float(number) for number in (rate, kept, 1 - beta1, beta2, 1 - beta2, root, epsilon)]
     _call("adamw", torch.float32, *lists, _sizes(parameters), len(parameters), *numbers)
+    torch.autograd.graph.increment_version([*parameters, *means, *squares])
 
 
-def dense(tensors: Iterable[Tensor]) -> bool:
-    """True where the kernels of the optimizer take these: float32 on the CPU, laid out without gaps."""
-    return all(usable(tensor) and tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
+def dense(tensors: Sequence[Tensor]) -> bool:
+    """True where the kernels of the optimizer take these: ordinary tensors of float32 on the CPU, laid out without gaps."""
+    ordinary = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
+    return len(tensors) > 0 and ordinary and usable(parameters=tensors)
 
 
 def _pointers(tensors: Sequence[Tensor]) -> Any:
@@ -287,7 +303,7 @@ def _sizes(tensors: Sequence[Tensor]) -> Any:
 
 
 def _seed() -> int:
-    return int(torch.randint(-(2**63), 2**63 - 1, ()))
+    return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu"))
 
 
 def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
@@ -295,7 +311,10 @@ def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     library = load_kernels().library
     assert library is not None
     converted = [_converted(argument) for argument in arguments]
-    if getattr(library, f"{name}_{_NAMES[dtype]}")(*converted):
+    code = getattr(library, f"{name}_{_NAMES[dtype]}")(*converted)
+    if code == 2:
+        raise IndexError("a target is outside of the columns")
+    if code:
         raise MemoryError(f"kernel '{name}' found no memory to work in")
 
 

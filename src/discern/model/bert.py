@@ -123,7 +123,7 @@ def _real(
 ) -> tuple[Int[Tensor, "1 T"], Int[Tensor, "1 T"] | None, Int[Tensor, "1 T"]]:
     """The ids of the real tokens as one row; their positions can no longer be told from where they stand."""
     length = input_ids.shape[1]
-    types = None if token_type_ids is None else token_type_ids.flatten()[places][None]
+    types = None if token_type_ids is None else token_type_ids.expand_as(input_ids).flatten()[places][None]
     positions = places % length if position_ids is None else position_ids.expand_as(input_ids).flatten()[places]
     return input_ids.flatten()[places][None], types, positions[None]
 

@@ -47,7 +47,7 @@ class Dropout(nn.Module):
 
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
     """A CPU mask of `shape`: 0 with `probability`, 1 / (1 - probability) otherwise, so that its mean is 1."""
-    threshold = min(round(probability * 65536), 65535)
+    threshold = kernels.threshold(probability)
     count = shape.numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = draws.view(torch.int16)[:count].view(shape) >= threshold - 32768

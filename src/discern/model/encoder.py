@@ -38,7 +38,7 @@ class Encoder(nn.Module, abc.ABC):
             attention_mask: True = real token; None: all are.
             token_type_ids: segments; None: all 0.
             position_ids: None: 0, 1, 2, ...
-            document_ids: attention stays among equal ids of a row; None: a row is one document.
+            document_ids: attention stays among equal ids of a row, which stand together; None: a row is one document.
         """
 
 

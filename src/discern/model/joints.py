@@ -32,7 +32,7 @@ def as_states(hidden: Float[Tensor, "*tokens D"]) -> States:
 
 def linear_gelu(linear: nn.Linear, operand: Float[Tensor, "*tokens D"]) -> Float[Tensor, "*tokens F"]:
     """GELU of the layer's output, by the error function, as BERT and ELECTRA have it."""
-    if kernels.usable(operand, linear.weight):
+    if kernels.usable(operand, parameters=[linear.weight, linear.bias]):
         return kernels.bias_gelu(F.linear(operand, linear.weight), linear.bias)
     return F.gelu(linear(operand))
 
@@ -45,7 +45,8 @@ def linear_residual_norm(
     dropout: Dropout,
 ) -> States:
     """LayerNorm(residual + dropout(linear(operand))): the end of each half of a post-norm block."""
-    if kernels.usable(operand, linear.weight) and residual.dtype == torch.float32:
+    needed = [linear.weight, linear.bias, norm.weight, norm.bias]
+    if kernels.usable(operand, parameters=needed) and residual.dtype == torch.float32:
         part = F.linear(operand, linear.weight)
         return States(*kernels.residual_norm(part, linear.bias, residual, norm, dropout.active, part.dtype == torch.bfloat16))
     return as_states(norm(residual + dropout(linear(operand))))
@@ -53,7 +54,7 @@ def linear_residual_norm(
 
 def normalised(norm: nn.LayerNorm, hidden: Float[Tensor, "*tokens D"]) -> States:
     """LayerNorm of the states: the beginning of each half of a pre-norm block."""
-    if kernels.usable(hidden, norm.weight):
+    if kernels.usable(hidden, parameters=[norm.weight, norm.bias]):
         low = torch.is_autocast_enabled("cpu")
         return States(*kernels.residual_norm(hidden, None, None, norm, 0.0, low))
     return as_states(norm(hidden))

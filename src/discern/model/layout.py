@@ -35,9 +35,10 @@ def lay_out(
     """The layout that is fastest for these rows: real tokens alone where kernels attend to spans, else rows of equal length.
 
     Args:
+        document_ids: equal ids of a row stand together.
         weights: any of the encoder's; kernels take float32 on the CPU.
     """
-    if not kernels.usable(weights):
+    if not kernels.usable(parameters=[weights]) or not input_ids.numel():
         if document_ids is not None and attention_mask is None:
             attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
         return Layout(None if attention_mask is None else visible_keys(attention_mask, document_ids))

@@ -289,10 +289,15 @@ def _freeze_all_but(objective: Objective, trains: frozenset[str] | None) -> None
                 network.bilinear.requires_grad_(True)
 
 
-def _wrap(parts: Parts) -> nn.Module:
+def compile_encoders(parts: Parts) -> None:
+    """Compile what runs forward, where the run asks for it."""
     if parts.train.compile:
         for network in parts.objective.networks().values():
             network.encoder.compile()
+
+
+def _wrap(parts: Parts) -> nn.Module:
+    compile_encoders(parts)
     if parts.ranks.world == 1:
         return parts.objective
     ids = [parts.ranks.device.index] if parts.ranks.device.type == "cuda" else None

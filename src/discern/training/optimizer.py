@@ -102,6 +102,11 @@ class AdamW(torch.optim.Optimizer):
             state = self.state[parameter] or {}
             state[kind] = value.to(parameter.device)
             self.state[parameter] = state
+        for key in tensors:
+            name, kind = key.rsplit(".", 1)
+            other = f"{name}.{'square' if kind == 'mean' else 'mean'}"
+            if other not in tensors:
+                raise CheckpointError(f"the optimizer has '{key}' but no '{other}'")
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -131,6 +136,8 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients together so that their joint norm is at most `limit` (0: leave them); gives the norm before."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros(())
     if kernels.dense(gradients):
         length = kernels.gradient_norm(gradients)
         if 0 < limit < length + 1e-6:

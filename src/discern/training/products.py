@@ -125,8 +125,13 @@ def record_products(objective: Objective, run: Callable[[], object]) -> Counter[
         seen = _batched(mode.found)
 
     def after(module: SelfAttention, args: tuple[Tensor, Layout], result: Tensor) -> None:
-        if _batched(mode.found) == seen:
-            mode.found += _spans(args[1], result, module.num_heads)
+        if _batched(mode.found) != seen:
+            return
+        mode.found += _spans(args[1], result, module.num_heads, backward=False)
+        if result.requires_grad:
+            # Counted when it runs: what gradient checkpointing computes anew has no backward pass of its own.
+            gradients = _spans(args[1], result, module.num_heads, backward=True)
+            result.register_hook(lambda _: mode.found.update(gradients))  # type: ignore[no-untyped-call]
 
     hooks = []
     for module in objective.modules():
@@ -146,16 +151,14 @@ def _batched(found: Counter[Product]) -> int:
     return sum(count for product, count in found.items() if product.batch)
 
 
-def _spans(layout: Layout, result: Tensor, num_heads: int) -> Counter[Product]:
-    """The products of attention among the tokens of each span, and where `result` has a gradient, those of its backward."""
+def _spans(layout: Layout, result: Tensor, num_heads: int, *, backward: bool) -> Counter[Product]:
+    """The products of attention among the tokens of each span, forward or backward."""
     offsets = layout.offsets
     lengths = [result.shape[1]] * result.shape[0] if offsets is None else offsets.diff().tolist()
     found: Counter[Product] = Counter()
     for length, count in Counter(lengths).items():
         query = count, num_heads, length, result.shape[-1] // num_heads
-        for backward in (False, True) if result.requires_grad else (False,):
-            shapes = attention_products(query, length, query[-1], backward=backward)
-            found.update(_dense(shape, result.dtype) for shape in shapes)
+        found.update(_dense(shape, result.dtype) for shape in attention_products(query, length, query[-1], backward=backward))
     return found
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from discern.objectives.base import Phase
-from discern.training.loop import Parts, agree, begin_phase, compute_gradients, read_share, update
+from discern.training.loop import Parts, agree, begin_phase, compile_encoders, compute_gradients, read_share, update
 from discern.training.meter import Meter
 from discern.training.parallel import Ranks
 from discern.training.precision import autocast
@@ -77,6 +77,7 @@ def time_training(parts: Parts, phase: Phase, span: Span) -> Timing:
 @torch.no_grad()
 def time_forward(parts: Parts, span: Span) -> Timing:
     """The encoder that export takes, by itself: states of uncorrupted rows, dropout off, as many rows as a micro-batch has."""
+    compile_encoders(parts)
     parts.objective.eval()
     return _time(_Reader(parts), span)
 
@@ -125,8 +126,9 @@ def _time(call: _Trainer | _Reader, span: Span) -> Timing:
     recorded: list[int] = []
     products = record_products(parts.objective, lambda: recorded.append(call()))
     timing = Timing(products, recorded[0])
+    call()  # caches, the heap, compilation
     each = _seconds(call, parts.ranks)
-    for _ in range(2 if each < 2.0 else 0):  # warm-up: caches, the heap, compilation
+    if each < 2.0:
         each = _seconds(call, parts.ranks)
     # All ranks must run as many steps, so they go by what the first one says.
     wanted = float(span.steps or min(max(math.ceil(span.seconds / each), _LEAST), _MOST))

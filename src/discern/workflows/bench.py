@@ -78,7 +78,7 @@ def bench(request: BenchRequest, progress: Progress) -> dict[str, Any] | None:
         except RuntimeError as problem:
             if not _lacks_memory(problem):
                 raise
-            raise _out_of_memory(config) from problem
+            raise _out_of_memory(config, ranks.world) from problem
         finally:
             listener.finish()
         speeds = _speeds(parts, forward, list(zip(training, phases, strict=True)), masked_share(config.objective))
@@ -196,9 +196,10 @@ def _lacks_memory(problem: RuntimeError) -> bool:
     return isinstance(problem, torch.OutOfMemoryError) or "can't allocate memory" in str(problem)
 
 
-def _out_of_memory(config: PretrainConfig) -> ConfigError:
-    rows = config.train.micro_batch_size or config.train.sequences_per_step
+def _out_of_memory(config: PretrainConfig, world: int) -> ConfigError:
+    rows = config.train.micro_batch_size or config.train.sequences_per_step // world
+    smaller = f"--set train.micro_batch_size={max(1, rows // 4)}, or " if rows > 1 else ""
     return ConfigError(
         f"there is not enough memory for {rows} sequences of {config.data.sequence_length} at once",
-        hint=f"--set train.micro_batch_size={max(1, rows // 4)}, or train.gradient_checkpointing=true",
+        hint=f"{smaller}--set train.gradient_checkpointing=true, or a shorter data.sequence_length",
     )

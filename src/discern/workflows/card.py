@@ -62,6 +62,10 @@ def _held_out(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in record.items() if name not in training and isinstance(value, int | float)}
 
 
+# Settings that make a recipe another one, before any size.
+_KINDS = {"model.initialisation", "model.normalisation", "objective.tying", "objective.discriminator_head"}
+
+
 def _reference(config: PretrainConfig) -> str | None:
     """The preset of the same objective that starts and shares in the same way, and is nearest in width; None where there is
     none. `tiny` and `demo` are no recipes."""
@@ -74,10 +78,6 @@ def _reference(config: PretrainConfig) -> str | None:
         return kinds, abs(presets[name].model.hidden_size - config.model.hidden_size), len(differences)
 
     return min(same, key=distance, default=None)
-
-
-# Settings that make a recipe another one, before any size.
-_KINDS = {"model.initialisation", "model.normalisation", "objective.tying", "objective.discriminator_head"}
 
 
 def _differences(config: PretrainConfig, preset: str) -> list[tuple[str, Any, Any]]:

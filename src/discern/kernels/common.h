@@ -1,0 +1,237 @@
+/* What the kernels share: lanes, bfloat16, elementary functions, the hash that drops out, the sharing of rows.
+ *
+ * The kernels are what stands between two matrix products of a training step, in one pass over memory, for processors.
+ *
+ * Every kernel has a plain counterpart in torch, which is used where no compiler is at hand and which tests hold it to.
+ * Written with the vector extensions of GCC and Clang: 16 lanes, cut up by the compiler where registers are narrower.
+ *
+ * Conventions: matrices are row-major and dense unless a stride is named; `half` says that a matrix holds bfloat16 instead
+ * of float; sums are taken in float or double. Rows are dealt to the threads in one contiguous stretch each, so results are
+ * the same from run to run for a given number of threads.
+ */
+#ifndef DISCERN_COMMON_H
+#define DISCERN_COMMON_H
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#else
+__attribute__((unused)) static int omp_get_max_threads(void) { return 1; }
+__attribute__((unused)) static int omp_get_thread_num(void) { return 0; }
+__attribute__((unused)) static int omp_get_num_threads(void) { return 1; }
+#endif
+
+#define LANES 16
+typedef float vec __attribute__((vector_size(64)));
+typedef int32_t ivec __attribute__((vector_size(64)));
+typedef uint32_t uvec __attribute__((vector_size(64)));
+typedef uint16_t hvec __attribute__((vector_size(32)));
+typedef float half_vec __attribute__((vector_size(32)));
+typedef float quarter_vec __attribute__((vector_size(16)));
+typedef float vec_u __attribute__((vector_size(64), aligned(4)));
+typedef hvec hvec_u __attribute__((aligned(2)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+static const uvec LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+INLINE vec splat(float x) { return x - (vec){0}; }
+
+/* ---- loads and stores of `count` <= 16 elements, bfloat16 or float ---- */
+
+INLINE vec widen(hvec h) { return (vec)(__builtin_convertvector(h, uvec) << 16); }
+
+INLINE hvec narrow(vec x) { /* round to nearest, ties to even; NaN stays NaN */
+#ifdef __AVX512BF16__
+    return (hvec)_mm512_cvtneps_pbh((__m512)x);
+#endif
+    uvec bits = (uvec)x;
+    uvec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    uvec quiet = (bits >> 16) | 0x40u;
+    uvec nan = (uvec)(x != x);
+    return __builtin_convertvector((rounded & ~nan) | (quiet & nan), hvec);
+}
+
+INLINE vec load(const void *from, size_t at, int count, int half) {
+    if (half) {
+        const uint16_t *p = (const uint16_t *)from + at;
+        if (count == LANES) return widen(*(const hvec_u *)p);
+        hvec h = {0};
+        memcpy(&h, p, (size_t)count * 2);
+        return widen(h);
+    }
+    const float *p = (const float *)from + at;
+    if (count == LANES) return *(const vec_u *)p;
+    vec v = {0};
+    memcpy(&v, p, (size_t)count * 4);
+    return v;
+}
+
+INLINE void store(void *to, size_t at, int count, int half, vec x) {
+    if (half) {
+        uint16_t *p = (uint16_t *)to + at;
+        hvec h = narrow(x);
+        if (count == LANES) *(hvec_u *)p = h;
+        else memcpy(p, &h, (size_t)count * 2);
+        return;
+    }
+    float *p = (float *)to + at;
+    if (count == LANES) *(vec_u *)p = x;
+    else memcpy(p, &x, (size_t)count * 4);
+}
+
+INLINE int some(int64_t at, int64_t end) { return end - at < LANES ? (int)(end - at) : LANES; }
+
+INLINE float total(vec x) { /* in a tree: a chain of 16 additions would cost more than the sum it ends */
+    union { vec whole; half_vec half[2]; } a = {x};
+    union { half_vec whole; quarter_vec half[2]; } b = {a.half[0] + a.half[1]};
+    quarter_vec q = b.half[0] + b.half[1];
+    return (q[0] + q[1]) + (q[2] + q[3]);
+}
+
+INLINE float largest(vec x) {
+    float top = x[0];
+    for (int i = 1; i < LANES; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
+
+INLINE vec choose(ivec which, vec yes, vec no) { return (vec)(((uvec)which & (uvec)yes) | (~(uvec)which & (uvec)no)); }
+
+INLINE vec maximum(vec a, vec b) { return choose(a > b, a, b); }
+
+/* ---- elementary functions ---- */
+
+/* e^x to about one unit in the last place; 0 below -87, so that what is impossible stays so, and held at e^88. */
+INLINE vec exponential(vec x) {
+    ivec tiny = x < -87.0f;
+    x = choose(x > 88.0f, splat(88.0f), x);
+    vec n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+    vec r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    ivec scale = (__builtin_convertvector(n, ivec) + 127) << 23;
+    return (vec)(~(uvec)tiny & (uvec)(p * (vec)scale));
+}
+
+/* The normal distribution function at x, and e^(-x^2/2). Abramowitz and Stegun 7.1.26: absolute error 1.5e-7. */
+INLINE vec normal_cdf(vec x, vec *bell) {
+    vec size = (vec)((uvec)x & 0x7fffffffu) * 0.70710678118654752f;
+    vec t = 1.0f / (1.0f + 0.3275911f * size);
+    vec e = exponential(-size * size);
+    vec p = splat(1.061405429f);
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    vec tail = 0.5f * p * t * e; /* 1 - cdf(|x|) */
+    *bell = e;
+    return choose(x < 0.0f, tail, 1.0f - tail);
+}
+
+/* The largest of a row. */
+INLINE float row_top(const void *x, size_t row, int64_t columns, int half) {
+    vec high = splat(-INFINITY);
+    for (int64_t c = 0; c < columns; c += LANES) {
+        int n = some(c, columns);
+        vec v = load(x, row + c, n, half);
+        high = maximum(n == LANES ? v : choose((ivec)LANE < n, v, splat(-INFINITY)), high);
+    }
+    return largest(high);
+}
+
+/* ---- dropout: 16 bits an element from a keyed hash of its place, so that the backward pass finds the same mask ---- */
+
+typedef struct {
+    uint32_t key1, key2, threshold;
+    float scale;
+} Drop;
+
+INLINE Drop make_drop(int64_t seed, int64_t threshold) {
+    Drop drop = {(uint32_t)seed, (uint32_t)((uint64_t)seed >> 32), (uint32_t)threshold, 65536.0f / (65536.0f - (float)threshold)};
+    return drop;
+}
+
+INLINE uvec mixed(uvec x) { /* a bijection of 32 bits with low bias (Wellons 2018) */
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    x ^= x >> 16;
+    return x;
+}
+
+/* Factors of the 32 elements of block `block`: the first 16 in `low`, the rest in `high`. */
+INLINE void keep(const Drop *drop, uint64_t block, vec *low, vec *high) {
+    uvec x = LANE + (uint32_t)(block << 4);
+    x = mixed(x ^ drop->key1) + (drop->key2 ^ ((uint32_t)(block >> 28) * 0x9e3779b9u));
+    x = mixed(x);
+    uvec scale = (uvec)splat(drop->scale);
+    *low = (vec)((uvec)((x & 0xffffu) >= drop->threshold) & scale);
+    *high = (vec)((uvec)((x >> 16) >= drop->threshold) & scale);
+}
+
+INLINE int64_t blocks(int64_t columns) { return (columns + 31) / 32; }
+
+/* Rows of the calling thread. */
+INLINE void share(int64_t rows, int64_t *first, int64_t *last) {
+    int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
+    *first = rows * me / threads;
+    *last = rows * (me + 1) / threads;
+}
+
+/* Work below this many elements is not worth waking another thread for. */
+#define SMALL 16384
+
+/* Sums over rows that each thread gathers apart: `count` floats for the rows at hand, emptied into as many doubles now and then.
+ * One long chain of additions would lose digits where there are many rows. */
+#define EMPTY_EVERY 64
+
+typedef struct {
+    double *whole; /* threads x count */
+    float *recent;
+    int64_t count;
+} Sums;
+
+__attribute__((unused)) static int make_sums(Sums *sums, int64_t count) {
+    const size_t places = (size_t)(omp_get_max_threads() * count);
+    sums->count = count;
+    sums->whole = calloc(places, sizeof(double) + sizeof(float));
+    sums->recent = (float *)(sums->whole + places);
+    return sums->whole != NULL;
+}
+
+INLINE float *own_sums(const Sums *sums) { return sums->recent + omp_get_thread_num() * sums->count; }
+
+INLINE void empty_sums(const Sums *sums, int64_t rows_done, int last) {
+    if (!last && rows_done % EMPTY_EVERY) return;
+    float *recent = own_sums(sums);
+    double *whole = sums->whole + omp_get_thread_num() * sums->count;
+    for (int64_t c = 0; c < sums->count; c++) {
+        whole[c] += recent[c];
+        recent[c] = 0;
+    }
+}
+
+/* The sums of all threads, from place `from` on. */
+__attribute__((unused)) static void gather(const Sums *sums, int64_t from, int64_t columns, float *to) {
+    if (!to) return;
+    for (int64_t c = 0; c < columns; c++) {
+        double sum = 0;
+        for (int t = 0; t < omp_get_max_threads(); t++) sum += sums->whole[t * sums->count + from + c];
+        to[c] = (float)sum;
+    }
+}
+
+#endif
