@@ -191,11 +191,16 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_json_of_one_text(made: tuple[Path, Objective], capsys: pytest.CaptureFixture[str]) -> None:
-    detect_command(made[0] / "run", text="The chef", json_output=True)
+    detect_command(made[0] / "run", text=["The chef"], json_output=True)
     printed = shown(capsys)
     assert printed.keys() == {"tokens", "offsets", "replaced_probability"}
     assert "".join(token.removeprefix("##") for token in printed["tokens"]) == "thechef"
     assert printed["offsets"][0][0] == 0
+
+
+def test_json_of_several_texts(made: tuple[Path, Objective], capsys: pytest.CaptureFixture[str]) -> None:
+    detect_command(made[0] / "run", text=["The chef", "guests"], json_output=True)
+    assert [len(text["tokens"]) > 0 for text in shown(capsys)["texts"]] == [True, True]
 
 
 def test_json_of_a_file(made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +232,7 @@ def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ({"text": "x", "file": Path("y")}, 2, "both given"),
+        ({"text": ["x"], "file": Path("y")}, 2, "both given"),
         ({"file": Path("nowhere.txt")}, 1, "nowhere.txt cannot be read"),
         ({"file": Path("latin.txt")}, 1, "latin.txt, line 2: not UTF-8"),
     ],
@@ -250,7 +255,7 @@ def test_wrong_input_is_explained(
 
 
 def test_plain_output_is_a_table(made: tuple[Path, Objective], capsys: pytest.CaptureFixture[str]) -> None:
-    detect_command(made[0] / "run", text="The chef", threshold=0.0)
+    detect_command(made[0] / "run", text=["The chef"], threshold=0.0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["replaced", "token", "characters"]
     probability, mark, token, _ = lines[1].split()

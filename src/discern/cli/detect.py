@@ -27,7 +27,10 @@ _MOST_SUSPICIOUS = 5
 
 def detect(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA discriminator.")],
-    text: Annotated[str | None, typer.Option("--text", metavar="TEXT", help="The text to judge.", show_default=False)] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", metavar="TEXT", help="The text to judge; may be repeated.", show_default=False),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", metavar="FILE", help="A file with one text a line; - is the standard input.", show_default=False),
@@ -50,7 +53,7 @@ def detect(
         found = run_detect(model, texts, console.progress, console.warn)
         values = [_values(detection) for detection in found]
         if json_output:
-            console.result(values[0] if text is not None else {"texts": values}, text="")
+            console.result(values[0] if text and len(text) == 1 else {"texts": values}, text="")
         else:
             show(console, found, threshold)
 
@@ -63,12 +66,12 @@ def _values(detection: Detection) -> dict[str, object]:
     }
 
 
-def _texts(text: str | None, file: Path | None) -> list[str]:
-    """What to judge: the one text, or the lines of a file."""
-    if text is not None and file is not None:
+def _texts(text: list[str] | None, file: Path | None) -> list[str]:
+    """What to judge: the texts given, or the lines of a file."""
+    if text and file is not None:
         raise ConfigError("--text and --file are both given", hint="give one of them")
-    if text is not None:
-        return [text]
+    if text:
+        return text
     if file is not None and str(file) != "-":
         try:
             with file.open("rb") as stream:
