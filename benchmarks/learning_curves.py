@@ -1,0 +1,182 @@
+"""Two ways of training one small network, on several seeds at equal arithmetic: the paper's, and preset `cpu-small`'s.
+
+    python benchmarks/learning_curves.py --data DATA --out RUNS [--tokens 4e6] [--seeds 0 1 2] [--picture PNG]
+
+Both have the sizes, the optimizer and the batch of `cpu-small`; the paper's way starts as the released code does, shares the
+embeddings and has the plain discriminator's head. Ours gets the tokens asked for, the paper's way as many steps as give the
+same FLOPs of matrix products, forward and backward. Each run stands in a folder of its own under RUNS: the same command goes
+on where it was interrupted, and passes over what is complete. At the end: a table, and a picture of the medians with the
+spread of the seeds. --picture-only draws what is there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from discern.data.shards import TokenData
+from discern.objectives.base import Vocabulary
+from discern.training.flops import executed_flops
+from discern.training.journal import read_metrics
+from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.runs import build_objective
+from discern.workflows.settings import PretrainConfig
+
+PRESET = "cpu-small"
+WAYS = {
+    "ours": (),
+    "paper": (
+        'model.initialisation="released"',
+        "model.initializer_range=0.02",
+        'model.normalisation="post"',
+        'objective.tying="embeddings"',
+        'objective.discriminator_head="dense"',
+    ),
+}
+NAMES = {"ours": "cpu-small", "paper": "the paper's way"}
+COLOURS = {"ours": "#1b6ca8", "paper": "#b5541c"}
+FIGURES = {
+    "generator_accuracy": "generator accuracy",
+    "discriminator_auc": "discriminator AUC",
+    "discriminator_recall": "recall of replaced tokens",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of training.
+
+    Attributes:
+        overrides: of the preset, "section.key=value", the length of the run among them.
+        steps: of a run.
+        tokens: of a run.
+        flops: of a run's matrix products.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    steps: int
+    tokens: int
+    flops: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--tokens", type=float, default=4e6, help="of a run of ours")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--evaluations", type=int, default=16, help="points of a curve")
+    parser.add_argument("--warmup", type=int, default=100, help="steps; that of the preset suits a longer run")
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--picture-only", action="store_true")
+    arguments = parser.parse_args()
+    ways = plan(arguments.data, arguments.tokens, arguments.evaluations, arguments.warmup)
+    for seed in () if arguments.picture_only else arguments.seeds:
+        for way in ways:
+            train(way, seed, arguments.data, folder(arguments.out, way, seed))
+    curves = {way.name: [points(folder(arguments.out, way, seed)) for seed in arguments.seeds] for way in ways}
+    curves = {name: [run for run in runs if run] for name, runs in curves.items()}
+    print(table(ways, curves))
+    if arguments.picture:
+        draw(curves, arguments.picture)
+        print(f"wrote {arguments.picture}")
+
+
+def plan(data: Path, tokens: float, evaluations: int, warmup: int) -> list[Way]:
+    """Both ways, the paper's with the steps that make its arithmetic equal to ours."""
+    ways: list[Way] = []
+    for name, overrides in WAYS.items():
+        config = load_pretrain_config(None, PRESET, overrides).config
+        step = config.train.sequences_per_step * config.data.sequence_length
+        each = flops_of_a_step(config, data)
+        steps = round(ways[0].flops / each) if ways else round(tokens / step)
+        length = (
+            f"train.max_steps={steps}",
+            f"train.evaluate_every_steps={max(1, steps // evaluations)}",
+            "train.evaluate_sequences=1000",
+            f"train.checkpoint_every_steps={max(1, steps // 4)}",
+            f"optimizer.warmup_steps={warmup}",
+        )
+        ways.append(Way(name, (*overrides, *length), steps, steps * step, steps * each))
+    return ways
+
+
+def flops_of_a_step(config: PretrainConfig, data: Path) -> float:
+    """FLOPs of the matrix products of one update."""
+    opened = TokenData.open(data)
+    with torch.device("meta"):
+        objective = build_objective(config, Vocabulary(opened.vocab_size, opened.special_tokens))
+    networks = list(objective.networks().values())
+    length, sequences = config.data.sequence_length, config.train.sequences_per_step
+    flops = executed_flops(networks, length, sequences, config.objective.mask_probability)  # type: ignore[attr-defined]
+    extra = sum(network.bilinear.context.weight.numel() for network in networks if network.bilinear is not None)
+    return flops + 3 * 2 * extra * length * sequences
+
+
+def folder(out: Path, way: Way, seed: int) -> Path:
+    return out / f"{way.name}-{seed}"
+
+
+def train(way: Way, seed: int, data: Path, out: Path) -> None:
+    """Run to the end, or on from where it is."""
+    settings = [part for override in (*way.overrides, f"train.seed={seed}") for part in ("--set", override)]
+    command = [sys.executable, "-m", "discern", "pretrain", "--preset", PRESET, "--data", data, "--out", out, *settings, "--json"]
+    print(f"{out.name}: {way.tokens:,} tokens, {way.flops:.3g} FLOPs", flush=True)
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+
+
+def points(run: Path) -> list[dict[str, Any]]:
+    """The evaluations of a run on held-out text, oldest first."""
+    return [record for record in read_metrics(run) if "generator_accuracy" in record]
+
+
+def table(ways: Sequence[Way], curves: dict[str, list[list[dict[str, Any]]]]) -> str:
+    """Final figures as Markdown: the median of the seeds, and in brackets each of them; of complete runs only."""
+    lines = ["| way | M tokens | FLOPs | " + " | ".join(FIGURES.values()) + " |", "|---" * (3 + len(FIGURES)) + "|"]
+    for way in ways:
+        cells = [NAMES[way.name], f"{way.tokens / 1e6:.2f}", f"{way.flops:.2e}"]
+        for figure in FIGURES:
+            values = [run[-1][figure] for run in curves[way.name] if run[-1]["step"] == way.steps]
+            each = ", ".join(f"{value:.3f}" for value in values)
+            cells.append(f"{statistics.median(values):.3f} ({each})" if values else "-")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(curves: dict[str, list[list[dict[str, Any]]]], picture: Path) -> None:
+    """One panel a figure: medians as lines, from the lowest to the highest seed as bands."""
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    for axes, (key, title) in zip(figure.subplots(1, len(FIGURES)), FIGURES.items(), strict=True):
+        for name, runs in curves.items():
+            if runs:
+                band(axes, name, key, runs)
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_xlabel("tokens, millions")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), frameon=False, loc="outside upper right", ncols=2)
+    figure.savefig(picture, dpi=130)
+
+
+def band(axes: Axes, name: str, key: str, runs: list[list[dict[str, Any]]]) -> None:
+    """Median and spread at the evaluations that all runs have had."""
+    columns = list(zip(*runs, strict=False))
+    tokens = [statistics.median(point["tokens"] for point in column) / 1e6 for column in columns]
+    values = [[point[key] for point in column] for column in columns]
+    axes.plot(tokens, [statistics.median(column) for column in values], color=COLOURS[name], label=NAMES[name])
+    axes.fill_between(tokens, list(map(min, values)), list(map(max, values)), color=COLOURS[name], alpha=0.2, linewidth=0)
+
+
+if __name__ == "__main__":
+    main()
