@@ -9,7 +9,7 @@ Nothing here imports transformers: the format is two files, and it is stable.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from discern.interop.names import (
 from discern.model.bert import BertEncoder
 from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings, Embeddings
+from discern.model.encoder import Encoder
 from discern.model.heads import BilinearTerm, MaskedLMHead, ReplacedTokenHead
 from discern.model.network import Network
 from discern.objectives.base import Vocabulary
@@ -43,6 +44,8 @@ MARK = "discern"
 """Key of config.json that tells an export of ours from somebody else's model."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types that weights can be stored in, by their names in config.json."""
+SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+"""What our encoder computes, by the keys of config.json that could say otherwise: GELU by the error function, and so on."""
 
 # Written by some versions of transformers, and nothing that we miss: a counting buffer, and the tied output matrix.
 _POSITION_BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
@@ -96,17 +99,20 @@ def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "f
         file: {theirs: parameters[ours].detach().to("cpu", dtype).contiguous() for ours, theirs in names.items()}
         for file, names in named.items()
     }
-    config = _config(network, vocabulary) | {"dtype": precision}
+    config = encoder_config(network.encoder, vocabulary, architecture(network), precision)
     if HEAD_NAME in files:
         config[MARK] = {"head": HEAD_NAME}
     return HuggingFaceModel(config, files[WEIGHTS_NAME], files.get(HEAD_NAME, {}))
 
 
-def read_huggingface_config(folder: Path) -> dict[str, Any]:
-    """config.json of an ELECTRA folder.
+def read_huggingface_config(folder: Path, families: Sequence[str] = ("electra",)) -> dict[str, Any]:
+    """config.json of a Hugging Face folder.
+
+    Args:
+        families: values of `model_type` to accept.
 
     Raises:
-        CheckpointError: it is missing, unreadable, or not ELECTRA's.
+        CheckpointError: it is missing, unreadable, or that of another family.
     """
     path = folder / CONFIG_NAME
     try:
@@ -119,8 +125,9 @@ def read_huggingface_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as problem:
         raise CheckpointError(f"{path} cannot be read: {problem}", hint="export or download the model again") from problem
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind != "electra":
-        raise CheckpointError(f"{path}: model_type is {kind!r}, expected 'electra'", hint="give an ELECTRA model")
+    if kind not in families:
+        expected, wanted = " or ".join(map(repr, families)), " or ".join(map(str.upper, families))
+        raise CheckpointError(f"{path}: model_type is {kind!r}, expected {expected}", hint=f"give an {wanted} model")
     return dict(config)
 
 
@@ -148,7 +155,7 @@ def network_from_huggingface(folder: Path) -> Network:
     """
     config = read_huggingface_config(folder)
     path = folder / CONFIG_NAME
-    sizes = _model_config(config, path)
+    sizes = model_config(config, path, {**SUPPORTED, "tie_word_embeddings": True})
     judges = is_discriminator(folder)
     if not judges and not _holds(folder, "generator_predictions.dense.weight"):
         raise CheckpointError(
@@ -156,7 +163,7 @@ def network_from_huggingface(folder: Path) -> Network:
             hint=f"give an {DISCRIMINATOR_CLASS} or an {GENERATOR_CLASS}",
         )
     with torch.device("meta"):
-        embeddings = Embeddings(_number(config, "vocab_size", path), sizes.embedding_size, sizes)
+        embeddings = Embeddings(whole_number(config, "vocab_size", path), sizes.embedding_size, sizes)
         encoder = BertEncoder(embeddings, sizes)
         head = ReplacedTokenHead(sizes) if judges else MaskedLMHead(sizes, embeddings.word)
         bilinear = BilinearTerm(sizes, sizes.embedding_size) if _has_head_beside(config) else None
@@ -180,16 +187,12 @@ def load_huggingface_weights(network: Network, folder: Path) -> None:
     parameters = named_parameters(network)
     for file, names in names_by_file(network).items():
         path = folder / file
-        with _opened(folder, file) as weights:
+        with opened(folder, file) as weights:
             present = set(weights.keys())
             _check_names(present, set(names.values()), network, path)
             for ours, theirs in names.items():
-                parameter, found = parameters[ours], weights.get_slice(theirs).get_shape()
-                if list(parameter.shape) != found:
-                    raise CheckpointError(
-                        f"{path}: '{theirs}' has shape {found}, but the network expects {list(parameter.shape)}",
-                        hint=f"{CONFIG_NAME} and {file} must come from the same model",
-                    )
+                parameter = parameters[ours]
+                check_shape(theirs, weights.get_slice(theirs).get_shape(), parameter, path)
                 parameter.copy_(weights.get_tensor(theirs))
             if _TIED_OUTPUT in present and not torch.equal(weights.get_tensor(_TIED_OUTPUT), weights.get_tensor(_WORD_TABLE)):
                 raise CheckpointError(
@@ -219,21 +222,38 @@ def _check_names(present: set[str], expected: set[str], network: Network, path: 
     wanted = architecture(network)
     missing = sorted(expected - present)
     if missing:
-        raise CheckpointError(f"{path}: '{missing[0]}' is missing{_and_more(missing)}", hint=f"the folder must hold an {wanted}")
+        raise CheckpointError(f"{path}: '{missing[0]}' is missing{and_more(missing)}", hint=f"the folder must hold an {wanted}")
     left_over = sorted(present - expected - {*_POSITION_BUFFERS, _TIED_OUTPUT})
     if left_over:
         raise CheckpointError(
-            f"{path}: nothing here can hold '{left_over[0]}'{_and_more(left_over)}",
+            f"{path}: nothing here can hold '{left_over[0]}'{and_more(left_over)}",
             hint=f"the folder must hold an {wanted} and no other head",
         )
 
 
-def _and_more(names: list[str]) -> str:
+def check_shape(name: str, found: Sequence[int], parameter: Tensor, path: Path) -> None:
+    """Make sure that a stored tensor is of the shape of the parameter that it is for.
+
+    Args:
+        path: the file that it stands in.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if list(parameter.shape) != list(found):
+        raise CheckpointError(
+            f"{path}: '{name}' has shape {list(found)}, but the network expects {list(parameter.shape)}",
+            hint=f"{CONFIG_NAME} and {path.name} must come from the same model",
+        )
+
+
+def and_more(names: Sequence[str]) -> str:
+    """What follows the first of some names in a message."""
     return f", and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _holds(folder: Path, tensor: str) -> bool:
-    with _opened(folder) as weights:
+    with opened(folder) as weights:
         return tensor in weights.keys()  # noqa: SIM118 - not a mapping
 
 
@@ -241,14 +261,19 @@ def _has_head_beside(config: Mapping[str, Any]) -> bool:
     return read_mark(config).get("head") == HEAD_NAME
 
 
-def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
-    """config.json, with every field that ELECTRA's readers look for, so that no version's default matters."""
-    sizes = network.encoder.config
+def encoder_config(encoder: Encoder, vocabulary: Vocabulary, architecture: str, precision: str) -> dict[str, Any]:
+    """config.json, with every field that ELECTRA's readers look for, so that no version's default matters.
+
+    Args:
+        architecture: class of transformers that holds the encoder and its head.
+        precision: type that the weights are stored in, one of `PRECISIONS`.
+    """
+    sizes = encoder.config
     return {
-        "architectures": [architecture(network)],
+        "architectures": [architecture],
         "model_type": "electra",
-        "vocab_size": vocabulary.size,
-        "embedding_size": network.encoder.embeddings.embedding_size,
+        "vocab_size": encoder.embeddings.vocab_size,
+        "embedding_size": encoder.embeddings.embedding_size,
         "hidden_size": sizes.hidden_size,
         "num_hidden_layers": sizes.num_layers,
         "num_attention_heads": sizes.num_heads,
@@ -268,25 +293,35 @@ def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
         "summary_use_proj": True,
         "summary_activation": "gelu",
         "summary_last_dropout": 0.1,
+        "dtype": precision,
     }
 
 
-def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
-    """The sizes that config.json states; what our encoder cannot do is refused."""
-    expected = {"hidden_act": "gelu", "position_embedding_type": "absolute", "tie_word_embeddings": True}
-    for key, value in expected.items():
+def model_config(config: Mapping[str, Any], path: Path, supported: Mapping[str, Any]) -> ModelConfig:
+    """The sizes that config.json of an ELECTRA or a BERT states; BERT's embeddings are as wide as its hidden states.
+
+    Args:
+        path: of config.json.
+        supported: what a key must be where it is stated.
+
+    Raises:
+        CheckpointError: a key asks for what our encoder cannot do, or a size is missing or impossible.
+    """
+    family = config["model_type"]
+    for key, value in supported.items():
         if config.get(key, value) != value:
             raise CheckpointError(
-                f"{path}: {key} is {config[key]!r}, but only {value!r} is supported", hint="give an ordinary ELECTRA model"
+                f"{path}: {key} is {config[key]!r}, but only {value!r} is supported",
+                hint=f"give an ordinary {family.upper()} model",
             )
-    hidden = _number(config, "hidden_size", path)
+    hidden = whole_number(config, "hidden_size", path)
     try:
         return ModelConfig(
-            num_layers=_number(config, "num_hidden_layers", path),
+            num_layers=whole_number(config, "num_hidden_layers", path),
             hidden_size=hidden,
-            embedding_size=_number(config, "embedding_size", path),
-            num_heads=_number(config, "num_attention_heads", path),
-            feedforward_size=_number(config, "intermediate_size", path),
+            embedding_size=hidden if family == "bert" else whole_number(config, "embedding_size", path),
+            num_heads=whole_number(config, "num_attention_heads", path),
+            feedforward_size=whole_number(config, "intermediate_size", path),
             max_positions=config.get("max_position_embeddings", 512),
             num_token_types=config.get("type_vocab_size", 2),
             hidden_dropout=config.get("hidden_dropout_prob", 0.1),
@@ -299,15 +334,24 @@ def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
         raise CheckpointError(f"{path}: {reasons}", hint="export or download the model again") from problem
 
 
-def _number(config: Mapping[str, Any], key: str, path: Path) -> int:
+def whole_number(config: Mapping[str, Any], key: str, path: Path) -> int:
+    """A size that config.json must state.
+
+    Raises:
+        CheckpointError: it does not.
+    """
     value = config.get(key)
     if not isinstance(value, int):
         raise CheckpointError(f"{path}: {key} is {value!r}, expected a whole number", hint="export or download it again")
     return value
 
 
-def _opened(folder: Path, name: str = WEIGHTS_NAME) -> Any:
-    """A file of weights, open; a context manager."""
+def opened(folder: Path, name: str = WEIGHTS_NAME) -> Any:
+    """A file of weights, open; a context manager.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
     path = folder / name
     if not path.is_file() and name == HEAD_NAME:
         raise CheckpointError(

@@ -7,6 +7,7 @@ from torch import Tensor
 from discern.errors import ConfigError
 from discern.model.bert import BertEncoder
 from discern.model.embeddings import DisentangledEmbeddings
+from discern.model.encoder import Encoder
 from discern.model.heads import ReplacedTokenHead
 from discern.model.network import Network
 
@@ -43,7 +44,24 @@ def parameter_names(network: Network) -> dict[str, str]:
     Raises:
         ConfigError: the encoder is not the BERT-style one.
     """
-    encoder = network.encoder
+    names = {f"encoder.{ours}": f"electra.{theirs}" for ours, theirs in encoder_names(network.encoder).items()}
+    if isinstance(network.head, ReplacedTokenHead):
+        for ours, theirs in _DISCRIMINATOR_LAYERS.items():
+            names |= _both(f"head.{ours}", f"discriminator_predictions.{theirs}")
+        return names | ({} if network.bilinear is None else {"bilinear.context.weight": "bilinear_term.context.weight"})
+    for ours, theirs in _GENERATOR_LAYERS.items():
+        names |= _both(f"head.{ours}", f"generator_predictions.{theirs}")
+    return names | {"head.bias": "generator_lm_head.bias"}
+
+
+def encoder_names(encoder: Encoder) -> dict[str, str]:
+    """Hugging Face's name of every parameter of an encoder, by ours; theirs without the `electra.` that heads put before it.
+
+    BERT's names are the same, and `bert.` stands before them.
+
+    Raises:
+        ConfigError: the encoder is not the BERT-style one.
+    """
     if not isinstance(encoder, BertEncoder):
         raise ConfigError(
             f"encoder '{encoder.config.encoder}' has no Hugging Face ELECTRA form",
@@ -54,20 +72,14 @@ def parameter_names(network: Network) -> dict[str, str]:
             f"ELECTRA has its LayerNorms after each residual; here model.normalisation is '{encoder.config.normalisation}'",
             hint="train with model.normalisation=post to export; `discern detect` takes the run as it is",
         )
-    names = {f"encoder.embeddings.{ours}.weight": f"electra.embeddings.{theirs}.weight" for ours, theirs in _TABLES.items()}
-    names |= _both("encoder.embeddings.norm", "electra.embeddings.LayerNorm")
+    names = {f"embeddings.{ours}.weight": f"embeddings.{theirs}.weight" for ours, theirs in _TABLES.items()}
+    names |= _both("embeddings.norm", "embeddings.LayerNorm")
     if encoder.projection is not None:
-        names |= _both("encoder.projection", "electra.embeddings_project")
+        names |= _both("projection", "embeddings_project")
     for index in range(len(encoder.blocks)):
         for ours, theirs in _BLOCK_LAYERS.items():
-            names |= _both(f"encoder.blocks.{index}.{ours}", f"electra.encoder.layer.{index}.{theirs}")
-    if isinstance(network.head, ReplacedTokenHead):
-        for ours, theirs in _DISCRIMINATOR_LAYERS.items():
-            names |= _both(f"head.{ours}", f"discriminator_predictions.{theirs}")
-        return names | ({} if network.bilinear is None else {"bilinear.context.weight": "bilinear_term.context.weight"})
-    for ours, theirs in _GENERATOR_LAYERS.items():
-        names |= _both(f"head.{ours}", f"generator_predictions.{theirs}")
-    return names | {"head.bias": "generator_lm_head.bias"}
+            names |= _both(f"blocks.{index}.{ours}", f"encoder.layer.{index}.{theirs}")
+    return names
 
 
 def names_by_file(network: Network) -> dict[str, dict[str, str]]:
@@ -81,15 +93,20 @@ def names_by_file(network: Network) -> dict[str, dict[str, str]]:
 
 def named_parameters(network: Network) -> dict[str, Tensor]:
     """Parameters by our name; the word table that a head shares stands under the encoder's name only."""
-    found: dict[str, Tensor] = {f"encoder.{name}": value for name, value in network.encoder.named_parameters()}
-    embeddings = network.encoder.embeddings
-    if isinstance(embeddings, DisentangledEmbeddings):
-        found = {name: value for name, value in found.items() if not name.startswith("encoder.embeddings.")}
-        found |= {f"encoder.embeddings.{name}": value for name, value in embeddings.merged().named_parameters()}
+    found = {f"encoder.{name}": value for name, value in encoder_parameters(network.encoder).items()}
     taken = {id(value) for value in found.values()}
     found |= {f"head.{name}": value for name, value in network.head.named_parameters() if id(value) not in taken}
     bilinear = network.bilinear.named_parameters() if network.bilinear is not None else ()
     return found | {f"bilinear.{name}": value for name, value in bilinear}
+
+
+def encoder_parameters(encoder: Encoder) -> dict[str, Tensor]:
+    """Parameters of an encoder by our name; embeddings that are another's plus a difference stand as their sum."""
+    found: dict[str, Tensor] = dict(encoder.named_parameters())
+    if isinstance(encoder.embeddings, DisentangledEmbeddings):
+        found = {name: value for name, value in found.items() if not name.startswith("embeddings.")}
+        found |= {f"embeddings.{name}": value for name, value in encoder.embeddings.merged().named_parameters()}
+    return found
 
 
 def architecture(network: Network) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from discern.model.encoder import Encoder
-from discern.model.heads import BilinearTerm, MaskedLMHead, ReplacedTokenHead
+from discern.model.heads import BilinearTerm
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Network:
     """
 
     encoder: Encoder
-    head: MaskedLMHead | ReplacedTokenHead
+    head: nn.Module
     bilinear: BilinearTerm | None = None
 
     def token_logits(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def load_model(folder: Path, *, warn: Callable[[str], None]) -> LoadedModel:
         run = load_run(folder, warn=warn)
         length = min(run.config.data.sequence_length, run.config.model.max_positions)
         return LoadedModel(run.objective.networks(), run.tokenizer_path, length)
-    named = read_mark(_config(folder)).get("networks") or ["discriminator" if is_discriminator(folder) else "generator"]
+    named = read_mark(folder_config(folder)).get("networks") or ["discriminator" if is_discriminator(folder) else "generator"]
     network = network_from_huggingface(folder)
     return LoadedModel({named[0]: network}, folder, read_max_length(folder, network.encoder.config.max_positions))
 
@@ -97,7 +97,7 @@ def load_objective(folder: Path, *, warn: Callable[[str], None]) -> TrainedObjec
         run = load_run(folder, warn=warn)
         trained_with, data = run.record["tokenizer_fingerprint"], Path(run.record["data"])
         return TrainedObjective(run.objective, run.config, run.step, run.tokenizer_path, (trained_with,), data)
-    model = _config(folder)
+    model = folder_config(folder)
     mark = read_mark(model)
     if not mark or not (folder / SETTINGS_NAME).is_file():
         missing = "the generator and the settings" if not mark and is_discriminator(folder) else "the settings"
@@ -128,9 +128,17 @@ def _fill(objective: Objective, folder: Path, present: list[str]) -> None:
         load_huggingface_weights(networks[name], folder if name == present[0] else folder / name)
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """config.json of a Hugging Face folder."""
+def folder_config(folder: Path, families: Sequence[str] = ("electra",)) -> dict[str, Any]:
+    """config.json of a folder that is no run.
+
+    Args:
+        families: values of `model_type` to accept.
+
+    Raises:
+        DataError: there is none.
+        CheckpointError: it cannot be read, or is that of another family.
+    """
     if not (folder / CONFIG_NAME).is_file():
         state = "does not exist" if not folder.exists() else f"holds neither a run nor a {CONFIG_NAME}"
         raise DataError(f"{folder} {state}", hint="give the folder of a run, or what `discern export RUN --out DIR` wrote")
-    return read_huggingface_config(folder)
+    return read_huggingface_config(folder, families)

@@ -1,0 +1,137 @@
+"""An encoder to fine-tune: that of a run, of an export, of any Hugging Face ELECTRA or BERT, or one that has learned nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from discern.corruption.randomness import key_of
+from discern.data.tokenizer import load_tokenizer, vocab_size
+from discern.errors import DataError
+from discern.interop.folder import SETTINGS_NAME
+from discern.interop.huggingface import read_mark
+from discern.interop.pretrained import FAMILIES, encoder_from_huggingface
+from discern.interop.tokenizer import read_max_length
+from discern.model.bert import BertEncoder
+from discern.model.config import ModelConfig
+from discern.model.embeddings import DisentangledEmbeddings, Embeddings
+from discern.model.encoder import Encoder, build_encoder
+from discern.model.initialisation import initialise
+from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.models import folder_config
+from discern.workflows.runs import is_run, load_run
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """An encoder to fine-tune, in evaluation mode, float32, on the CPU; every parameter is its own and takes gradients.
+
+    Attributes:
+        encoder: reads ordinary embeddings.
+        tokenizer_path: a file or folder that `load_tokenizer` takes; the word table has a row for each of its ids.
+        vocabulary_size: rows of the word table.
+        max_length: positions it was trained on, [CLS] and [SEP] included; of a model that doesn't say, those that it has.
+        description: where it comes from, in words.
+        source_fingerprint: sha256 over its weights.
+    """
+
+    encoder: Encoder
+    tokenizer_path: Path
+    vocabulary_size: int
+    max_length: int
+    description: str
+    source_fingerprint: str
+
+
+def load_encoder(folder: Path, *, warn: Callable[[str], None]) -> LoadedEncoder:
+    """The encoder in a folder; of several networks that of the first, which in ELECTRA is the discriminator.
+
+    Args:
+        folder: a run, an export, or a Hugging Face ELECTRA or BERT with any head or none.
+        warn: told of damaged checkpoints that were passed over.
+
+    Raises:
+        DataError: the folder holds neither a run nor a model, or no tokenizer, or one with more entries than the model.
+        CheckpointError: its weights are missing or damaged, or those of something else than an ELECTRA or BERT.
+        ConfigError: the settings of an export are damaged.
+    """
+    if is_run(folder):
+        run = load_run(folder, warn=warn)
+        encoder = next(iter(run.objective.networks().values())).encoder
+        if isinstance(encoder.embeddings, DisentangledEmbeddings):
+            encoder.embeddings = encoder.embeddings.merged()
+        length = min(run.config.data.sequence_length, run.config.model.max_positions)
+        return _loaded(encoder, run.tokenizer_path, length, f"run {folder} at step {run.step:,}")
+    config = folder_config(folder, FAMILIES)
+    loaded = encoder_from_huggingface(folder)
+    if "objective" in read_mark(config) and (folder / SETTINGS_NAME).is_file():
+        _recall_initialisation(loaded, folder / SETTINGS_NAME)
+    return _loaded(loaded, folder, read_max_length(folder, loaded.config.max_positions), _describe(folder, config))
+
+
+def fresh_encoder(like: LoadedEncoder, seed: int) -> LoadedEncoder:
+    """An encoder of the same sizes, tokenizer and settings, with the weights of step 0: what pre-training is measured against."""
+    embedding_size = like.encoder.embeddings.embedding_size
+    encoder = _untrained(like.encoder.config, like.vocabulary_size, embedding_size, seed)
+    return _loaded(encoder, like.tokenizer_path, like.max_length, f"untrained, as {like.description}, seed {seed}")
+
+
+def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:
+    """An encoder of a preset's sizes, with the weights of step 0.
+
+    Args:
+        tokenizer: a file or folder that `load_tokenizer` takes.
+
+    Raises:
+        ConfigError: no such preset.
+        DataError: the tokenizer is missing or damaged.
+    """
+    config = load_pretrain_config(None, name).config
+    rows = vocab_size(load_tokenizer(tokenizer))
+    encoder = _untrained(config.model, rows, config.model.embedding_size, seed)
+    length = min(config.data.sequence_length, config.model.max_positions)
+    return _loaded(encoder, tokenizer, length, f"untrained, preset {name}, seed {seed}")
+
+
+def fingerprint_weights(module: nn.Module) -> str:
+    """sha256 over names, shapes and values of the parameters, which are on the CPU."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.named_parameters()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _loaded(encoder: Encoder, tokenizer_path: Path, max_length: int, description: str) -> LoadedEncoder:
+    """The encoder with what is known of it, once its tokenizer fits."""
+    entries, rows = vocab_size(load_tokenizer(tokenizer_path)), encoder.embeddings.vocab_size
+    if entries > rows:
+        raise DataError(
+            f"{tokenizer_path}: the tokenizer has {entries:,} entries, the embeddings {rows:,} rows",
+            hint="put the tokenizer beside the model that it was trained with: tokenizer.json or vocab.txt of the same download",
+        )
+    fingerprint = fingerprint_weights(encoder)
+    return LoadedEncoder(encoder.eval(), tokenizer_path, rows, max_length, description, fingerprint)
+
+
+def _untrained(config: ModelConfig, vocabulary_size: int, embedding_size: int, seed: int) -> Encoder:
+    encoder = build_encoder(Embeddings(vocabulary_size, embedding_size, config), config)
+    initialise(encoder, torch.Generator().manual_seed(key_of(seed, "weights")), config)
+    return encoder
+
+
+def _recall_initialisation(encoder: BertEncoder, settings: Path) -> None:
+    """Take from an export's settings how its weights began, of which config.json knows the scale alone."""
+    began = load_pretrain_config(settings, None).config.model.initialisation
+    encoder.config = encoder.config.model_copy(update={"initialisation": began})
+
+
+def _describe(folder: Path, config: Mapping[str, Any]) -> str:
+    step = read_mark(config).get("step")
+    return f"Hugging Face {config['model_type']} folder {folder}" if step is None else f"export {folder} of step {step:,}"
