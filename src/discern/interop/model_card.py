@@ -91,7 +91,7 @@ def _what(facts: CardFacts) -> str:
         "Licence": "to be filled in by whoever publishes this model",
     }
     made = f"Pre-trained from scratch with discern (distribution `discern-nlp`) {facts.version}."
-    return f"# {facts.title}\n\n{role} {made}\n\n{_table(('', ''), list(sizes.items()))}"
+    return f"# {facts.title}\n\n{role} {made}\n\n{markdown_table(('', ''), list(sizes.items()))}"
 
 
 def _files(facts: CardFacts) -> str:
@@ -171,7 +171,7 @@ def _training(facts: CardFacts) -> str:
         "Precision setting": settings.get("train.precision", UNKNOWN),
         "Made with": ", ".join(f"{name} {version}" for name, version in facts.versions.items()) or UNKNOWN,
     }
-    return f"## Training\n\n{_table(('', ''), list(rows.items()))}"
+    return f"## Training\n\n{markdown_table(('', ''), list(rows.items()))}"
 
 
 def _recipe(facts: CardFacts) -> str:
@@ -184,14 +184,14 @@ def _recipe(facts: CardFacts) -> str:
     if not facts.differences:
         return f"## Recipe\n\nThe settings of preset `{facts.reference}`, sizes apart. {standing}"
     rows = [(f"`{key}`", _value(here), _value(there)) for key, here, there in facts.differences]
-    table = _table(("setting", "here", f"`{facts.reference}`"), rows)
+    table = markdown_table(("setting", "here", f"`{facts.reference}`"), rows)
     return f"## Recipe\n\nWhere the settings differ from preset `{facts.reference}`, sizes apart:\n\n{table}\n\n{standing}"
 
 
 def _evaluation(facts: CardFacts) -> str:
     if not facts.evaluation:
         return f"## Evaluation\n\nHeld-out figures: {UNKNOWN}. Downstream tasks: {UNKNOWN}."
-    table = _table(("figure", "value"), [(f"`{name}`", f"{value:.4f}") for name, value in facts.evaluation.items()])
+    table = markdown_table(("figure", "value"), [(f"`{name}`", f"{value:.4f}") for name, value in facts.evaluation.items()])
     precision = facts.model.config["dtype"]
     rounded = "" if precision == "float32" else f", before the weights were rounded to {precision}"
     when = f"at step {_number(facts.evaluated_at)}" if facts.evaluated_at is not None else f"at a step that is {UNKNOWN}"
@@ -237,7 +237,8 @@ def _trained_positions(facts: CardFacts) -> int | str:
     return min(int(length), facts.model.config["max_position_embeddings"]) if length else UNKNOWN
 
 
-def _table(heading: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> str:
+def markdown_table(heading: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> str:
+    """A table in Markdown."""
     lines = [heading, ("---",) * len(heading), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 

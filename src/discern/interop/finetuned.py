@@ -1,0 +1,128 @@
+"""Our fine-tuned models as Hugging Face ELECTRA folders: an encoder with one linear layer on it.
+
+A tagger becomes an `ElectraForTokenClassification`, a finder of spans an `ElectraForQuestionAnswering`, a classifier or a
+regression an `ElectraForSequenceClassification`, which computes the same by way of a layer that ours does not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from discern.errors import ConfigError
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel, encoder_config
+from discern.interop.names import encoder_names, encoder_parameters
+from discern.model.bert import BertEncoder
+from discern.objectives.base import Vocabulary
+
+ARCHITECTURES = {
+    "classification": "ElectraForSequenceClassification",
+    "tagging": "ElectraForTokenClassification",
+    "span": "ElectraForQuestionAnswering",
+}
+"""The class of transformers that holds a head, by its kind."""
+PROBLEMS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
+"""`problem_type` in config.json, by our name."""
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """What a fine-tuned model computes from a state h: `scale * (W h + b) + shift`, C numbers.
+
+    Attributes:
+        kind: 'classification' reads the state of [CLS], 'tagging' and 'span' that of every token; a span's two numbers are
+            the logits of its start and of its end.
+        weight: (C, D) W.
+        bias: (C,) b.
+        labels: what each of the C numbers is for; empty where they have no names (span, regression).
+        problem: of classification. 'single': one class is right; 'multi': any number of them; 'regression': the numbers are
+            what is asked for.
+        scale: factor that undoes a normalisation of the targets.
+        shift: in the targets' unit, likewise.
+    """
+
+    kind: Literal["classification", "tagging", "span"]
+    weight: Float[Tensor, "C D"]
+    bias: Float[Tensor, "C"]
+    labels: tuple[str, ...] = ()
+    problem: Literal["single", "multi", "regression"] = "single"
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.labels and len(self.labels) != len(self.bias):
+            raise ValueError(f"{len(self.labels)} labels for {len(self.bias)} outputs")
+        if self.kind == "span" and len(self.bias) != 2:
+            raise ValueError(f"a span has a start and an end, not {len(self.bias)} outputs")
+
+
+def finetuned_to_huggingface(
+    encoder: BertEncoder, head: HeadWeights, vocabulary: Vocabulary, precision: str = "float32"
+) -> HuggingFaceModel:
+    """The encoder and its head as config.json and model.safetensors of Hugging Face.
+
+    Args:
+        precision: type that the weights are stored in, one of `PRECISIONS`.
+
+    Raises:
+        ConfigError: the encoder is not the BERT-style one with LayerNorm after each residual, which alone ELECTRA can hold, or
+            the head has more classes than ELECTRA's can represent.
+    """
+    names, parameters = encoder_names(encoder), encoder_parameters(encoder)
+    tensors = {f"electra.{theirs}": parameters[ours] for ours, theirs in names.items()} | _head_tensors(head)
+    dtype = PRECISIONS[precision]
+    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    config = encoder_config(encoder, vocabulary, ARCHITECTURES[head.kind], precision)
+    return HuggingFaceModel(config | _head_config(head, encoder), stored)
+
+
+def _head_config(head: HeadWeights, encoder: BertEncoder) -> dict[str, Any]:
+    """What config.json says of a head. Keys are strings, as JSON has them; transformers makes numbers of those in `id2label`."""
+    labels = head.labels or tuple(f"LABEL_{number}" for number in range(len(head.bias)))
+    config: dict[str, Any] = {
+        "num_labels": len(labels),
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "classifier_dropout": encoder.config.hidden_dropout,
+    }
+    return config | ({"problem_type": PROBLEMS[head.problem]} if head.kind == "classification" else {})
+
+
+def _head_tensors(head: HeadWeights) -> dict[str, Tensor]:
+    """The head's tensors by Hugging Face's name."""
+    if head.kind == "classification":
+        return _two_layers(head)
+    layer = "classifier" if head.kind == "tagging" else "qa_outputs"
+    weight, bias = _linear(head)
+    return {f"{layer}.weight": head.scale * weight, f"{layer}.bias": head.scale * bias + head.shift}
+
+
+def _linear(head: HeadWeights) -> tuple[Float[Tensor, "C D"], Float[Tensor, "C"]]:
+    return head.weight.detach().float().cpu(), head.bias.detach().float().cpu()
+
+
+def _two_layers(head: HeadWeights) -> dict[str, Tensor]:
+    """ELECTRA's head, out(gelu(dense(h))), such that it computes ours.
+
+    With z = W h + b, the first layer gives z and -z, and the second takes gelu(z) - gelu(-z), which is z: the exact GELU is
+    z Phi(z), and Phi(z) + Phi(-z) = 1.
+    """
+    weight, bias = _linear(head)
+    classes, size = weight.shape
+    spare = size - 2 * classes
+    if spare < 0:
+        raise ConfigError(
+            f"{ARCHITECTURES[head.kind]} can represent {size // 2} classes on states of width {size}; this head has {classes}",
+            hint=f"export the encoder alone, or fine-tune a model whose hidden_size is {2 * classes} or more",
+        )
+    select = head.scale * torch.eye(classes)
+    return {
+        "classifier.dense.weight": torch.cat([weight, -weight, torch.zeros(spare, size)]),
+        "classifier.dense.bias": torch.cat([bias, -bias, torch.zeros(spare)]),
+        "classifier.out_proj.weight": torch.cat([select, -select, torch.zeros(classes, spare)], 1),
+        "classifier.out_proj.bias": torch.full((classes,), head.shift),
+    }
