@@ -1,0 +1,155 @@
+"""Where an answer begins and ends: two heads that read the state of every token.
+
+Both say of each row `starts`, `start_scores`, `ends`, `end_scores`: the likeliest positions with their scores, ends of each
+start (R, K, K) or of all (R, K); a span's score is the sum of its two. `null` speaks for there being no answer.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from discern.tasks.base import TaskHead
+from discern.tasks.features import TaskRows
+from discern.types import TokenBatch
+
+_INNER = 512
+"""Width of the hidden layers of the joint head, whatever the encoder's, as in the released code."""
+
+
+def allowed_positions(tokens: TokenBatch) -> Bool[Tensor, "R L"]:
+    """Where an answer may begin and end: in the window, at the [SEP] behind it, and at [CLS], which stands for none."""
+    allowed = tokens.attention_mask & (tokens.token_type_ids == 1)
+    allowed[:, 0] = True
+    return allowed
+
+
+class JointHead(TaskHead):
+    """The end depends on the start: p(start) p(end | start). And, from another two layers, whether there is an answer.
+
+    In training the end is predicted from the true start; otherwise from each of the likeliest starts.
+
+    Args:
+        beam_size: how many starts are looked at, and ends of each.
+        answerable_weight: of the loss of whether there is an answer; None: every question has one, and nothing says so.
+
+    Reference: google-research/electra, finetune/qa: no dropout; the loss is (start + end) / 2 + weight * answerable.
+    """
+
+    def __init__(self, hidden_size: int, beam_size: int, answerable_weight: float | None) -> None:
+        super().__init__()
+        self.beam_size = beam_size
+        self.answerable_weight = answerable_weight
+        self.start = nn.Linear(hidden_size, 1)
+        # Of the state of the start and that of a token, in this order.
+        self.end_inner = nn.Linear(2 * hidden_size, _INNER)
+        self.end = nn.Linear(_INNER, 1)
+        if answerable_weight is not None:
+            self.answerable_inner = nn.Linear(2 * hidden_size, _INNER)
+            self.answerable = nn.Linear(_INNER, 1)
+
+    def forward(
+        self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        allowed = allowed_positions(tokens)
+        start_logits = _masked(self.start(hidden).squeeze(-1), allowed)
+        # The layer of a pair is the sum of a layer of each: nothing is computed for all pairs of positions but that sum.
+        width = hidden.shape[-1]
+        of_tokens = F.linear(hidden, self.end_inner.weight[:, width:], self.end_inner.bias)
+        of_starts = F.linear(hidden, self.end_inner.weight[:, :width])
+        null = None if self.answerable_weight is None else self._impossible_logits(hidden, start_logits)
+        loss = None
+        if "start" in rows.targets:
+            start, end = rows.targets["start"], rows.targets["end"]
+            end_logits = _masked(self._end_logits(_at(of_starts, start), of_tokens), allowed)
+            loss = 0.5 * (
+                F.cross_entropy(start_logits, start, reduction="sum") + F.cross_entropy(end_logits, end, reduction="sum")
+            )
+            if null is not None and self.answerable_weight is not None:
+                impossible = rows.targets["impossible"]
+                loss = loss + self.answerable_weight * F.binary_cross_entropy_with_logits(null, impossible, reduction="sum")
+        if self.training:
+            return loss, {}
+        said = self._search(start_logits.detach(), of_starts.detach(), of_tokens.detach(), allowed)
+        return loss, said if null is None else {**said, "null": null.detach()}
+
+    def _end_logits(self, start: Float[Tensor, "R F"], of_tokens: Float[Tensor, "R L F"]) -> Float[Tensor, "R L"]:
+        return self.end(F.gelu(start[:, None] + of_tokens)).squeeze(-1)  # type: ignore[no-any-return]
+
+    def _impossible_logits(self, hidden: Float[Tensor, "R L D"], start_logits: Float[Tensor, "R L"]) -> Float[Tensor, "R"]:
+        """Positive: the window holds no answer. Read from [CLS] and from where the answer probably begins."""
+        where = start_logits.softmax(-1).to(hidden.dtype)
+        begin = (where[:, None] @ hidden)[:, 0]
+        both = torch.cat([hidden[:, 0], begin.to(hidden.dtype)], -1)
+        return self.answerable(F.gelu(self.answerable_inner(both))).squeeze(-1).float()  # type: ignore[no-any-return]
+
+    def _search(
+        self,
+        start_logits: Float[Tensor, "R L"],
+        of_starts: Float[Tensor, "R L F"],
+        of_tokens: Float[Tensor, "R L F"],
+        allowed: Bool[Tensor, "R L"],
+    ) -> dict[str, Tensor]:
+        """The likeliest starts, and the likeliest ends of each, with the logarithms of their probabilities."""
+        beam = min(self.beam_size, start_logits.shape[1])
+        start_scores, starts = start_logits.log_softmax(-1).topk(beam)
+        end_scores, ends = [], []
+        # One start of all rows at a time: (R, L, F) numbers at once instead of (R, K, L, F).
+        for start in starts.unbind(1):
+            logits = _masked(self._end_logits(_at(of_starts, start), of_tokens), allowed)
+            scores, places = logits.log_softmax(-1).topk(beam)
+            end_scores.append(scores.detach())
+            ends.append(places)
+        return {
+            "starts": starts,
+            "start_scores": start_scores,
+            "ends": torch.stack(ends, 1),
+            "end_scores": torch.stack(end_scores, 1),
+        }
+
+
+class SpanHead(TaskHead):
+    """Start and end independently, from one linear layer; [CLS] as both stands for no answer. Scores are logits.
+
+    Args:
+        candidates: how many starts are looked at, and ends.
+
+    Reference: Devlin et al. 2019, section 4.2; `ElectraForQuestionAnswering` of Hugging Face is the same layer.
+    """
+
+    def __init__(self, hidden_size: int, candidates: int) -> None:
+        super().__init__()
+        self.candidates = candidates
+        self.output = nn.Linear(hidden_size, 2)
+
+    def forward(
+        self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        allowed = allowed_positions(tokens)
+        start_logits, end_logits = (_masked(logits, allowed) for logits in self.output(hidden).unbind(-1))
+        loss = None
+        if "start" in rows.targets:
+            loss = 0.5 * (
+                F.cross_entropy(start_logits, rows.targets["start"], reduction="sum")
+                + F.cross_entropy(end_logits, rows.targets["end"], reduction="sum")
+            )
+        if self.training:
+            return loss, {}
+        number = min(self.candidates, hidden.shape[1])
+        start_scores, starts = start_logits.detach().topk(number)
+        end_scores, ends = end_logits.detach().topk(number)
+        null = (start_logits[:, 0] + end_logits[:, 0]).detach()
+        return loss, {"starts": starts, "start_scores": start_scores, "ends": ends, "end_scores": end_scores, "null": null}
+
+
+def _masked(logits: Float[Tensor, "R L"], allowed: Bool[Tensor, "R L"]) -> Float[Tensor, "R L"]:
+    """float32, because many positions share one softmax; the smallest number where no answer may be."""
+    logits = logits.float()
+    return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
+
+
+def _at(states: Float[Tensor, "R L F"], positions: Int[Tensor, "R"]) -> Float[Tensor, "R F"]:
+    """The state of one position of each row."""
+    return states[torch.arange(len(positions), device=positions.device), positions]

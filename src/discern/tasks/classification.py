@@ -1,0 +1,277 @@
+"""Classification of a text or a pair of texts: one class, several classes, or a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from discern.errors import DataError, nearest
+from discern.model.dropout import Dropout
+from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
+from discern.tasks.examples import ClassificationExample, Reading, label_counts
+from discern.tasks.features import Features, Ragged, TaskRows
+from discern.tasks.metrics.classification import class_scores, label_set_scores, number_scores
+from discern.tasks.metrics.scores import Scores
+from discern.types import TokenBatch
+
+# Texts are tokenised this many at a time: the lists of ids of a large file are dearer than its rows.
+_BLOCK = 10_000
+
+
+class ClassificationConfig(TaskConfig):
+    """Settings of classification and regression."""
+
+    class_weights: Literal["none", "balanced"] = Field(
+        "none",
+        description="'balanced': rare classes count more in the loss, number of examples / (classes x examples of the class).",
+    )
+    swap_pairs: bool = Field(
+        False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."
+    )
+
+
+class ClassificationHead(TaskHead):
+    """Dropout and one linear layer on the state of [CLS].
+
+    Reference: google-research/electra, finetune/classification. Hugging Face has a dense layer and GELU in between.
+
+    Args:
+        labels: how many outputs, and which loss.
+    """
+
+    weights: Tensor
+
+    def __init__(self, hidden_size: int, dropout: float, labels: Labels) -> None:
+        super().__init__()
+        self.kind = labels.kind
+        self.dropout = Dropout(dropout)
+        self.output = nn.Linear(hidden_size, max(1, len(labels.names)))
+        weights = labels.weights or (1.0,) * max(1, len(labels.names))
+        self.register_buffer("weights", torch.tensor(weights), persistent=False)
+
+    def forward(
+        self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        logits = self.output(self.dropout(hidden[:, 0])).float()
+        loss = None
+        if "class" in rows.targets:
+            loss = F.cross_entropy(logits, rows.targets["class"], self.weights, reduction="sum")
+        elif "classes" in rows.targets:
+            each = F.binary_cross_entropy_with_logits(logits, rows.targets["classes"], reduction="none")
+            loss = (each * self.weights).sum()
+        elif "score" in rows.targets:
+            loss = (logits[:, 0] - rows.targets["score"]).square().sum()
+        return loss, {"logits": logits.detach()}
+
+
+class Classification(Task[ClassificationExample]):
+    """One class (softmax), several (a sigmoid each) or a number (squared error) from the state of [CLS].
+
+    A pair that is too long loses tokens from the end of its longer half, as in BERT.
+    """
+
+    Config: ClassVar[type[TaskConfig]] = ClassificationConfig
+    family: ClassVar[str] = "classification"
+
+    @classmethod
+    def learn(cls, train: Reading[ClassificationExample], config: TaskConfig, fixed: tuple[str, ...]) -> Labels:
+        kinds = {type(example.label) for example in train.examples}
+        if type(None) in kinds:
+            raise DataError(f"{train.source} has no labels to train on", hint="train on a file with labels")
+        if kinds == {float}:
+            return _scores_of(train, fixed)
+        counts = label_counts(train.examples)
+        names = fixed or tuple(sorted(counts, key=_numerically))
+        kind = "multi" if kinds == {tuple} else "single"
+        if len(counts) < 2 and kind == "single":
+            raise DataError(
+                f"every example of {train.source} is '{next(iter(counts))}': there is nothing to tell apart",
+                hint="check the column of the label: --label COLUMN",
+            )
+        if not names:
+            raise DataError(f"no example of {train.source} has a label", hint="check the column of the labels: --label COLUMN")
+        balanced = cast(ClassificationConfig, config).class_weights == "balanced"
+        total = sum(counts.values())
+        weights = tuple(total / (len(names) * counts[name]) if counts.get(name) else 0.0 for name in names) if balanced else ()
+        return Labels(names, kind, weights=weights)
+
+    def check(self, reading: Reading[ClassificationExample]) -> None:
+        found = label_counts(reading.examples)
+        unknown = [name for name in found if name not in self.labels.names]
+        if unknown and self.labels.kind != "number":
+            similar = nearest(unknown[0], self.labels.names)
+            near = f"did you mean '{similar}'? Otherwise " if similar else ""
+            raise DataError(
+                f"{reading.source}: label '{unknown[0]}' ({found[unknown[0]]:,} times) does not occur in the training file, "
+                f"whose labels are {', '.join(self.labels.names[:20])}",
+                hint=f"{near}put examples of it into the training file, or take it out of this one",
+            )
+
+    def training_examples(self, examples: Sequence[ClassificationExample]) -> Sequence[ClassificationExample]:
+        if not cast(ClassificationConfig, self.config).swap_pairs:
+            return examples
+        swapped = (ClassificationExample(each.id, each.pair, each.text, each.label) for each in examples if each.pair is not None)
+        return (*examples, *swapped)
+
+    def encode(self, examples: Sequence[ClassificationExample], text: TextEncoder, *, labelled: bool) -> Features:
+        ids: list[NDArray[np.int32]] = []
+        types: list[NDArray[np.uint8]] = []
+        cut = 0
+        for start in range(0, len(examples), _BLOCK):
+            block = examples[start : start + _BLOCK]
+            firsts = text.ids([example.text for example in block])
+            seconds = iter(text.ids([example.pair for example in block if example.pair is not None]))
+            for example, first in zip(block, firsts, strict=True):
+                second = next(seconds) if example.pair is not None else None
+                row, segments, was_cut = frame_texts(first, second, text, self.config.sequence_length)
+                ids.append(row)
+                types.append(segments)
+                cut += was_cut
+        notes = (f"{cut:,} of {len(examples):,} texts were cut to {self.config.sequence_length} tokens",) if cut else ()
+        targets = self._targets(examples) if labelled else {}
+        return Features(Ragged.of(ids), Ragged.of(types, np.uint8), np.arange(len(examples)), targets, notes=notes)
+
+    def _targets(self, examples: Sequence[ClassificationExample]) -> dict[str, NDArray[Any]]:
+        labels = self.labels
+        if labels.kind == "number":
+            scores = np.array([example.label for example in examples], np.float64)
+            return {"score": ((scores - labels.shift) / labels.scale).astype(np.float32)}
+        places = {name: place for place, name in enumerate(labels.names)}
+        if labels.kind == "single":
+            return {"class": np.array([places[cast(str, example.label)] for example in examples], np.int64)}
+        table = np.zeros((len(examples), len(places)), np.float32)
+        for row, example in enumerate(examples):
+            table[row, [places[name] for name in cast(tuple[str, ...], example.label)]] = 1
+        return {"classes": table}
+
+    def head(self, hidden_size: int, dropout: float) -> ClassificationHead:
+        return ClassificationHead(hidden_size, dropout, self.labels)
+
+    def items(self, rows: TaskRows) -> int:
+        return len(rows.rows)
+
+    def predict(self, examples: Sequence[ClassificationExample], features: Features, outputs: Outputs) -> list[Prediction]:
+        logits = np.stack([row["logits"] for row in outputs]).astype(np.float64) if len(outputs) else np.zeros((0, 1))
+        return [self._prediction(example.id, row) for example, row in zip(examples, logits, strict=False)]
+
+    def _prediction(self, identity: str, logits: NDArray[np.float64]) -> Prediction:
+        labels = self.labels
+        shown = [round(float(value), 6) for value in logits]
+        if labels.kind == "number":
+            return {"id": identity, "score": float(labels.scale * logits[0] + labels.shift), "logits": shown}
+        if labels.kind == "multi":
+            each = 1 / (1 + np.exp(-logits))
+            chosen = [name for name, value in zip(labels.names, each, strict=True) if value >= 0.5]
+            return {"id": identity, "labels": chosen, "probabilities": _named(labels.names, each), "logits": shown}
+        exponents = np.exp(logits - logits.max())
+        each = exponents / exponents.sum()
+        return {
+            "id": identity,
+            "label": labels.names[int(logits.argmax())],
+            "probabilities": _named(labels.names, each),
+            "logits": shown,
+        }
+
+    def score(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> Scores:
+        gold: list[Any] = [example.label for example in examples]
+        if self.labels.kind == "number":
+            return number_scores(gold, [prediction["score"] for prediction in predictions], self.metrics)
+        if self.labels.kind == "multi":
+            return label_set_scores(gold, [prediction["labels"] for prediction in predictions], self.metrics)
+        positive = self.labels.names[1] if len(self.labels.names) == 2 else None
+        return class_scores(gold, [prediction["label"] for prediction in predictions], self.metrics, positive)
+
+    def mistakes(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+        found = []
+        for example, prediction in zip(examples, predictions, strict=True):
+            badness, wrong = self._badness(example, prediction)
+            if wrong:
+                pair = {"pair": example.pair} if example.pair is not None else {}
+                found.append({**prediction, "text": example.text, **pair, "gold": example.label, "badness": round(badness, 6)})
+        return sorted(found, key=lambda record: -record["badness"])
+
+    def _badness(self, example: ClassificationExample, prediction: Prediction) -> tuple[float, bool]:
+        """Distance or surprise in nats, and whether the prediction is wrong at all."""
+        if self.labels.kind == "number":
+            distance = abs(prediction["score"] - cast(float, example.label))
+            return distance, distance > 0
+        probabilities = prediction["probabilities"]
+        if self.labels.kind == "single":
+            return -math.log(max(probabilities[example.label], 1e-12)), prediction["label"] != example.label
+        gold = set(cast(tuple[str, ...], example.label))
+        surprise = sum(-math.log(max(value if name in gold else 1 - value, 1e-12)) for name, value in probabilities.items())
+        return surprise, set(prediction["labels"]) != gold
+
+    def failure(self, predictions: Sequence[Prediction]) -> str | None:
+        if len(predictions) < 2:
+            return None
+        if self.labels.kind == "number":
+            scores = [prediction["score"] for prediction in predictions]
+            spread = max(scores) - min(scores)
+            return f"every prediction is about {scores[0]:.3g}" if spread < 1e-3 * abs(self.labels.scale) else None
+        key = "label" if self.labels.kind == "single" else "labels"
+        said = {str(prediction[key]) for prediction in predictions}
+        return f"every prediction is {said.pop()}" if len(said) == 1 else None
+
+
+def frame_texts(
+    first: Sequence[int], second: Sequence[int] | None, text: TextEncoder, length: int
+) -> tuple[NDArray[np.int32], NDArray[np.uint8], bool]:
+    """`[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]` with the segments, and whether anything was cut.
+
+    The longer of the two loses its end; of two equally long ones, the second.
+    """
+    special = text.special
+    room = length - (2 if second is None else 3)
+    kept: Sequence[int]
+    other: Sequence[int] = ()
+    if second is None:
+        kept = first[:room]
+    else:
+        over = max(0, len(first) + len(second) - room)
+        # Both are cut to the same length once the longer has been cut down to the shorter.
+        shorter = min(len(first), len(second))
+        if shorter <= room // 2:
+            left, right = (room - shorter, shorter) if len(first) > len(second) else (shorter, room - shorter)
+        else:
+            left, right = room - room // 2, room // 2
+        kept, other = (first[:left], second[:right]) if over else (first, second)
+    row = [special.cls, *kept, special.sep, *((*other, special.sep) if second is not None else ())]
+    segments = np.zeros(len(row), np.uint8)
+    segments[len(kept) + 2 :] = 1
+    return np.array(row, np.int32), segments, len(kept) + len(other) < len(first) + len(second or ())
+
+
+def _scores_of(train: Reading[ClassificationExample], fixed: tuple[str, ...]) -> Labels:
+    """Scores are trained on in units of their spread; a task that fixes their range says so as labels ("0", "5")."""
+    scores = np.array([example.label for example in train.examples], np.float64)
+    if fixed:
+        low, high = map(float, fixed)
+        return Labels((), "number", scale=high - low, shift=low)
+    spread = float(scores.std())
+    if spread == 0:
+        raise DataError(
+            f"every score of {train.source} is {scores[0]:g}: there is nothing to learn", hint="check the column: --label COLUMN"
+        )
+    return Labels((), "number", scale=spread, shift=float(scores.mean()))
+
+
+def _named(names: Sequence[str], values: NDArray[np.float64]) -> dict[str, float]:
+    return {name: round(float(value), 6) for name, value in zip(names, values, strict=True)}
+
+
+def _numerically(name: str) -> tuple[int, float, str]:
+    """Labels that are numbers in the order of numbers, before all others."""
+    try:
+        return (0, float(name), name)
+    except ValueError:
+        return (1, 0.0, name)

@@ -1,0 +1,18 @@
+"""What a metric gives: values, and what to know before believing them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Metrics of a set of predictions.
+
+    Attributes:
+        values: by name; fractions in 0-1 (correlations in -1 to 1), apart from thresholds and errors in the unit of the labels.
+        degenerate: why a metric is undefined on these predictions and was set to 0 ("every prediction is 1"), by its name.
+    """
+
+    values: dict[str, float]
+    degenerate: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""One file a family of formats: task files in, examples out."""

@@ -1,0 +1,151 @@
+"""Task files opened: decompressed by content, decoded strictly, errors with the line; the file of a split found."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from discern.data.streams import BLOCK_BYTES, HeadStream, Readable, decompressor, naming
+from discern.errors import ConfigError, DataError, did_you_mean
+
+_CONVERT = "save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > new-{name}"
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a UTF-8 file, numbered from 1, without their ends. A line ends at a newline and nowhere else.
+
+    Raises:
+        DataError: the file is missing, damaged or not UTF-8; the message says which line.
+    """
+    with naming(str(path)), path.open("rb") as file:
+        yield from stream_lines(file, str(path))
+
+
+def stream_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
+    """As `numbered_lines`, of a stream: standard input, with bounded memory."""
+    rest, number = b"", 0
+    with naming(name):
+        stream = _opened(file, name)
+        while block := stream.read(BLOCK_BYTES):
+            *whole, rest = (rest + block).split(b"\n")
+            for line in whole:
+                number += 1
+                yield number, _decoded(line, name, number)
+        if rest:
+            yield number + 1, _decoded(rest, name, number + 1)
+
+
+def whole_text(path: Path) -> str:
+    """The content of a UTF-8 file, line ends as they are.
+
+    Raises:
+        DataError: as of `numbered_lines`.
+    """
+    with naming(str(path)), path.open("rb") as file:
+        data = _opened(file, str(path)).read()
+    if data.startswith(codecs.BOM_UTF8):
+        data = data[len(codecs.BOM_UTF8) :]
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise _not_utf8(str(path), data.count(b"\n", 0, problem.start) + 1, problem) from problem
+
+
+def json_file(path: Path) -> Any:
+    """The value that a JSON file holds.
+
+    Raises:
+        DataError: it is missing, damaged, not UTF-8 or not JSON.
+    """
+    return parsed_json(whole_text(path), f"{path}")
+
+
+def parsed_json(text: str, where: str) -> Any:
+    """A JSON value; NaN and infinities are allowed here, since whoever needs a finite number checks it with a better message.
+
+    Raises:
+        DataError: it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as problem:
+        place = f", line {problem.lineno}" if problem.lineno > 1 else ""
+        raise DataError(
+            f"{where}{place}: not JSON: {problem.msg} at column {problem.colno}",
+            hint="JSON lines have one object a line; python -m json.tool FILE shows what is wrong with a JSON file",
+        ) from problem
+    except RecursionError as problem:
+        raise DataError(f"{where}: JSON nested too deep") from problem
+
+
+def clean_text(text: str) -> str:
+    """The text with halves of surrogate pairs (legal in JSON, in no UTF-8) replaced by U+FFFD, one for one."""
+    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
+        return text
+    return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
+
+
+def split_file(folder: Path, names: tuple[str, ...], what: str) -> Path:
+    """The first of some file names that a folder holds.
+
+    Raises:
+        ConfigError: there is no such folder.
+        DataError: the folder holds none of them; the message lists what it holds.
+    """
+    found = optional_split_file(folder, names)
+    if found is not None:
+        return found
+    held = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    listed = ", ".join(held[:20]) + (", ..." if len(held) > 20 else "") or "nothing"
+    raise DataError(f"{folder} holds no {what} file: expected {' or '.join(names)}, found {listed}", hint=f"put {names[0]} there")
+
+
+def optional_split_file(folder: Path, names: tuple[str, ...]) -> Path | None:
+    """The first of some file names that a folder holds, or None.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "does not exist"
+        parent = folder.parent if folder.parent.is_dir() else None
+        near = did_you_mean(folder.name, [path.name for path in parent.iterdir() if path.is_dir()]) if parent else None
+        raise ConfigError(f"{folder} {kind}; expected a folder with {names[0]}", hint=near)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _opened(file: Readable, name: str) -> Readable:
+    stream = HeadStream(file)
+    head = stream.head
+    for mark, encoding in ((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16")):
+        if head.startswith(mark):
+            raise DataError(
+                f"{name}: it is {encoding}, expected UTF-8", hint=_CONVERT.format(encoding=encoding, name=Path(name).name)
+            )
+    if decompress := decompressor(head):
+        return _opened(decompress(stream), name)
+    if b"\x00" in head:
+        kind = "a zip archive or a spreadsheet" if head.startswith(b"PK\x03\x04") else "binary"
+        raise DataError(f"{name}: it is {kind}, not text", hint="save it as CSV or JSON lines in UTF-8")
+    return stream
+
+
+def _decoded(line: bytes, name: str, number: int) -> str:
+    if number == 1 and line.startswith(codecs.BOM_UTF8):
+        line = line[len(codecs.BOM_UTF8) :]
+    try:
+        return line.decode("utf-8").removesuffix("\r")
+    except UnicodeDecodeError as problem:
+        raise _not_utf8(name, number, problem) from problem
+
+
+def _not_utf8(name: str, number: int, problem: UnicodeDecodeError) -> DataError:
+    wrong = problem.object[problem.start]
+    convert = _CONVERT.format(encoding="CP1252", name=Path(name).name)
+    return DataError(
+        f"{name}:{number}: not UTF-8: byte 0x{wrong:02x}",
+        hint=f"Western files are often Windows-1252 (CP1252), Chinese ones GB18030; {convert}",
+    )

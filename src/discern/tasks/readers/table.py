@@ -1,0 +1,299 @@
+"""Tables of one's own: CSV, TSV, JSON lines, a JSON array, Parquet, or plain text with a text a line.
+
+What a file is, its content decides where it can (Parquet, JSON), otherwise the end of its name. CSV is read strictly: a
+quotation mark that is never closed is an error with the line where it opened, where a lenient reader would swallow the rest
+of the file into one field. In TSV a quotation mark is text, unless a field is quoted as spreadsheets do it. Rows come one
+by one, so that a file of any size can be read in bounded memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from discern.data.streams import naming
+from discern.errors import ConfigError, DataError, did_you_mean
+from discern.tasks.readers.files import clean_text, numbered_lines, parsed_json, stream_lines
+
+TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "text"]
+
+_BY_ENDING: dict[str, TableFormat] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+_DELIMITERS = ",;\t|"
+_COMPRESSED = {".gz", ".xz", ".zst", ".bz2"}
+_NOT_TEXT = (
+    "a name tells what a file is: .csv, .tsv, .jsonl, .parquet; or say it: --set files.format=csv, in prediction --format csv"
+)
+Lines = Iterator[tuple[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row and its place, as messages name it ("reviews.csv:3")."""
+
+    where: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of a file, to be read once.
+
+    Attributes:
+        columns: in the order of the file; of JSON lines those of the first record.
+    """
+
+    name: str
+    format: TableFormat
+    columns: tuple[str, ...]
+    rows: Iterator[Row]
+
+    def require(self, column: str, option: str) -> str:
+        """The column's name, if there is such a column.
+
+        Raises:
+            ConfigError: there is none; the hint names the nearest.
+        """
+        if column in self.columns:
+            return column
+        kind = " (read as plain text, a text a line)" if self.format == "text" else ""
+        raise ConfigError(
+            f"{self.name} has no column '{column}'{kind}; its columns: {', '.join(self.columns) or 'none'}",
+            hint=_NOT_TEXT if kind else f"{option}: {did_you_mean(column, self.columns)}",
+        )
+
+
+def open_table(path: Path, format: str | None = None) -> Table:
+    """A file as a table; `-` is standard input.
+
+    Args:
+        format: if given, neither content nor name decide.
+
+    Raises:
+        ConfigError: no such format, or Parquet without pyarrow.
+        DataError: the file is missing, empty, not UTF-8, or its header cannot be read.
+    """
+    if format is not None and format not in get_args(TableFormat):
+        raise ConfigError(f"unknown table format '{format}'", hint=did_you_mean(format, get_args(TableFormat)))
+    name = "standard input" if str(path) == "-" else str(path)
+    if str(path) != "-":
+        with naming(name), path.open("rb") as file:
+            if format in (None, "parquet") and file.read(4) == b"PAR1":
+                return _parquet(path)
+    lines = stream_lines(sys.stdin.buffer, name) if str(path) == "-" else numbered_lines(path)
+    first = next(((number, line) for number, line in lines if line.strip()), None)
+    if first is None:
+        raise DataError(f"{name} is empty", hint="expected a header and rows, or JSON lines")
+    found = format or _format(path, first[1])
+    lines = itertools.chain([first], lines)
+    if found == "parquet":
+        raise DataError(f"{name} is not a parquet file", hint="write it again, or name it after what it is")
+    if found in ("jsonl", "json"):
+        return _json(lines, name, cast(TableFormat, found))
+    if found == "text":
+        rows = (Row(f"{name}:{number}", {"text": line}) for number, line in lines if line.strip())
+        return Table(name, "text", ("text",), rows)
+    return _delimited(lines, name, first[1]) if found == "csv" else _tabbed(lines, name)
+
+
+def _format(path: Path, line: str) -> TableFormat:
+    text = line.lstrip()
+    if text.startswith("{"):
+        return "jsonl"
+    endings = [ending.lower() for ending in path.suffixes]
+    while endings and endings[-1] in _COMPRESSED:
+        endings.pop()
+    ending = endings[-1] if endings else ""
+    if text.startswith("[") and ending in (".json", ""):
+        return "json"
+    return _BY_ENDING.get(ending, "text")
+
+
+def _header(fields: list[str], name: str, number: int) -> tuple[str, ...]:
+    # A table written with its index has a first column without a name.
+    columns = [field.strip() or f"column {place}" for place, field in enumerate(fields, start=1)]
+    twice = next((column for place, column in enumerate(columns) if column in columns[:place]), None)
+    if twice is not None:
+        raise DataError(
+            f"{name}:{number}: two columns are called '{twice}'", hint="give every column a name of its own in the first line"
+        )
+    return tuple(columns)
+
+
+def _delimited(lines: Lines, name: str, header: str) -> Table:
+    delimiter = max(_DELIMITERS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+    records = _records(lines, name, delimiter)
+    number, fields = next(records)
+    columns = _header(fields, name, number)
+
+    def rows() -> Iterator[Row]:
+        for number, fields in records:
+            yield _row(fields, columns, f"{name}:{number}", f"quote texts that hold '{delimiter}': \"like{delimiter} this\"")
+
+    return Table(name, "csv", columns, rows())
+
+
+def _records(lines: Lines, name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The records of a CSV file, each with the line it begins in."""
+    place = [0, 0]  # the line before the record, the last line read
+
+    def fed() -> Iterator[str]:
+        for number, line in lines:
+            place[1] = number
+            yield line + "\n"
+
+    reader = csv.reader(fed(), delimiter=delimiter, strict=True)
+    while True:
+        place[0] = place[1]
+        try:
+            fields = next(reader, None)
+        except csv.Error as problem:
+            begins = place[0] + 1
+            until = f", and the trouble shows in line {place[1]}" if place[1] > begins else ""
+            raise DataError(
+                f"{name}:{begins}: unbalanced quotation marks in the row that begins here{until} ({problem})",
+                hint='inside a quoted field double them: "he said ""yes"""; in an unquoted field they may stand '
+                "anywhere but first; or give JSON lines",
+            ) from problem
+        if fields is None:
+            return
+        if fields:
+            yield place[0] + 1, fields
+
+
+def _tabbed(lines: Lines, name: str) -> Table:
+    number, line = next(lines)
+    columns = _header([_unquoted(field) for field in line.split("\t")], name, number)
+
+    def rows() -> Iterator[Row]:
+        for number, line in lines:
+            if line:
+                fields = [_unquoted(field) for field in line.split("\t")]
+                yield _row(fields, columns, f"{name}:{number}", "a text with tabs or line ends fits CSV or JSON lines only")
+
+    return Table(name, "tsv", columns, rows())
+
+
+def _unquoted(field: str) -> str:
+    """A field quoted as spreadsheets do it, without the quotes; any other as it is."""
+    if len(field) < 2 or not (field.startswith('"') and field.endswith('"')):
+        return field
+    inner = field[1:-1].replace('""', "\0")
+    return field if '"' in inner else inner.replace("\0", '"')
+
+
+def _row(fields: list[str], columns: tuple[str, ...], where: str, hint: str) -> Row:
+    if len(fields) != len(columns):
+        raise DataError(f"{where}: {len(fields)} fields, the header has {len(columns)} ({', '.join(columns)})", hint=hint)
+    return Row(where, dict(zip(columns, fields, strict=True)))
+
+
+def _json(lines: Lines, name: str, format: TableFormat) -> Table:
+    if format == "json":
+        content = parsed_json("\n".join(line for _, line in lines), name)
+        if not isinstance(content, list):
+            raise DataError(
+                f"{name}: not a JSON array of objects", hint="give an array of objects, or JSON lines (an object a line)"
+            )
+        records = ((f"{name}: record {number}", record) for number, record in enumerate(content, start=1))
+    else:
+        records = ((f"{name}:{number}", parsed_json(line, f"{name}:{number}")) for number, line in lines if line.strip())
+
+    def rows() -> Iterator[Row]:
+        for where, record in records:
+            if not isinstance(record, dict):
+                raise DataError(
+                    f"{where}: {type(record).__name__} instead of an object", hint="every line is a JSON object: {...}"
+                )
+            yield Row(where, record)
+
+    every = rows()
+    first = next(every, None)
+    if first is None:
+        raise DataError(f"{name} is empty", hint="expected JSON objects")
+    return Table(name, format, tuple(first.values), itertools.chain([first], every))
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError as problem:
+        raise ConfigError(
+            f"{path} is a parquet file, which needs pyarrow", hint="pip install 'discern-nlp[parquet]'"
+        ) from problem
+    damaged = DataError(f"{path} is a damaged parquet file", hint="fetch or write it again")
+    try:
+        table = parquet.ParquetFile(io.BytesIO(path.read_bytes()) if path.stat().st_size < 1 << 20 else path)
+        columns = tuple(table.schema_arrow.names)
+    except (arrow.ArrowException, OSError) as problem:
+        raise damaged from problem
+
+    def rows() -> Iterator[Row]:
+        number = 0
+        try:
+            for batch in table.iter_batches(batch_size=1000):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path}: row {number}", values)
+        except (arrow.ArrowException, OSError) as problem:
+            raise damaged from problem
+
+    return Table(str(path), "parquet", columns, rows())
+
+
+def value_of(row: Row, column: str) -> Any:
+    """The value of a column.
+
+    Raises:
+        DataError: a JSON record without that key.
+    """
+    if column not in row.values:
+        raise DataError(
+            f"{row.where}: no '{column}'; it has: {', '.join(map(str, row.values)) or 'nothing'}",
+            hint=did_you_mean(column, row.values),
+        )
+    return row.values[column]
+
+
+def text_of(row: Row, column: str) -> str:
+    """The text of a column, stripped; numbers are written out.
+
+    Raises:
+        DataError: it is missing, empty, or a list or object.
+    """
+    value = value_of(row, column)
+    text = written(value)
+    if text is None:
+        raise DataError(
+            f"{row.where}: '{column}' is a {type(value).__name__}, expected a text: {value!r:.60}", hint="choose another column"
+        )
+    if not text:
+        raise DataError(f"{row.where}: '{column}' is empty", hint="take the row out, or give it a text")
+    return text
+
+
+def written(value: Any) -> str | None:
+    """A value of a cell as text: stripped; whole numbers without a point; empty for null and NaN; None for lists and objects."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, (list, dict, tuple, bytes)):
+        return None
+    return clean_text(str(value)).strip()
