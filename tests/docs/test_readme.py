@@ -25,6 +25,15 @@ def blocks() -> list[str]:
     return [body for language, body in found if not language]
 
 
+def run_lines(commands: str, folder: Path) -> None:
+    """Run each line in a folder; every one must succeed."""
+    for line in commands.strip().splitlines():
+        arguments = shlex.split(line)
+        assert arguments[0] == "discern"
+        done = subprocess.run([sys.executable, "-m", *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, (line, done.stderr)
+
+
 def test_the_commands_of_your_own_text_run(tmp_path: Path) -> None:
     rng = random.Random(0)
     folder = tmp_path / "my-texts"
@@ -35,12 +44,17 @@ def test_the_commands_of_your_own_text_run(tmp_path: Path) -> None:
     for shortcut, small in SMALL.items():
         commands = commands.replace(shortcut, small)
     assert commands.count("discern ") == 5
-    for line in commands.strip().splitlines():
-        arguments = shlex.split(line)
-        assert arguments[0] == "discern"
-        done = subprocess.run([sys.executable, "-m", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, (line, done.stderr)
+    run_lines(commands, tmp_path)
     assert (tmp_path / "models" / "first" / "model.safetensors").is_file()
+
+    rows = [f"{' '.join(rng.choices(WORDS, k=6))},{stars}" for stars in (1, 2, 3) * 20]
+    (tmp_path / "reviews.csv").write_text("\n".join(["review,stars", *rows]) + "\n")
+    (tmp_path / "new-reviews.csv").write_text("review\nthe old cat sat\na red bird flew\n")
+    commands = next(block for block in blocks() if "discern finetune" in block)
+    assert commands.count("discern ") == 3
+    run_lines(commands, tmp_path)
+    assert len((tmp_path / "predicted.jsonl").read_text().splitlines()) == 2
+    assert (tmp_path / "models" / "stars" / "config.json").is_file()
 
 
 def test_every_command_that_the_pages_show_exists() -> None:
@@ -50,7 +64,19 @@ def test_every_command_that_the_pages_show_exists() -> None:
     shown = {verb for block in code for verb in re.findall(r"(?:^|`)discern ([a-z]+)", block, flags=re.M)}
     help_text = subprocess.run([sys.executable, "-m", "discern", "--help"], capture_output=True, text=True).stdout
     verbs = set(re.findall(r"^  ([a-z]+) {2,}", help_text, flags=re.M))
-    assert verbs == {"prepare", "pretrain", "evaluate", "export", "detect", "report", "demo", "bench", "config"}
+    assert verbs == {
+        "prepare",
+        "pretrain",
+        "evaluate",
+        "export",
+        "detect",
+        "report",
+        "demo",
+        "bench",
+        "config",
+        "finetune",
+        "predict",
+    }
     assert shown <= verbs
 
 

@@ -14,7 +14,7 @@ from discern.objectives.rtd import ReplacedTokenDetection
 from discern.progress import Silent
 from discern.training import speed
 from discern.training.parallel import Ranks
-from discern.training.speed import Span, peak_memory
+from discern.training.speed import Span
 from discern.workflows.bench import BenchRequest, bench
 
 TINY = ("data.sequence_length=16", "train.sequences_per_step=6", "model.num_layers=1")

@@ -2,10 +2,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from discern.data.documentation import Collected
 from discern.progress import Silent
 from discern.workflows import demo as module
 from discern.workflows.demo import DemoRequest, demo
+from discern.workflows.demo_task import LabelledTask
+from discern.workflows.results import spread
 
 FEW = ("train.max_steps=4", "train.evaluate_every_steps=0", "train.evaluate_sequences=8", "train.checkpoint_every_steps=2")
 
@@ -16,9 +20,10 @@ def warn(message: str) -> None:
 
 def test_the_whole_way_and_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     texts = [f"Return item number {number} of the list and {number * 7} of the other one." for number in range(400)]
-    monkeypatch.setattr(module, "collect", lambda limit, advance: Collected(texts, 40, 3, sum(map(len, texts))))
+    kinds = ["class", "function"] * 200
+    monkeypatch.setattr(module, "collect", lambda limit, advance: Collected(texts, kinds, 40, 3, sum(map(len, texts))))
     monkeypatch.setattr(module, "VOCABULARY", 200)
-    request = DemoRequest(tmp_path / "demo", minutes=1, overrides=FEW)
+    request = DemoRequest(tmp_path / "demo", minutes=1, overrides=FEW, task_overrides=("train.max_steps=2",))
     result = demo(request, Silent(), warn)
     assert result.figures["step"] == 4
     assert 0 <= result.figures["discriminator_auc"] <= 1
@@ -28,10 +33,25 @@ def test_the_whole_way_and_again(tmp_path: Path, monkeypatch) -> None:  # type: 
         assert found.word in found.detection.text
         assert 1 <= found.rank <= len(found.detection.tokens)
     assert "<svg" in result.report.read_text()
+    assert result.task is not None
+    assert result.task.examples == 200
+    assert [len(part["scores"]) for part in (result.task.pretrained, result.task.untrained)] == [3, 3]
 
     monkeypatch.setattr(module, "collect", None)  # the text is there: it must not be read again
     again = demo(request, Silent(), warn)
     assert again.figures == result.figures
+    assert again.task == result.task
+
+
+def test_the_verdict_is_what_the_seeds_allow() -> None:
+    def task(pretrained: list[float], untrained: list[float]) -> LabelledTask:
+        return LabelledTask(9, *(spread(scores) for scores in (pretrained, untrained)))
+
+    better = task([0.8, 0.9, 0.7], [0.6, 0.5, 0.65])
+    assert better.difference == pytest.approx(0.2)
+    assert better.verdict == "every pre-trained seed is above every untrained one"
+    assert task([0.5, 0.6], [0.7, 0.8]).verdict == "every pre-trained seed is below every untrained one"
+    assert task([0.5, 0.9], [0.6, 0.6]).verdict.startswith("no difference")
 
 
 def test_the_rank_is_that_of_the_wrong_word() -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from io import TextIOWrapper
@@ -52,6 +52,11 @@ class Console:
             self._out.file.write(json.dumps(jsonable(values), ensure_ascii=not _unicode(self._out), allow_nan=False) + "\n")
         else:
             self.print(text)
+
+    def records(self, records: Iterable[Mapping[str, object]]) -> None:
+        """JSON lines on stdout: results of which there are many."""
+        plain = not _unicode(self._out)
+        self._out.file.writelines(json.dumps(record, ensure_ascii=plain) + "\n" for record in records)
 
     def print(self, renderable: RenderableType | str) -> None:
         """A line or a table for people, on stdout; nothing under --json."""

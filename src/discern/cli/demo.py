@@ -14,6 +14,7 @@ from discern.cli.options import SetOption
 
 if TYPE_CHECKING:
     from discern.workflows.demo import DemoResult
+    from discern.workflows.demo_task import LabelledTask
 
 
 def demo(
@@ -45,10 +46,21 @@ def _values(result: DemoResult) -> dict[str, object]:
         {"text": found.detection.text, "wrong_word": found.word, "rank": found.rank, "tokens": len(found.detection.tokens)}
         for found in result.sentences
     ]
+    task = result.task
+    labelled = None
+    if task is not None:
+        labelled = {
+            "examples": task.examples,
+            "pretrained": task.pretrained["scores"],
+            "untrained": task.untrained["scores"],
+            "difference": task.difference,
+            "verdict": task.verdict,
+        }
     return {
         "text": result.text,
         **result.figures,
         "sentences": sentences,
+        "labelled_task": labelled,
         "report": str(result.report),
         "seconds_by_stage": result.seconds,
     }
@@ -69,11 +81,25 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
         console.print(Text(f"'{found.word}' does not belong here, and is {place}:"))
         show(console, [found.detection], 0.5)
         console.print("")
+    if result.task is not None:
+        _show_task(console, result.task)
     total = sum(result.seconds.values())
     stages = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in result.seconds.items())
     console.print(f"{total:.0f} seconds: {stages}.")
     console.print(f"Curves and shaded sentences: {result.report}")
     console.print(f"next: discern detect {out / 'run'} --text 'Your own sentence.', or your own text: discern prepare --help")
+
+
+def _show_task(console: Console, task: LabelledTask) -> None:
+    """Pre-trained against untrained, as it came out."""
+    kinds = "is a documentation string that of a module, a class or a function?"
+    console.print(
+        f"A labelled task from the same text: {kinds} {task.examples:,} examples, {len(task.pretrained['seeds'])} seeds:"
+    )
+    for name, results in (("pre-trained", task.pretrained), ("untrained", task.untrained)):
+        spread = f"{results['worst']:.3f} to {results['best']:.3f}"
+        console.print(f"  {name:<12} median accuracy {results['median']:.3f} ({spread})")
+    console.print(f"  difference of the medians {task.difference:+.3f}; {task.verdict}\n")
 
 
 _MEANINGS = {

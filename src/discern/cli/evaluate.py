@@ -1,35 +1,61 @@
-"""`discern evaluate`: held-out figures of a run or an export."""
+"""`discern evaluate`: held-out figures of a run or an export, or the metrics of a fine-tuned model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from discern.cli.console import JsonOption, command
+from discern.errors import ConfigError
 
 
 def evaluate(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run, or what 'discern export RUN --out DIR --all-networks' wrote.")
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run, what 'discern export RUN --out DIR --all-networks' wrote, or what 'discern finetune' did.",
+        ),
     ],
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DATA", help="Data set whose held-out part is used; a run knows its own.")
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help="Data set whose held-out part is used; a run knows its own. For a fine-tuned model a labelled file.",
+        ),
     ] = None,
     sequences: Annotated[int, typer.Option("--sequences", min=0, help="Held-out rows, evenly spread; 0: all.")] = 0,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, help="Rows a forward pass; the figures don't depend on it.")
     ] = 32,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Of a fine-tuned model with several.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of a fine-tuned model: whose weights; without it the best.")] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option("--precision", help="Arithmetic.")] = "float32",
     json_output: JsonOption = False,
 ) -> None:
-    """Measure a model's networks on held-out text: losses in nats, everything else in 0-1.
+    """Measure a model's networks on held-out text, or a fine-tuned model on a labelled file: losses in nats, the rest in 0-1.
 
-    Example: discern evaluate runs/first --data DATA
+    Examples: discern evaluate runs/first --data DATA
+
+    discern evaluate OUT --data reviews-dev.csv
     """
     with command(json_output=json_output) as console:
+        from discern.workflows.finetuned import is_finetuned
+
+        if is_finetuned(model):
+            if sequences:
+                raise ConfigError("--sequences is for runs; a fine-tuned model is judged on the whole file", hint="leave it out")
+            from discern.workflows.evaluate_finetuned import JudgeRequest, judge
+
+            found = judge(JudgeRequest(model, data, task, seed, device, precision), console.progress)
+            console.result(found, text=_text(found))
+            return
+        if task is not None or seed is not None:
+            raise ConfigError(f"--task and --seed are for fine-tuned models, and {model} is none", hint="leave them out")
         from discern.workflows.evaluate import EvaluateRequest
         from discern.workflows.evaluate import evaluate as measure
 
@@ -38,3 +64,10 @@ def evaluate(
         console.result(
             figures, text="\n".join([f"{model} at step {figures['step']:,}, {figures['rows']:,} held-out rows", *lines])
         )
+
+
+def _text(found: dict[str, Any]) -> str:
+    """The headline, then the other figures."""
+    others = {name: value for name, value in found["metrics"].items() if name != found["metric"]} | {"loss": found["loss"]}
+    lines = [f"{found['task']}: {found['metric']} {found['score']:.4f} on {found['file']} ({found['examples']:,} examples)"]
+    return "\n".join([*lines, *(f"  {name:<26} {value:.4f}" for name, value in others.items())])

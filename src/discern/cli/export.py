@@ -1,4 +1,4 @@
-"""`discern export`: networks of a run as a Hugging Face folder."""
+"""`discern export`: networks of a run, or a fine-tuned model, as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from discern.cli.console import JsonOption, command
+from discern.cli.console import Console, JsonOption, command
+from discern.errors import ConfigError
 
 if TYPE_CHECKING:
     from discern.workflows.export import Exported
+    from discern.workflows.export_finetuned import ExportedTask, TaskExportRequest
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run; its newest sound checkpoint is taken.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a run, whose newest sound checkpoint is taken, or what 'discern finetune' wrote."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder, or an earlier export, which is replaced.")],
     network: Annotated[
         str | None,
@@ -24,16 +31,33 @@ def export(
         bool,
         typer.Option("--all-networks", help="Add the generator, in a folder of its own, so that 'discern evaluate' takes DIR."),
     ] = False,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Of a fine-tuned model with several.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of a fine-tuned model: whose weights; without it the best.")] = None,
     precision: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option("--precision", help="Type that the weights are stored in.")
     ] = "float32",
     json_output: JsonOption = False,
 ) -> None:
-    """Write a network of a run, with its tokenizer and a model card, as a folder that transformers loads.
+    """Write a network of a run, or a fine-tuned model, with its tokenizer and a model card, as a folder that transformers loads.
 
-    Example: discern export runs/first --out my-encoder
+    Examples: discern export runs/first --out my-encoder
+
+    discern export OUT --out my-classifier
     """
     with command(json_output=json_output) as console:
+        from discern.workflows.finetuned import is_finetuned
+
+        if is_finetuned(run):
+            if network is not None or all_networks:
+                raise ConfigError(
+                    "--network and --all-networks are for runs; a fine-tuned model has one network", hint="leave them out"
+                )
+            from discern.workflows.export_finetuned import TaskExportRequest
+
+            _export_task(TaskExportRequest(run, out, task, seed, precision), console)
+            return
+        if task is not None or seed is not None:
+            raise ConfigError(f"--task and --seed are for fine-tuned models, and {run} is none", hint="leave them out")
         from discern.workflows.export import ExportRequest
         from discern.workflows.export import export as run_export
 
@@ -49,6 +73,33 @@ def export(
             "bytes": done.num_bytes,
         }
         console.result(values, text=_text(done, precision))
+
+
+def _export_task(request: TaskExportRequest, console: Console) -> None:
+    from discern.workflows.export_finetuned import export_task
+
+    done = export_task(request, console.progress)
+    values = {
+        "out": done.folder,
+        "task": done.task,
+        "seed": done.seed,
+        "architecture": done.architecture,
+        "parameters": done.parameters,
+        "precision": request.precision,
+        "bytes": done.num_bytes,
+    }
+    console.result(values, text=_task_text(done, request.precision))
+
+
+def _task_text(done: ExportedTask, precision: str) -> str:
+    folder, auto = str(done.folder), done.architecture.replace("Electra", "AutoModel")
+    lines = [
+        f"{folder}: {done.task}, seed {done.seed}, {done.parameters:,} parameters in {precision}, "
+        f"{done.num_bytes / 1e6:,.1f} MB in all",
+        f"  AutoTokenizer.from_pretrained({folder!r})",
+        f"  {auto}.from_pretrained({folder!r})",
+    ]
+    return "\n".join([*lines, "Fill in the licence in README.md before you publish it."])
 
 
 def _text(done: Exported, precision: str) -> str:

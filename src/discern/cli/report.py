@@ -11,7 +11,7 @@ from discern.cli.console import JsonOption, command
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not, or of a fine-tuning.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.html", help="File to write or replace; default: RUN/report.html.")
     ] = None,
@@ -19,13 +19,16 @@ def report(
 ) -> None:
     """Show a run as one HTML page that needs no network.
 
-    Curves, held-out figures with their meaning, sizes, data and the whole configuration, in one file.
+    Of a pre-training: curves, held-out figures with their meaning, sizes, data and the whole configuration. Of a fine-tuning:
+    scores of all seeds, published ones beside, and the worst mistakes.
 
     Example: discern report runs/first --out first.html
     """
     with command(json_output=json_output) as console:
+        from discern.workflows.finetuned import is_finetuned
         from discern.workflows.report import report as write_report
+        from discern.workflows.report_finetuned import report_finetuned
 
-        target = write_report(run, out)
+        target = report_finetuned(run, out) if is_finetuned(run) else write_report(run, out)
         size = target.stat().st_size
         console.result({"out": target, "bytes": size}, text=f"{target}: {size / 1000:,.0f} kB, opens in any browser")

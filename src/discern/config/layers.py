@@ -103,6 +103,15 @@ def _value(text: str) -> object:
     return parsed["value"] if len(parsed) == 1 else text.strip()
 
 
+def read_file(path: Path) -> Settings:
+    """The values of a TOML file, over what it extends.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML.
+    """
+    return _read_file(_existing(path), ())
+
+
 def _read_preset(name: str, above: tuple[str, ...]) -> Settings:
     """A preset, over the preset that it extends."""
     path = preset_path(name)

@@ -18,6 +18,7 @@ _LEAST_WORDS = 5
 _CHARACTERS_PER_MARK = 1000
 _ROLE = re.compile(r":[\w:+-]+:`([^`]*)`|``([^`]+)``|`([^`]+)`_?")
 _PROMPT = re.compile(r"(>>>|\.\.\. |In \[|```|~~~)")
+_KINDS: dict[type[ast.AST], str] = {ast.Module: "module", ast.ClassDef: "class"}
 _BULLET = re.compile(r"([-*+•]|\d+[.)])\s+")
 
 
@@ -27,12 +28,14 @@ class Collected:
 
     Attributes:
         documents: prose, one paragraph a line, each paragraph once.
+        kinds: what each document is of: "module", "class" or "function".
         modules: how many files gave some.
         packages: of how many distributions or standard modules.
         characters: in all.
     """
 
     documents: list[str]
+    kinds: list[str]
     modules: int
     packages: int
     characters: int
@@ -48,18 +51,20 @@ def collect(limit: int, advance: Callable[[int], None]) -> Collected:
         advance: told how many characters more were found.
     """
     documents: list[str] = []
+    kinds: list[str] = []
     seen: set[str] = set()
     packages: set[str] = set()
     modules = characters = 0
     for package, path in _files():
         found = 0
-        for docstring in _docstrings(path):
+        for kind, docstring in _docstrings(path):
             # Each paragraph once: documentation repeats itself, and what is held out must not stand in the training text.
             fresh = [text for text in dict.fromkeys(_prose(docstring)) if text not in seen]
             seen.update(fresh)
             document = "\n".join(fresh)
             if len(document) >= _LEAST_CHARACTERS:
                 documents.append(document)
+                kinds.append(kind)
                 found += len(document)
         if found:
             modules, characters = modules + 1, characters + found
@@ -67,7 +72,7 @@ def collect(limit: int, advance: Callable[[int], None]) -> Collected:
             advance(found)
         if characters >= limit:
             break
-    return Collected(documents, modules, len(packages), characters)
+    return Collected(documents, kinds, modules, len(packages), characters)
 
 
 def _files() -> list[tuple[str, Path]]:
@@ -84,8 +89,8 @@ def _files() -> list[tuple[str, Path]]:
     return [(package, path) for package, _, path in found]
 
 
-def _docstrings(path: Path) -> Iterator[str]:
-    """Documentation strings of a file; none where there are few, or it cannot be read or parsed."""
+def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    """Documentation strings of a file, each with what it is of; none where there are few, or it cannot be read or parsed."""
     try:
         source = path.read_text(encoding="utf-8")
         if source.count('"""') * _CHARACTERS_PER_MARK < len(source):
@@ -98,7 +103,7 @@ def _docstrings(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
-                yield text
+                yield _KINDS.get(type(node), "function"), text
 
 
 def _prose(docstring: str) -> list[str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
+
+from discern.errors import DataError
 
 
 def sync_file(file: BinaryIO) -> None:
@@ -27,3 +31,34 @@ def write_file(path: Path, content: bytes) -> None:
     with path.open("xb") as file:
         file.write(content)
         sync_file(file)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A text file to write, UTF-8, that appears under its name at the end of the block; on failure nothing has changed.
+
+    A device or a pipe is written to as it is.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    path = path.resolve()
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("w", encoding="utf-8") as file:
+                yield file
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+            sync_folder(path.parent)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise DataError(f"cannot write {path}: {reason}", hint="choose another --out, or free some space") from problem

@@ -16,6 +16,21 @@ _TEMPLATE = "page.html"
 
 
 @dataclass(frozen=True)
+class Table:
+    """A table of texts and numbers.
+
+    Attributes:
+        rows: as many cells as columns; numbers stand at the right.
+        note: a paragraph below, or "".
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | float]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Page:
     """What the page shows. A part that is empty is left out.
 
@@ -24,6 +39,7 @@ class Page:
         curves: charts in the order of the page.
         figures: of the last evaluation.
         evaluated_at: the step of that evaluation.
+        tables: below the figures, in the order of the page.
         detections: texts whose tokens are shaded.
         configuration: TOML, shown as it is.
         notes: paragraphs on how to read the page.
@@ -34,6 +50,7 @@ class Page:
     curves: Sequence[Chart]
     figures: Sequence[HeldOutFigure] = ()
     evaluated_at: int | None = None
+    tables: Sequence[Table] = ()
     detections: Sequence[ShadedText] = ()
     configuration: str = ""
     notes: Sequence[str] = ()

@@ -29,6 +29,9 @@ class OptimizerConfig(Section):
     layer_decay: float = Field(
         1.0, gt=0, le=1, description="Factor of the learning rate from each layer to the one below. 1: none."
     )
+    layer_decay_gap: bool = Field(
+        False, description="Count a layer between heads and top layer that does not exist, as the released code does."
+    )
 
 
 class TrainConfig(Section):

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 import torch
 
 from discern.corruption.randomness import Randomness, key_of
-from discern.data.stream import ExampleStream
+from discern.data.ordering import Integers
 from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.parallel import Ranks
 from discern.training.precision import autocast
+from discern.types import TokenBatch
 
 # The same corruption for every run and every step: figures then differ because the networks do.
 EVALUATION_SEED = key_of("evaluation")
 
 
+@runtime_checkable
+class HeldoutRows(Protocol):
+    """Rows to evaluate on, by their numbers."""
+
+    @property
+    def num_rows(self) -> int:
+        """Of the split."""
+
+    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
+        """The rows of these numbers."""
+
+
 @torch.no_grad()
 def evaluate(
     objective: Objective,
-    stream: ExampleStream,
+    stream: HeldoutRows,
     ranks: Ranks,
     *,
     sequences: int = 0,

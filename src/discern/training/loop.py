@@ -17,13 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from discern.corruption.randomness import Randomness, key_of
 from discern.data.ordering import Integers
-from discern.data.stream import ExampleStream
 from discern.errors import CheckpointError, NumericsError
 from discern.objectives.base import Objective, Phase
 from discern.progress import Progress
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.evaluation import evaluate
+from discern.training.evaluation import HeldoutRows, evaluate
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal
 from discern.training.meter import Meter
@@ -43,19 +42,34 @@ class BatchSource(Protocol):
 
 
 @dataclass(frozen=True)
+class Watch:
+    """A held-out figure that more of is better, and what follows from it.
+
+    Attributes:
+        patience: evaluations without a better one after which the run ends; 0: it never does.
+        keep: the weights of the best evaluation are kept under `folder/best`.
+    """
+
+    metric: str
+    patience: int = 0
+    keep: bool = False
+
+
+@dataclass(frozen=True)
 class Parts:
     """What the loop runs on.
 
     Attributes:
         folder: of the run; checkpoints and the journal go there.
         heldout: rows for evaluation, or None where there are none.
+        watch: what the evaluations decide, if anything.
         precision: 'float32' or 'bfloat16'.
         header: what made this run, written into every checkpoint.
     """
 
     objective: Objective
     source: BatchSource
-    heldout: ExampleStream | None
+    heldout: HeldoutRows | None
     optimizer: OptimizerConfig
     train: TrainConfig
     ranks: Ranks
@@ -65,6 +79,7 @@ class Parts:
     progress: Progress
     stop: StopRequest
     header: dict[str, Any] = field(default_factory=dict)
+    watch: Watch | None = None
 
 
 @dataclass
@@ -77,6 +92,8 @@ class State:
         seconds: of training, over all sessions.
         updates: of the present optimizer.
         optimizer: moments to continue from, by parameter name.
+        best: of the figure that is watched.
+        waited: evaluations since then.
         over: the end, the end of the time, or a request to stop has been reached.
     """
 
@@ -85,6 +102,8 @@ class State:
     seconds: float = 0.0
     updates: int = 0
     optimizer: dict[str, Tensor] = field(default_factory=dict)
+    best: float | None = None
+    waited: int = 0
     over: bool = False
 
 
@@ -240,12 +259,27 @@ def _write(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: flo
             )
         record |= {f"heldout_{name}" if name in record else name: value for name, value in held.items()}
         parts.progress.note(f"step {state.step}: held out {_summary(held)}")
+        if parts.watch is not None:
+            _weigh(parts, parts.watch, state, optimizer, held[parts.watch.metric])
     if record is not None and parts.journal is not None:
         parts.journal.write(record)
     if state.over or state.step % train.checkpoint_every_steps == 0:
         with meter.paused():
             save_checkpoint(parts, state, optimizer, parts.folder / "checkpoints")
     return record
+
+
+def _weigh(parts: Parts, watch: Watch, state: State, optimizer: AdamW, figure: float) -> None:
+    """Keep the weights where the figure is the best so far; end the run where it has not been for too long."""
+    if state.best is None or figure > state.best:
+        state.best, state.waited = figure, 0
+        if watch.keep:
+            save_checkpoint(parts, state, optimizer, parts.folder / "best")
+        return
+    state.waited += 1
+    if watch.patience and state.waited >= watch.patience and not state.over:
+        state.over = True
+        parts.progress.note(f"step {state.step}: no better {watch.metric} in {state.waited} evaluations, so this is the end")
 
 
 def save_checkpoint(parts: Parts, state: State, optimizer: AdamW, folder: Path) -> None:
@@ -261,6 +295,7 @@ def save_checkpoint(parts: Parts, state: State, optimizer: AdamW, folder: Path) 
                 "tokens": state.tokens,
                 "seconds": state.seconds,
                 "updates": state.updates,
+                **({"best": state.best, "waited": state.waited} if parts.watch is not None else {}),
                 **parts.header,
             },
         )

@@ -115,10 +115,10 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     Vectors (biases, LayerNorm) are not decayed; matrices and embeddings are. With `layer_decay` the learning rate falls
     by that factor from the heads to each layer below, down to the embeddings.
 
-    Reference: Clark et al. 2020, appendix A. Differs: the released code skips a depth above the top layer.
+    Reference: Clark et al. 2020, appendix A. The released code skips a depth above the top layer: `layer_decay_gap`.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    top = max((depth for name, _ in named if (depth := _block(name)) is not None), default=-1) + 2
+    top = max((depth for name, _ in named if (depth := _block(name)) is not None), default=-1) + 2 + config.layer_decay_gap
     groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
     for name, parameter in named:
         groups.setdefault((parameter.ndim > 1, _depth(name, top)), []).append(parameter)

@@ -16,6 +16,7 @@ from discern.errors import DataError
 from discern.progress import Progress
 from discern.scoring.detection import Detection
 from discern.training.checkpoint import write_text
+from discern.workflows.demo_task import LabelledTask, labelled_task
 from discern.workflows.detect import detect
 from discern.workflows.evaluate import EvaluateRequest, evaluate
 from discern.workflows.prepare import PrepareRequest, prepare
@@ -43,12 +44,14 @@ class DemoRequest:
         minutes: of training, at most.
         characters: of documentation, at most.
         overrides: settings over those of preset `demo`.
+        task_overrides: settings of the labelled task.
     """
 
     out: Path
     minutes: float = 3.0
     characters: int = 8_000_000
     overrides: tuple[str, ...] = ()
+    task_overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,14 @@ class Found:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What came out: the text's size, held-out figures, sentences, the report, and seconds by stage."""
+    """What came out: the text's size, held-out figures, sentences, the report, seconds by stage, and the labelled task."""
 
     text: dict[str, int]
     figures: dict[str, Any]
     sentences: list[Found]
     report: Path
     seconds: dict[str, float]
+    task: LabelledTask | None = None
 
 
 def demo(request: DemoRequest, progress: Progress, warn: Callable[[str], None]) -> DemoResult:
@@ -101,7 +105,9 @@ def demo(request: DemoRequest, progress: Progress, warn: Callable[[str], None]) 
     sentences = [_rank(detection, before, word) for detection, (before, word, _) in zip(found, SENTENCES, strict=True)]
     page = report(run, out / "report.html", found)
     stage("report")
-    return DemoResult(text, figures, sentences, page, seconds)
+    task = labelled_task(out, progress, request.task_overrides)
+    stage("fine-tune")
+    return DemoResult(text, figures, sentences, page, seconds, task)
 
 
 def _collect(request: DemoRequest, progress: Progress) -> dict[str, int]:
@@ -119,7 +125,10 @@ def _collect(request: DemoRequest, progress: Progress) -> dict[str, int]:
     if not found.documents:
         raise DataError("this Python has no documentation strings to learn from", hint="prepare text of your own instead")
     with (out / "text.jsonl").open("w", encoding="utf-8") as stream:
-        stream.writelines(json.dumps({"text": document}) + "\n" for document in found.documents)
+        stream.writelines(
+            json.dumps({"text": document, "kind": kind}) + "\n"
+            for document, kind in zip(found.documents, found.kinds, strict=True)
+        )
         stream.flush()
         os.fsync(stream.fileno())
     sizes = {

@@ -118,11 +118,12 @@ def _models(run: LoadedRun, request: ExportRequest) -> dict[str, HuggingFaceMode
     wanted = networks if request.all_networks else {name: networks[name]}
     models = {name: to_huggingface(network, run.vocabulary, request.precision) for name, network in wanted.items()}
     for model in models.values():
-        _check_finite(model, run.folder)
+        check_finite(model, run.folder)
     return models
 
 
-def _check_finite(model: HuggingFaceModel, run: Path) -> None:
+def check_finite(model: HuggingFaceModel, run: Path) -> None:
+    """Raise a NumericsError where a weight is not finite, or too large for the precision."""
     for name, tensor in (model.tensors | model.head).items():
         if not tensor.isfinite().all():
             hint = "export an earlier or another run"

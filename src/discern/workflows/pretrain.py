@@ -99,7 +99,7 @@ def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | N
             )
             return (read_metrics(request.out) or [{"step": state.step}])[-1] if ranks.writes else None
         record = _train(request.out, config, data, objective, state, (ranks, progress, stop))
-    _leave_if_stopped(stop, state, progress)
+    leave_if_stopped(stop, state, progress)
     return record if ranks.writes else None
 
 
@@ -242,7 +242,7 @@ def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
         )
 
 
-def _leave_if_stopped(stop: StopRequest, state: State, progress: Progress) -> None:
+def leave_if_stopped(stop: StopRequest, state: State, progress: Progress) -> None:
     """Exit as the signal asks, now that everything is saved."""
     if stop.requested:
         progress.note(f"stopped and saved at step {state.step}; run the same command to continue")

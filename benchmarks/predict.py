@@ -1,0 +1,91 @@
+"""How fast a fine-tuned model is applied to sentences, here and in transformers, alternately in one run.
+
+    OMP_NUM_THREADS=2 python benchmarks/predict.py OUT [--data SST-2/dev.tsv] [--repeats 5] [--copies 1]
+
+OUT is what `discern finetune` wrote for sentences of one text. Both sides tokenise, run the network in float32 and make
+probabilities of what it says; discern as `discern predict` does, transformers in batches of 32 in the order of the file,
+padded to their longest. The largest difference between the probabilities is printed beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from discern.progress import Silent
+from discern.tasks.examples import ClassificationExample
+from discern.tasks.readers.glue import read_glue_file
+from discern.training.prediction import outputs_of
+from discern.workflows.export_finetuned import TaskExportRequest, export_task
+from discern.workflows.finetuned import load_finetuned
+from discern.workflows.prediction_input import blocks
+
+BATCH, BLOCK = 32, 2048
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("DISCERN_TEST_DATA", ".")) / "glue/SST-2/dev.tsv")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--copies", type=int, default=1, help="how often the file is taken")
+    arguments = parser.parse_args()
+    examples = list(read_glue_file("sst2", arguments.data).examples) * arguments.copies
+    sides = {"discern": ours(arguments.model, examples), "transformers": theirs(arguments.model, examples)}
+    said = {name: run() for name, run in sides.items()}
+    print(f"largest difference of a probability: {(said['discern'] - said['transformers']).abs().max():.1e}")
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(arguments.repeats):
+        for name, run in sides.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    for name, times in seconds.items():
+        print(f"{name:<13} {len(examples) / statistics.median(times):8,.0f} examples/s  ({min(times):.2f} to {max(times):.2f} s)")
+    ratios = [theirs / ours for ours, theirs in zip(seconds["discern"], seconds["transformers"], strict=True)]
+    print(f"median ratio {statistics.median(ratios):.2f}, {torch.get_num_threads()} threads, {len(examples):,} examples")
+
+
+def ours(model: Path, examples: list[ClassificationExample]) -> Callable[[], torch.Tensor]:
+    loaded = load_finetuned(model)
+    (task,) = loaded.objective.tasks.values()
+
+    def run() -> torch.Tensor:
+        found = []
+        for block in blocks(iter(examples), BLOCK):
+            features = task.encode(block, loaded.text, labelled=False)
+            outputs, _ = outputs_of(loaded.objective, task.name, features)
+            found += [list(each["probabilities"].values()) for each in task.predict(block, features, outputs)]
+        return torch.tensor(found)
+
+    return run
+
+
+def theirs(model: Path, examples: list[ClassificationExample]) -> Callable[[], torch.Tensor]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = export_task(TaskExportRequest(model, Path(folder) / "export"), Silent()).folder
+        network = AutoModelForSequenceClassification.from_pretrained(out).eval()
+        tokenizer = AutoTokenizer.from_pretrained(out)
+    texts = [example.text for example in examples]
+
+    @torch.inference_mode()
+    def run() -> torch.Tensor:
+        found = []
+        for start in range(0, len(texts), BATCH):
+            inputs = tokenizer(texts[start : start + BATCH], truncation=True, padding=True, return_tensors="pt")
+            found.append(network(**inputs).logits.softmax(-1))
+        return torch.cat(found)
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""`discern finetune`: train a pre-trained encoder on a labelled task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from discern.cli.console import JsonOption, command
+from discern.cli.options import SetOption
+from discern.errors import ConfigError
+
+_COLUMNS = ("text", "pair", "label", "words", "tags", "question", "context", "answer")
+
+
+def _column(what: str) -> Any:
+    return typer.Option(metavar="COLUMN", help=what, rich_help_panel="A file of your own", show_default=False)
+
+
+def _file(what: str) -> Any:
+    return typer.Option(metavar="FILE", help=what, rich_help_panel="A file of your own", show_default=False)
+
+
+def finetune(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, an export, a Hugging Face ELECTRA or BERT, or a preset.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work there goes on.")],
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="NAME", help="A task by its name; several are trained at once.")
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", metavar="DIR", help="Folder of the task's files; one for each --task.")
+    ] = None,
+    train: Annotated[Path | None, _file("CSV, TSV, JSON lines or Parquet to train on.")] = None,
+    dev: Annotated[Path | None, _file("To evaluate on; without it a tenth of --train is held out.")] = None,
+    text: Annotated[str | None, _column("Column of the text.")] = None,
+    pair: Annotated[str | None, _column("Column of a second text.")] = None,
+    label: Annotated[str | None, _column("Column of the class, the number or the list of classes.")] = None,
+    words: Annotated[str | None, _column("Column of words to tag.")] = None,
+    tags: Annotated[str | None, _column("Column of their tags.")] = None,
+    question: Annotated[str | None, _column("Column of the question.")] = None,
+    context: Annotated[str | None, _column("Column of the text that holds the answer.")] = None,
+    answer: Annotated[str | None, _column("Column of the answer.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="TOML", help="Settings, over the recipe.")] = None,
+    set_: SetOption = None,
+    recipe: Annotated[
+        Literal["paper", "google"], typer.Option("--recipe", help="The paper's settings, or the released code's.")
+    ] = "paper",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train this many times; median and spread are reported.")] = 1,
+    untrained: Annotated[bool, typer.Option("--untrained", help="The model's sizes with fresh weights: the baseline.")] = False,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="PATH", help="Of a preset.")] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", metavar="KEY=VALUE,VALUE", help="Try each value; with several --sweep, all combinations."),
+    ] = None,
+    submission: Annotated[
+        Path | None, typer.Option("--submission", metavar="DIR", help="Write the zip that the GLUE site takes.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="The whole path on a hundred examples of each file.")] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    json_output: JsonOption = False,
+) -> None:
+    """Fine-tune an encoder on a task or on a labelled file of your own.
+
+    Examples: discern finetune MODEL --task sst2 --data glue/SST-2 --out OUT --seeds 3
+
+    discern finetune MODEL --train reviews.csv --text review --label stars --out OUT
+    """
+    with command(json_output=json_output) as console:
+        names, folders = task or [], data or []
+        if names and len(folders) == 1:
+            folders = folders * len(names)
+        if len(names) != len(folders):
+            raise ConfigError(
+                f"{len(names)} times --task and {len(folders)} times --data", hint="--task NAME --data DIR, once for each task"
+            )
+        given = {
+            "train": train,
+            "dev": dev,
+            **dict(zip(_COLUMNS, (text, pair, label, words, tags, question, context, answer), strict=True)),
+        }
+        own = [f"files.{name}={str(value)!r}" for name, value in given.items() if value is not None]
+        if names and own:
+            raise ConfigError(
+                "a named task brings its own files and columns", hint="leave out --task, or --train and the columns"
+            )
+        from discern.workflows.finetune import FinetuneRequest
+        from discern.workflows.finetune import finetune as run
+
+        request = FinetuneRequest(
+            model=model,
+            out=out,
+            tasks=list(zip(names, folders, strict=True)),
+            config=config,
+            overrides=(*own, *(set_ or ())),
+            recipe=recipe,
+            seeds=seeds,
+            untrained=untrained,
+            tokenizer=tokenizer,
+            submission=submission,
+            debug=debug,
+            device=device,
+        )
+        if sweep:
+            from discern.workflows.sweep import sweep as run_all
+
+            results = run_all(request, sweep, console.progress)
+            console.result(results, text=_sweep_text(results, out))
+            return
+        results = run(request, console.progress)
+        console.result(results, text=_text(results, out))
+
+
+def _sweep_text(results: dict[str, Any], out: Path) -> str:
+    """A line for each combination, then the best as it would be alone."""
+    width = max(len(row["folder"]) for row in results["sweep"])
+    lines = [f"{'setting':<{width}}  median {results['metric']}  standard deviation"]
+    for row in results["sweep"]:
+        median = "-" if row["median"] is None else f"{row['median']:.4f} +- {row['standard_deviation']:.4f}"
+        failed = f"  ({len(row['failed_seeds'])} failed)" if row["failed_seeds"] else ""
+        lines.append(f"{row['folder']:<{width}}  {median}{failed}")
+    return "\n".join([*lines, f"best: {results['best_folder']}", _text(results, out / results["best_folder"])])
+
+
+def _text(results: dict[str, Any], out: Path) -> str:
+    """A block for each task: the headline with its spread, the other metrics, and the seeds that failed."""
+    lines = []
+    for entry in results.get("tasks", {results["task"]: results}).values():
+        lines += _task_lines(entry, len(results["seeds"]))
+    lines.append(f"next: discern predict {out} FILE, discern evaluate {out} --data FILE, discern export {out} --out MODEL")
+    return "\n".join(lines)
+
+
+def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
+    if entry["median"] is None:
+        lines = [f"{entry['task']}: no seed has a score"]
+    elif seeds == 1:
+        lines = [f"{entry['task']}: {entry['metric']} {entry['median']:.4f} on {entry['split']} ({entry['examples']:,} examples)"]
+    else:
+        lines = [
+            f"{entry['task']}: median {entry['metric']} {entry['median']:.4f} of {seeds} seeds on {entry['split']} "
+            f"({entry['examples']:,} examples); mean {entry['mean']:.4f}, standard deviation {entry['standard_deviation']:.4f}, "
+            f"best {entry['best']:.4f}"
+        ]
+    lines += [f"  {name:<26} {value:.4f}" for name, value in entry["metrics"].items() if name != entry["metric"]]
+    return [*lines, *(f"  seed {seed} failed: {reason}" for seed, reason in entry["failed_seeds"].items())]

@@ -1,0 +1,80 @@
+"""`discern predict`: a fine-tuned model applied to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from discern.cli.console import JsonOption, command
+from discern.errors import ConfigError
+
+_COLUMNS = ("text", "pair", "words", "question", "context")
+
+
+def _column(what: str) -> Any:
+    return typer.Option(metavar="COLUMN", help=what, rich_help_panel="Columns of a table", show_default=False)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="OUT", help="What 'discern finetune' wrote.")],
+    input: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT",
+            help="CSV, TSV, JSON lines, Parquet, plain text (a text a line), or the task's own format; - reads stdin.",
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write JSON lines there instead of to stdout.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Which task, where there are several.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Whose weights; without it those of the best seed.")] = None,
+    text: Annotated[str | None, _column("Column of the text; without it the one of the training file.")] = None,
+    pair: Annotated[str | None, _column("Column of the second text.")] = None,
+    words: Annotated[str | None, _column("Column of words to tag.")] = None,
+    question: Annotated[str | None, _column("Column of the question.")] = None,
+    context: Annotated[str | None, _column("Column of the text that holds the answer.")] = None,
+    format: Annotated[
+        Literal["csv", "tsv", "jsonl", "json", "parquet", "text", "conll"] | None,
+        typer.Option("--format", help="What INPUT is, where its name does not tell."),
+    ] = None,
+    logits: Annotated[bool, typer.Option("--logits", help="Give the logits too.")] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    precision: Annotated[Literal["float32", "bfloat16", "auto"], typer.Option("--precision", help="Arithmetic.")] = "float32",
+    json_output: JsonOption = False,
+) -> None:
+    """Apply a fine-tuned model to a file: a JSON line for each row, in their order. Blank lines of a plain text are skipped.
+
+    Examples: discern predict OUT new-reviews.csv --out predictions.jsonl
+
+    echo "A fine film." | discern predict OUT -
+    """
+    with command(json_output=json_output) as console:
+        if json_output and out is None:
+            raise ConfigError(
+                "--json sums up what was written to a file", hint="add --out FILE; without --json the lines come to stdout"
+            )
+        from discern.workflows.predict import PredictRequest
+        from discern.workflows.predict import predict as run
+
+        given = dict(zip(_COLUMNS, (text, pair, words, question, context), strict=True))
+        request = PredictRequest(
+            model=model,
+            input=input,
+            out=out,
+            task=task,
+            seed=seed,
+            columns={role: column for role, column in given.items() if column is not None},
+            format=format,
+            logits=logits,
+            device=device,
+            precision=precision,
+        )
+        done = run(request, console.records, console.progress)
+        rate = done.rows / max(done.seconds, 1e-9)
+        if out is not None:
+            values = {"rows": done.rows, "seconds": done.seconds, "rows_per_second": rate, "out": out}
+            console.result(values, text=f"{out}: {done.rows:,} rows in {done.seconds:.1f} s ({rate:,.0f} a second)")

@@ -1,0 +1,105 @@
+"""The demonstration's labelled task: is a documentation string that of a module, a class or a function?"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from discern.progress import Progress
+from discern.training.checkpoint import write_text
+from discern.workflows.finetune import FinetuneRequest, finetune
+
+# Of each kind, to train on and to judge by: few, as labels are where pre-training is worth something.
+_OF_EACH_KIND = 200
+_LONGEST = 200
+SEEDS = 3
+_SETTINGS = ("finetune.epochs=5", "files.text=text", "files.label=kind", "task.sequence_length=32")
+
+
+@dataclass(frozen=True)
+class LabelledTask:
+    """What pre-training was worth on a labelled task.
+
+    Attributes:
+        examples: trained on.
+        pretrained, untrained: what `finetune` gave for the pre-trained network, and for one of its sizes with fresh weights.
+    """
+
+    examples: int
+    pretrained: dict[str, Any]
+    untrained: dict[str, Any]
+
+    @property
+    def difference(self) -> float:
+        """Of the medians; positive: pre-training helped."""
+        return float(self.pretrained["median"] - self.untrained["median"])
+
+    @property
+    def verdict(self) -> str:
+        """What the seeds allow one to say."""
+        if self.pretrained["worst"] > self.untrained["best"]:
+            return "every pre-trained seed is above every untrained one"
+        if self.pretrained["best"] < self.untrained["worst"]:
+            return "every pre-trained seed is below every untrained one"
+        return "no difference: the seeds of the two overlap"
+
+
+def labelled_task(out: Path, progress: Progress, overrides: tuple[str, ...] = ()) -> LabelledTask | None:
+    """Fine-tune the demonstration's run and an untrained network, three seeds each; None where there is too little text.
+
+    Args:
+        out: folder of the demonstration, with its text and its run.
+    """
+    folder = out / "task"
+    files = {split: folder / f"{split}.csv" for split in ("train", "dev")}
+    if not all(path.is_file() for path in files.values()):
+        kinds = _kinds(out / "text.jsonl")
+        if len(kinds) < 2 or min(map(len, kinds.values())) < 10:
+            return None
+        folder.mkdir(exist_ok=True)
+        for split, path in files.items():
+            write_text(path, _table(kinds, 0 if split == "train" else 1))
+    settings = (*(f"files.{split}='{path}'" for split, path in files.items()), *_SETTINGS, *overrides)
+    results = [
+        finetune(
+            FinetuneRequest(str(out / "run"), folder / name, overrides=settings, seeds=SEEDS, untrained=name == "untrained"),
+            progress,
+        )
+        for name in ("pretrained", "untrained")
+    ]
+    return LabelledTask(results[0]["train_examples"], results[0], results[1])
+
+
+def _kinds(text: Path) -> dict[str, list[str]]:
+    """First paragraphs by the kind of what they document, in an order that depends on the texts alone."""
+    found: dict[str, list[str]] = {}
+    for kind, paragraph in _labelled(text):
+        found.setdefault(kind, []).append(paragraph)
+    for paragraphs in found.values():
+        paragraphs.sort(key=lambda paragraph: blake2b(paragraph.encode(), digest_size=8).digest())
+    return found
+
+
+def _labelled(text: Path) -> Iterator[tuple[str, str]]:
+    with text.open(encoding="utf-8") as stream:
+        for line in stream:
+            record = json.loads(line)
+            if "kind" in record:
+                yield record["kind"], record["text"].partition("\n")[0][:_LONGEST]
+
+
+def _table(kinds: dict[str, list[str]], part: int) -> str:
+    """A CSV file of one half of the examples, as many of each kind."""
+    each = min(_OF_EACH_KIND, *(len(paragraphs) // 2 for paragraphs in kinds.values()))
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["text", "kind"])
+    for kind in sorted(kinds):
+        writer.writerows([paragraph, kind] for paragraph in kinds[kind][part * each : (part + 1) * each])
+    return stream.getvalue()

@@ -1,0 +1,171 @@
+"""A fine-tuned network as a folder that transformers loads, with the same probabilities."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from torch import nn
+
+from discern import __version__
+from discern.data.files import write_file
+from discern.data.tokenizer import fingerprint, lowercases, special_tokens
+from discern.errors import ConfigError, did_you_mean
+from discern.interop.finetuned import HeadWeights, finetuned_to_huggingface
+from discern.interop.folder import CARD_NAME, check_target, publish
+from discern.interop.huggingface import MARK, PRECISIONS, HuggingFaceModel
+from discern.interop.task_card import TaskFacts, task_card
+from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
+from discern.model.bert import BertEncoder
+from discern.objectives.base import Vocabulary
+from discern.progress import Progress
+from discern.tasks.base import Task
+from discern.workflows.export import check_finite
+from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, TOKENIZER_FILE, FineTuned, load_finetuned, seed_folder
+from discern.workflows.predict import chosen_task
+from discern.workflows.prediction_input import known_definition
+
+# What the card shows of the settings: what decides the weights.
+_RECIPE = ("finetune.", "task.", "tasks.", "optimizer.")
+_TRAINING = {"train.max_steps", "train.sequences_per_step", "train.precision"}
+
+
+@dataclass(frozen=True)
+class TaskExportRequest:
+    """What to export, and where to.
+
+    Attributes:
+        model: what `discern finetune` wrote.
+        out: new or empty folder, or an earlier export, which is replaced as a whole.
+        task: which, where there are several.
+        seed: whose weights; None: those of the best.
+        precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
+    """
+
+    model: Path
+    out: Path
+    task: str | None = None
+    seed: int | None = None
+    precision: str = "float32"
+
+
+@dataclass(frozen=True)
+class ExportedTask:
+    """What was written.
+
+    Attributes:
+        architecture: class of transformers that loads it.
+        num_bytes: size of the whole folder.
+    """
+
+    folder: Path
+    task: str
+    seed: int
+    architecture: str
+    parameters: int
+    num_bytes: int
+
+
+def export_task(request: TaskExportRequest, progress: Progress) -> ExportedTask:
+    """Write the encoder and the head of a task, with tokenizer and model card.
+
+    Raises:
+        ConfigError: no such task or precision, or transformers has no such head or encoder.
+        DataError: the folder holds no fine-tuning, or `out` holds something else or cannot be written.
+        CheckpointError: the weights are missing or damaged.
+        NumericsError: a weight is not finite, or too large for the precision.
+    """
+    check_target(request.out)
+    if request.precision not in PRECISIONS:
+        raise ConfigError(f"unknown precision '{request.precision}'", hint=did_you_mean(request.precision, PRECISIONS))
+    progress.start("exporting", 3, "parts")
+    loaded = load_finetuned(request.model, request.seed)
+    task = chosen_task(loaded, request.task)
+    head = head_weights(task, loaded.objective.heads[task.name])
+    vocabulary = Vocabulary(loaded.record["vocab_size"], special_tokens(loaded.tokenizer))
+    model = finetuned_to_huggingface(cast(BertEncoder, loaded.objective.encoder), head, vocabulary, request.precision)
+    check_finite(model, request.model)
+    # No key `objective`: that is how discern tells the settings of a pre-training.
+    model.config[MARK] = {"version": __version__, "task": task.name, "tokenizer_fingerprint": fingerprint(loaded.tokenizer)}
+    progress.advance(1)
+    tokenizer = to_huggingface_tokenizer(request.model / TOKENIZER_FILE, task.config.sequence_length)
+    card = task_card(_facts(loaded, task, model, head, request.out.resolve().name))
+    progress.advance(1)
+
+    def write(folder: Path) -> None:
+        model.write(folder)
+        write_file(folder / TOKENIZER_NAME, tokenizer.tokenizer)
+        write_file(folder / TOKENIZER_CONFIG_NAME, tokenizer.config)
+        write_file(folder / CARD_NAME, card.encode())
+
+    publish(request.out, write)
+    progress.advance(1)
+    progress.finish()
+    size = sum(path.stat().st_size for path in request.out.rglob("*") if path.is_file())
+    return ExportedTask(request.out, task.name, loaded.seed, model.config["architectures"][0], model.num_parameters, size)
+
+
+def head_weights(task: Task[Any], head: nn.Module) -> HeadWeights:
+    """What a head computes.
+
+    Raises:
+        ConfigError: transformers has no such head.
+    """
+    output, labels = getattr(head, "output", None), task.labels
+    if not isinstance(output, nn.Linear):
+        raise ConfigError(
+            f"{task.name}: transformers has no head like ELECTRA's joint one, whose end of an answer depends on its start",
+            hint="--set task.head=span trains one that it has; `discern predict` takes this one as it is",
+        )
+    if labels.kind in ("tags", "spans"):
+        kind: Literal["tagging", "span"] = "tagging" if labels.kind == "tags" else "span"
+        return HeadWeights(kind, output.weight, output.bias, labels.names if kind == "tagging" else ())
+    problems: dict[str, Literal["single", "multi", "regression"]] = {"single": "single", "multi": "multi", "number": "regression"}
+    return HeadWeights(
+        "classification", output.weight, output.bias, labels.names, problems[labels.kind], labels.scale, labels.shift
+    )
+
+
+def _facts(loaded: FineTuned, task: Task[Any], model: HuggingFaceModel, head: HeadWeights, title: str) -> TaskFacts:
+    """What is known of the model; no path, no name of a machine."""
+    record, of_task = loaded.record, loaded.record["tasks"][task.name]
+    results = _json(loaded.folder / RESULTS_FILE)
+    scores = _json(seed_folder(loaded.folder, loaded.seed) / SCORES_FILE)
+    own = results.get("tasks", {}).get(task.name, results if results.get("task") == task.name else {})
+    settings = {
+        key: value
+        for key, value in results.get("settings", {}).items()
+        if (key.startswith(_RECIPE) and (not key.startswith("tasks.") or key.startswith(f"tasks.{task.name}.")))
+        or key in _TRAINING
+    }
+    kind = f"{type(loaded.tokenizer.model).__name__}, {'lower-cased' if lowercases(loaded.tokenizer) else 'cased'}"
+    definition = known_definition(task)
+    pairs = len(definition.source.text_names()) > 1 if definition else bool((of_task["source"].get("columns") or {}).get("pair"))
+    return TaskFacts(
+        title=title,
+        task=task.name if definition else "a labelled file of one's own",
+        base=re.sub(r"\S*/", "", record["model"]),
+        seed=loaded.seed,
+        model=model,
+        head=head,
+        max_length=task.config.sequence_length,
+        tokenizer=kind,
+        pairs=pairs or head.kind == "span",
+        results=own,
+        seeds=results.get("seeds", [loaded.seed]),
+        of_seed=(scores.get("tasks", {}).get(task.name) or {}).get(own.get("metric")),
+        settings=settings,
+        versions={"discern": record["discern"], **record["versions"]},
+    )
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    """A JSON object; empty where there is no file."""
+    if not path.is_file():
+        return {}
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value

@@ -1,0 +1,185 @@
+"""One seed of a fine-tuning: build the network, run the loop, judge it, write what came out."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discern.errors import NumericsError
+from discern.model.dropout import Dropout
+from discern.model.encoder import Encoder
+from discern.progress import Progress
+from discern.tasks.stream import TaskRowsInOrder, TaskStream
+from discern.tasks.supervised import SupervisedObjective
+from discern.training import checkpoint
+from discern.training.interrupt import StopRequest
+from discern.training.journal import Journal
+from discern.training.loop import Parts, State, Watch, train
+from discern.training.parallel import Ranks
+from discern.training.precision import resolve_precision
+from discern.training.prediction import outputs_of
+from discern.workflows.encoders import LoadedEncoder
+from discern.workflows.finetune_settings import FinetuneConfig
+from discern.workflows.finetuned import SCORES_FILE, seed_folder, write_json, write_weights
+from discern.workflows.pretrain import leave_if_stopped
+from discern.workflows.task_files import TaskData
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything that is known before training.
+
+    Attributes:
+        loaded: what every seed starts from.
+        data: by task.
+        out: folder of the fine-tuning.
+    """
+
+    loaded: LoadedEncoder
+    config: FinetuneConfig
+    data: dict[str, TaskData]
+    out: Path
+
+
+def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: StopRequest) -> None:
+    """Train one seed, judge it, and write what came out; a run that diverges is a result too."""
+    folder = seed_folder(plan.out, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = plan.config.train.model_copy(update={"seed": seed})
+    objective = build_supervised(plan)
+    objective.initialise(seed)
+    state = _resume(folder, objective, progress)
+    objective.to(ranks.device)
+    precision = resolve_precision(config.precision, ranks.device)
+    features = {name: data.train.features for name, data in plan.data.items()}
+    heldout = None
+    if config.evaluate_every_steps > 0:
+        heldout = TaskRowsInOrder({name: split.features for name, split in objective.heldout.items()})
+    journal = Journal(folder, state.step, tensorboard=config.tensorboard) if ranks.writes else None
+    progress.start(f"seed {seed}", config.max_steps, "steps")
+    progress.advance(state.step)
+    diverged = None
+    try:
+        train(
+            Parts(
+                objective=objective,
+                source=TaskStream(features, seed, config.sequences_per_step, plan.config.finetune.task_alpha),
+                heldout=heldout,
+                optimizer=plan.config.optimizer,
+                train=config,
+                ranks=ranks,
+                precision=precision,
+                folder=folder,
+                journal=journal,
+                progress=progress,
+                stop=stop,
+                watch=_watch(plan) if heldout is not None else None,
+            ),
+            state,
+        )
+    except NumericsError as problem:
+        diverged = problem.message
+    finally:
+        progress.finish()
+        if journal is not None:
+            journal.close()
+    leave_if_stopped(stop, state, progress)
+    if plan.config.finetune.keep == "best" and diverged is None and heldout is not None:
+        _take_best(folder, objective, state, progress)
+    _judge(plan, objective, folder, diverged, (ranks, state))
+    if ranks.writes:
+        for name in ("checkpoints", "best", "debug"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _watch(plan: Plan) -> Watch:
+    """The headline of the task, or the mean of several."""
+    (first, *others) = plan.data.values()
+    finetuning = plan.config.finetune
+    return Watch(first.task.metrics[0] if not others else "mean_headline", finetuning.patience, finetuning.keep == "best")
+
+
+def _take_best(folder: Path, objective: SupervisedObjective, state: State, progress: Progress) -> None:
+    contents = checkpoint.load_newest(folder / "best", progress.note)
+    if contents is not None:
+        checkpoint.load_model_tensors(objective, contents.model, str(folder))
+        progress.note(f"kept the weights of step {contents.step:,} of {state.step:,}")
+
+
+def _judge(
+    plan: Plan, objective: SupervisedObjective, folder: Path, diverged: str | None, surroundings: tuple[Ranks, State]
+) -> None:
+    """Scores, predictions, mistakes and weights of a seed; the scores are written last, and say that it is complete."""
+    ranks, state = surroundings
+    scores: dict[str, Any] = {"steps": state.step, "seconds": round(state.seconds, 3), "tokens": state.tokens, "tasks": {}}
+    if diverged is not None:
+        scores["failure"] = f"diverged: {diverged}"
+    for name, data in plan.data.items() if diverged is None else ():
+        task = data.task
+        entry: dict[str, float] = {}
+        for split_name, split in data.judged.items():
+            outputs, loss = outputs_of(objective, name, split.features)
+            predictions = task.predict(split.examples, split.features, outputs)
+            judged = task.score(split.examples, predictions)
+            further = "" if split_name == data.dev_name else f"{split_name.removeprefix('dev_')}_"
+            entry |= {f"{further}{metric}": value for metric, value in judged.values.items()}
+            entry[f"{further}loss"] = loss
+            if not further:
+                failure = task.failure(predictions)
+                if failure is not None:
+                    scores.setdefault("failures", {})[name] = failure
+                if ranks.writes:
+                    _write_lines(folder / f"predictions-{name}.jsonl", predictions)
+                    _write_lines(folder / f"mistakes-{name}.jsonl", task.mistakes(split.examples, predictions))
+        scores["tasks"][name] = entry
+        for split_name, split in data.unlabelled.items() if ranks.writes else ():
+            outputs, _ = outputs_of(objective, name, split.features)
+            _write_lines(folder / f"predictions-{name}-{split_name}.jsonl", task.predict(split.examples, split.features, outputs))
+    if ranks.writes:
+        if diverged is None:
+            write_weights(folder, objective)
+        write_json(folder / SCORES_FILE, scores)
+
+
+def build_supervised(plan: Plan) -> SupervisedObjective:
+    """A copy of the encoder with a new head for each task."""
+    finetuning = plan.config.finetune
+    encoder = copy.deepcopy(plan.loaded.encoder)
+    set_dropout(encoder, finetuning.dropout)
+    return SupervisedObjective(
+        encoder,
+        {name: data.task for name, data in plan.data.items()},
+        dropout=finetuning.dropout,
+        reduction=finetuning.reduction,
+        sequences_per_step=plan.config.train.sequences_per_step,
+        heldout={name: data.judged[data.dev_name] for name, data in plan.data.items()},
+    )
+
+
+def set_dropout(encoder: Encoder, probability: float) -> None:
+    """Of hidden states and attention alike; networks pre-trained without dropout are fine-tuned with it."""
+    encoder.config = encoder.config.model_copy(update={"hidden_dropout": probability, "attention_dropout": probability})
+    for part in encoder.modules():
+        if isinstance(part, Dropout):
+            part.probability = probability
+
+
+def _resume(folder: Path, objective: SupervisedObjective, progress: Progress) -> State:
+    contents = checkpoint.load_newest(folder / "checkpoints", progress.note) if (folder / "checkpoints").is_dir() else None
+    if contents is None:
+        return State()
+    checkpoint.load_model_tensors(objective, contents.model, str(folder))
+    progress.note(f"resuming {folder} at step {contents.step}")
+    kept = {
+        key: contents.state[key] for key in ("step", "tokens", "seconds", "updates", "best", "waited") if key in contents.state
+    }
+    return State(**kept, optimizer=dict(contents.optimizer))
+
+
+def _write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    checkpoint.write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

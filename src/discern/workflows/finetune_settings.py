@@ -1,0 +1,161 @@
+"""The configuration of a fine-tuning run: the recipe for the model's size, then the task's, then a file, then `--set`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, create_model
+
+from discern.config.base import Section
+from discern.config.layers import Origin, Setting, Settings, parse_overrides, read_file
+from discern.config.resolve import Resolved, resolve
+from discern.errors import ConfigError
+from discern.tasks.base import Definition, TaskConfig
+from discern.training.config import OptimizerConfig, TrainConfig
+
+Recipe = Literal["paper", "google"]
+# Clark et al. 2020, table 7, by hidden size up to; the released code differs for the small model alone.
+_RATES: dict[str, tuple[tuple[int, float], ...]] = {
+    "paper": ((256, 3e-4), (768, 1e-4), (1_000_000, 5e-5)),
+    "google": ((256, 1e-4), (768, 1e-4), (1_000_000, 5e-5)),
+}
+_LAYER_DECAYS = ((768, 0.8), (1_000_000, 0.9))
+_SWAPPED = ("mrpc", "stsb")
+
+
+class FilesConfig(Section):
+    """A labelled file of one's own: which files, and which columns are what. Columns that are not named are recognised."""
+
+    train: Path | None = Field(None, description="File to train on.")
+    dev: Path | None = Field(None, description="File to evaluate on; none: a part of the training file is held out.")
+    test: Path | None = Field(None, description="File to predict when all is done.")
+    format: str | None = Field(None, description="csv, tsv, jsonl, json, parquet or text, where content and name do not tell.")
+    text: str | None = Field(None, description="Column of the text.")
+    pair: str | None = Field(None, description="Column of a second text.")
+    label: str | None = Field(None, description="Column of the label: a class, a number, or a list of classes.")
+    label_kind: Literal["label", "labels", "number"] | None = Field(
+        None, description="What the label is: one class, several, a number; none: as the values look."
+    )
+    label_separator: str | None = Field(None, description="What parts several classes in one cell.")
+    words: str | None = Field(None, description="Column of words to tag.")
+    tags: str | None = Field(None, description="Column of their tags.")
+    question: str | None = Field(None, description="Column of the question.")
+    context: str | None = Field(None, description="Column of the text that holds the answer.")
+    answer: str | None = Field(None, description="Column of the answer.")
+    start: str | None = Field(None, description="Column of the answer's first character.")
+
+
+class FinetuneSection(Section):
+    """How a task is trained, apart from optimizer and loop."""
+
+    recipe: Literal["paper", "google"] = Field(
+        "paper",
+        description="'paper': table 7 of the ELECTRA paper. 'google': the released code in every detail that changes numbers.",
+    )
+    epochs: float = Field(3.0, gt=0, description="Passes over the training rows; train.max_steps overrides it.")
+    warmup_fraction: float = Field(
+        0.1, ge=0, le=1, description="Part of the steps that warm up; optimizer.warmup_steps overrides it."
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="In the encoder, its attention and before the heads.")
+    reduction: Literal["mean", "sum"] = Field(
+        "mean", description="Of the loss over a batch. 'sum': as the released code; clipping then bites at nearly every step."
+    )
+    task_alpha: float = Field(
+        1.0, ge=0, le=1, description="With several tasks: rows are drawn by size to this power. 1: by size; 0: evenly."
+    )
+    heldout_fraction: float = Field(0.1, gt=0, lt=1, description="Part of the training file held out where there is no dev file.")
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="Which weights a seed ends with: the last, or those of its best evaluation (train.evaluate_every_steps).",
+    )
+    patience: int = Field(0, ge=0, description="Evaluations without a better score after which a seed stops; 0: never.")
+    train_rows: int | None = Field(None, ge=1, description="Train on this many examples, drawn at random; none: on all.")
+
+
+class FinetuneConfig(Section):
+    """What every fine-tuning configuration has; the sections of its tasks are added by `load_finetune_config`."""
+
+    finetune: FinetuneSection = Field(default_factory=FinetuneSection)
+    files: FilesConfig = Field(default_factory=FilesConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+
+    def task_config(self, name: str) -> TaskConfig:
+        """The settings of one of its tasks."""
+        several = getattr(self, "tasks", None)
+        config: TaskConfig = getattr(several, name) if several is not None else getattr(self, "task")  # noqa: B009
+        return config
+
+
+def load_finetune_config(
+    definitions: Sequence[Definition[Any]],
+    hidden_size: int,
+    file: Path | None,
+    overrides: Sequence[str],
+    recipe: Recipe = "paper",
+) -> Resolved[FinetuneConfig]:
+    """The resolved configuration: recipe, then what the task wants, then file, then `--set`.
+
+    The settings of one task stand in `[task]`; of several in `[tasks.NAME]`.
+
+    Raises:
+        ConfigError: anything wrong in it; all problems are named at once.
+    """
+    settings = _recipe_layer(definitions, hidden_size, recipe)
+    if file is not None:
+        settings |= read_file(file)
+    settings |= parse_overrides(overrides)
+    if len(definitions) > 1:
+        _refuse_single_section(settings, definitions)
+    return resolve(_model(definitions), settings)
+
+
+def _model(definitions: Sequence[Definition[Any]]) -> type[FinetuneConfig]:
+    configs: dict[str, Any] = {each.name: (each.family.Config, Field(default_factory=each.family.Config)) for each in definitions}
+    if len(definitions) == 1:
+        return create_model("FinetuneConfig", __base__=FinetuneConfig, task=configs[definitions[0].name])
+    tasks = create_model("TasksSection", __base__=Section, **configs)
+    return create_model("FinetuneConfig", __base__=FinetuneConfig, tasks=(tasks, Field(default_factory=tasks)))
+
+
+def _recipe_layer(definitions: Sequence[Definition[Any]], hidden_size: int, recipe: Recipe) -> Settings:
+    """The recipe of the paper or of the released code for a network of this size, and the defaults of the tasks."""
+    size = "small" if hidden_size <= 256 else "base" if hidden_size <= 768 else "large"
+    values: dict[str, object] = {
+        "finetune.recipe": recipe,
+        "optimizer.learning_rate": next(rate for width, rate in _RATES[recipe] if hidden_size <= width),
+        "optimizer.layer_decay": next(decay for width, decay in _LAYER_DECAYS if hidden_size <= width),
+        "optimizer.weight_decay": 0.0,
+        "train.sequences_per_step": 32,
+        "train.evaluate_every_steps": 0,
+        "train.evaluate_sequences": 0,
+    }
+    if recipe == "google":
+        values |= {
+            "optimizer.weight_decay": 0.01,
+            "optimizer.bias_correction": False,
+            "optimizer.schedule": "released",
+            "optimizer.layer_decay_gap": True,
+            "finetune.reduction": "sum",
+        }
+    origin = Origin("preset", f"recipe {recipe}, {size}")
+    layer = {key: Setting(value, origin) for key, value in values.items()}
+    for each in definitions:
+        own = dict(each.defaults)
+        if recipe == "google" and each.name in _SWAPPED:
+            own["task.swap_pairs"] = True
+        # What a task says of training holds where it is alone: several share one training.
+        chosen = own if len(definitions) == 1 else {k: v for k, v in own.items() if k.startswith("task.")}
+        for key, value in chosen.items():
+            name = key if len(definitions) == 1 else key.replace("task.", f"tasks.{each.name}.", 1)
+            layer[name] = Setting(value, Origin("preset", f"task {each.name}"))
+    return layer
+
+
+def _refuse_single_section(settings: Mapping[str, Setting], definitions: Sequence[Definition[Any]]) -> None:
+    for key in settings:
+        if key.startswith("task."):
+            names = " or ".join(f"tasks.{each.name}.{key.partition('.')[2]}" for each in definitions)
+            raise ConfigError(f"{key} is given, but there are {len(definitions)} tasks", hint=f"say of which: --set {names}=...")

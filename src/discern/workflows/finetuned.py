@@ -1,0 +1,161 @@
+"""The folder of a fine-tuning: what stands in it, and loading the network of one of its seeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from tokenizers import Tokenizer
+
+from discern import __version__
+from discern.data.tokenizer import load_tokenizer, special_tokens
+from discern.errors import CheckpointError, ConfigError, DataError
+from discern.model.config import ModelConfig
+from discern.model.embeddings import Embeddings
+from discern.model.encoder import Encoder, build_encoder
+from discern.tasks import families
+from discern.tasks.base import Labels, Source, Task, TextEncoder
+from discern.tasks.supervised import SupervisedObjective
+from discern.training.checkpoint import load_model_tensors, model_tensors, write_text
+from discern.workflows.encoders import LoadedEncoder
+
+CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, RESULTS_FILE = "config.toml", "finetuned.json", "tokenizer.json", "results.json"
+MODEL_FILE, SCORES_FILE = "model.safetensors", "scores.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class FineTuned:
+    """A fine-tuned network, in evaluation mode, float32, on the CPU.
+
+    Attributes:
+        objective: encoder and heads.
+        seed: whose weights these are.
+        record: what finetuned.json says.
+    """
+
+    folder: Path
+    objective: SupervisedObjective
+    tokenizer: Tokenizer
+    seed: int
+    record: dict[str, Any]
+
+    @property
+    def text(self) -> TextEncoder:
+        """Text to the ids that the network was trained on."""
+        return TextEncoder(self.tokenizer, special_tokens(self.tokenizer))
+
+
+def is_finetuned(folder: Path) -> bool:
+    """Whether a folder holds a fine-tuning."""
+    return (folder / RECORD_FILE).is_file()
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Where one seed writes."""
+    return folder / f"seed-{seed}"
+
+
+def make_record(
+    loaded: LoadedEncoder, tasks: dict[str, Task[Any]], files: dict[str, Any], sources: dict[str, Source[Any]]
+) -> dict[str, Any]:
+    """What made a fine-tuning, and what is needed to use it: sizes, tasks, labels, files and how they are read."""
+    return {
+        "format": FORMAT,
+        "discern": __version__,
+        "model": loaded.description,
+        "encoder_fingerprint": loaded.source_fingerprint,
+        "vocab_size": loaded.vocabulary_size,
+        "embedding_size": loaded.encoder.embeddings.embedding_size,
+        "encoder": loaded.encoder.config.model_dump(),
+        "tasks": {
+            name: {
+                "family": type(task).family,
+                "metrics": list(task.metrics),
+                "labels": asdict(task.labels),
+                "config": task.config.model_dump(mode="json"),
+                "files": files[name],
+                "source": sources[name].record(),
+            }
+            for name, task in tasks.items()
+        },
+        "versions": {"torch": torch.__version__},
+    }
+
+
+def write_weights(folder: Path, objective: SupervisedObjective) -> None:
+    """The weights of a seed, whole or not at all; the same weights give the same bytes."""
+    aside = folder / f".{MODEL_FILE}.partial"
+    try:
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in model_tensors(objective).items()}
+        aside.write_bytes(save(tensors, {"format": "pt"}))
+        aside.replace(folder / MODEL_FILE)
+    except OSError as problem:
+        raise CheckpointError(
+            f"cannot write to {folder}: {problem}", hint="free some space, then run the same command"
+        ) from problem
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def load_finetuned(folder: Path, seed: int | None = None) -> FineTuned:
+    """The network of a seed; without one, of the seed that scored best.
+
+    Raises:
+        ConfigError: that seed was not trained.
+        DataError: the folder holds no fine-tuning, or an unfinished one.
+        CheckpointError: its weights are missing or damaged.
+    """
+    if not is_finetuned(folder):
+        state = "does not exist" if not folder.exists() else f"holds no {RECORD_FILE}"
+        raise DataError(f"{folder} {state}", hint="give the folder that `discern finetune MODEL --out OUT` wrote")
+    record: dict[str, Any] = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    if record.get("format") != FORMAT:
+        raise DataError(f"{folder} has format {record.get('format')}; this version of discern reads {FORMAT}")
+    if seed is not None and not seed_folder(folder, seed).is_dir():
+        trained = sorted(int(path.name.removeprefix("seed-")) for path in folder.glob("seed-*"))
+        raise ConfigError(f"{folder} has no seed {seed}", hint=f"trained: {', '.join(map(str, trained)) or 'none'}")
+    seed = _best_seed(folder) if seed is None else seed
+    path = seed_folder(folder, seed) / MODEL_FILE
+    objective = SupervisedObjective(_encoder(record), {name: task_of(name, each) for name, each in record["tasks"].items()})
+    try:
+        load_model_tensors(objective, load_file(path), str(path))
+    except (OSError, SafetensorError) as problem:
+        raise CheckpointError(
+            f"{path} cannot be read: {problem}", hint="run the same `discern finetune` command again"
+        ) from problem
+    return FineTuned(folder, objective.eval(), load_tokenizer(folder / TOKENIZER_FILE), seed, record)
+
+
+def task_of(name: str, record: dict[str, Any]) -> Task[Any]:
+    """The task that a record describes."""
+    family = families.load(record["family"])
+    known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record["labels"].items()}
+    labels = Labels(**known)
+    task: Task[Any] = family(name, family.Config.model_validate(record["config"]), tuple(record["metrics"]), labels)
+    return task
+
+
+def _best_seed(folder: Path) -> int:
+    try:
+        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to go on"
+        ) from None
+    return int(results["best_seed"])
+
+
+def _encoder(record: dict[str, Any]) -> Encoder:
+    config = ModelConfig.model_validate(record["encoder"])
+    return build_encoder(Embeddings(record["vocab_size"], record["embedding_size"], config), config)

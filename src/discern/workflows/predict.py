@@ -1,0 +1,152 @@
+"""A fine-tuned network applied to a file of any size."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from discern.data.files import whole_file
+from discern.errors import ConfigError, DataError, did_you_mean
+from discern.progress import Progress
+from discern.tasks.base import Prediction, Task
+from discern.training.parallel import choose_device
+from discern.training.precision import resolve_precision
+from discern.training.prediction import outputs_of
+from discern.workflows.finetuned import FineTuned, load_finetuned
+from discern.workflows.prediction_input import InputFormat, blocks, input_examples
+
+# Rows are sorted by length among this many: enough that batches hardly need padding, few enough to be held at once.
+_BLOCK = 2048
+
+
+@dataclass(frozen=True)
+class PredictRequest:
+    """What to predict with what.
+
+    Attributes:
+        model: what `discern finetune` wrote.
+        input: a table, a text, a file in the task's own format; `-` is standard input.
+        out: file for JSON lines, there whole or not at all; None: they are shown.
+        task: which, where there are several.
+        seed: whose weights; None: those of the best.
+        columns: by what they hold; those not given are called as in the training file.
+        format: of the input, where content and name do not tell.
+        logits: give them too.
+    """
+
+    model: Path
+    input: Path
+    out: Path | None = None
+    task: str | None = None
+    seed: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    format: InputFormat | None = None
+    logits: bool = False
+    device: str = "auto"
+    precision: str = "float32"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """How much was predicted, in which time from the first row read to the last one written."""
+
+    rows: int
+    seconds: float
+
+
+def predict(request: PredictRequest, show: Callable[[list[Prediction]], None], progress: Progress) -> Predicted:
+    """What the network says of every row of the input, in its order.
+
+    Args:
+        show: takes some predictions at a time, where there is no `out`.
+
+    Raises:
+        ConfigError: no such task, column or device.
+        DataError: the folder holds no fine-tuning, the input cannot be read, or a row has no text; nothing is left of `out`.
+        CheckpointError: the weights are missing or damaged.
+    """
+    _check_out(request)
+    model = load_finetuned(request.model, request.seed)
+    task = chosen_task(model, request.task)
+    model.objective.to(choose_device(request.device))
+    started = time.perf_counter()
+    examples = input_examples(task, model.record["tasks"][task.name], request.input, request.columns, request.format)
+    predictions = _counted(_predictions(model, task, examples, request, progress), request.input)
+    progress.start("predicting", None, "rows")
+    rows = 0
+    try:
+        if request.out is None:
+            for said in predictions:
+                show(said)
+                rows += len(said)
+        else:
+            with whole_file(request.out) as file:
+                for said in predictions:
+                    file.writelines(json.dumps(each, ensure_ascii=False) + "\n" for each in said)
+                    rows += len(said)
+    finally:
+        progress.finish()
+    return Predicted(rows, time.perf_counter() - started)
+
+
+def chosen_task(model: FineTuned, name: str | None) -> Task[Any]:
+    """The task of that name, or the only one.
+
+    Raises:
+        ConfigError: there is no such task, or several and none was named.
+    """
+    tasks = model.objective.tasks
+    if name is None and len(tasks) == 1:
+        return next(iter(tasks.values()))
+    if name is None:
+        raise ConfigError(
+            f"{model.folder} was fine-tuned on {', '.join(tasks)}", hint=f"say on which of them: --task {next(iter(tasks))}"
+        )
+    if name not in tasks:
+        raise ConfigError(f"{model.folder} was not fine-tuned on '{name}'", hint=did_you_mean(name, tasks))
+    return tasks[name]
+
+
+def _predictions(
+    model: FineTuned, task: Task[Any], examples: Iterator[Any], request: PredictRequest, progress: Progress
+) -> Iterator[list[Prediction]]:
+    """What is said of the examples, some thousands at a time."""
+    device = next(model.objective.parameters()).device
+    precision = resolve_precision(request.precision, device)
+    text, warned = model.text, False
+    for number, block in enumerate(blocks(examples, _BLOCK)):
+        features = task.encode(block, text, labelled=False)
+        if features.notes and not warned:
+            first = number * _BLOCK
+            progress.note(f"rows {first:,} to {first + len(block) - 1:,}: {'; '.join(features.notes)}")
+            warned = True
+        outputs, _ = outputs_of(model.objective, task.name, features, precision=precision)
+        said = task.predict(block, features, outputs)
+        progress.advance(len(block))
+        yield said if request.logits else [_without_logits(each) for each in said]
+
+
+def _without_logits(prediction: Prediction) -> Prediction:
+    return {key: value for key, value in prediction.items() if key != "logits"}
+
+
+def _counted(predictions: Iterable[list[Prediction]], source: Path) -> Iterator[list[Prediction]]:
+    """The same, if there is anything."""
+    empty = True
+    for said in predictions:
+        empty = False
+        yield said
+    if empty:
+        raise DataError(f"{source} holds no row", hint="expected a row, or a line, for each prediction")
+
+
+def _check_out(request: PredictRequest) -> None:
+    out = request.out
+    if out is not None and out.is_dir():
+        raise ConfigError(f"{out} is a folder", hint=f"give a file: --out {out / 'predictions.jsonl'}")
+    if out is not None and out.exists() and request.input.exists() and out.is_file() and out.samefile(request.input):
+        raise ConfigError(f"{out} is the input", hint="write the predictions to another file")

@@ -1,0 +1,141 @@
+"""A fine-tuning as one HTML page: scores with their spread, published ones beside, and the worst mistakes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from discern.errors import DataError
+from discern.report.page import Page, Table, render_page
+from discern.tasks.published import published_scores
+from discern.training.checkpoint import write_text
+from discern.workflows.finetuned import CONFIG_FILE, RESULTS_FILE, seed_folder
+
+_WORST = 10
+_LONGEST = 300
+
+
+def report_finetuned(folder: Path, out: Path | None) -> Path:
+    """Write the page; gives the file. The same results give the same bytes.
+
+    Args:
+        out: HTML file, replaced where it stands; None: report.html in the folder.
+
+    Raises:
+        DataError: the fine-tuning is not finished, or the file cannot be written.
+    """
+    try:
+        results: dict[str, Any] = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to go on"
+        ) from None
+    tasks: Mapping[str, Any] = results.get("tasks", {results["task"]: results})
+    page = Page(
+        title=f"discern: {folder.resolve().name}",
+        facts=_facts(results),
+        curves=(),
+        tables=[*_scores(tasks), *_published(tasks), *_mistakes(folder, results["best_seed"], tasks)],
+        configuration=(folder / CONFIG_FILE).read_text(encoding="utf-8"),
+        notes=["Scores are fractions in 0-1; correlations in -1 to 1. The median of the seeds is the figure to quote."],
+    )
+    target = out or folder / "report.html"
+    try:
+        write_text(target, render_page(page))
+    except OSError as problem:
+        raise DataError(
+            f"cannot write {target}: {problem.strerror}", hint="name a file of your own: --out FILE.html"
+        ) from problem
+    return target
+
+
+def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    settings = results["settings"]
+    return [
+        ("Model", results["model"]),
+        ("Recipe", settings["finetune.recipe"]),
+        ("Seeds", ", ".join(map(str, results["seeds"]))),
+        ("Steps a seed", f"{settings['train.max_steps']:,} of {settings['train.sequences_per_step']} rows"),
+        (
+            "Peak learning rate",
+            f"{settings['optimizer.learning_rate']:g}, a factor of {settings['optimizer.layer_decay']:g} a layer",
+        ),
+        ("Time in training", f"{results['seconds']:,.0f} seconds"),
+        ("Made with", f"discern {results['discern']}"),
+    ]
+
+
+def _scores(tasks: Mapping[str, Any]) -> Iterator[Table]:
+    rows: list[list[str | float]] = []
+    notes = []
+    for name, entry in tasks.items():
+        if entry["median"] is not None:
+            spread = f"{entry['worst']:.4f} to {entry['best']:.4f}"
+            rows.append([name, entry["metric"], entry["median"], f"+- {entry['standard_deviation']:.4f}", spread, _split(entry)])
+        rows += [
+            [name, metric, value, "", "", _split(entry)]
+            for metric, value in entry["metrics"].items()
+            if metric != entry["metric"]
+        ]
+        notes += [f"{name}, seed {seed} failed: {reason}." for seed, reason in entry["failed_seeds"].items()]
+    yield Table("Scores", ("Task", "Metric", "Median of the seeds", "Deviation", "Range", "Measured on"), rows, " ".join(notes))
+
+
+def _split(entry: Mapping[str, Any]) -> str:
+    return f"{entry['split']}, {entry['examples']:,} examples"
+
+
+def _published(tasks: Mapping[str, Any]) -> Iterator[Table]:
+    rows: list[list[str | float]] = []
+    for name, entry in tasks.items():
+        rows += [
+            [
+                each.model,
+                name,
+                each.metric,
+                each.value,
+                each.split,
+                each.seeds,
+                f"{each.flops:.1e}" if each.flops else "-",
+                each.source,
+            ]
+            for each in published_scores(name)
+            if each.metric in entry["metrics"]
+        ]
+    if rows:
+        columns = ("Model", "Task", "Metric", "Score", "Split", "Seeds", "FLOPs of pre-training", "Source")
+        note = "Numbers of other splits, seeds, data or compute are not comparable; they are here to show the scale."
+        yield Table("Published scores", columns, rows, note)
+
+
+def _mistakes(folder: Path, seed: int, tasks: Mapping[str, Any]) -> Iterator[Table]:
+    for name in tasks:
+        path = seed_folder(folder, seed) / f"mistakes-{name}.jsonl"
+        if not path.is_file():
+            continue
+        with path.open(encoding="utf-8") as stream:
+            records = [json.loads(line) for line in itertools.islice(stream, _WORST)]
+        rows: list[list[str | float]] = [
+            [_text(record), _short(record["gold"]), _said(record), record["badness"]] for record in records
+        ]
+        if rows:
+            yield Table(f"Worst mistakes of seed {seed}: {name}", ("Text", "Gold", "Said", "Badness"), rows)
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    return _short(" / ".join(str(record[key]) for key in ("text", "pair", "context") if key in record))
+
+
+def _said(record: Mapping[str, Any]) -> str:
+    for key in ("label", "labels", "score", "answer", "tags"):
+        if key in record:
+            return _short(record[key])
+    return ""
+
+
+def _short(value: object) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."

@@ -1,0 +1,97 @@
+"""What several seeds of a fine-tuning come to: medians, spread, and the seeds that failed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from discern import __version__
+from discern.config.tree import flatten, plain
+from discern.workflows.finetuned import SCORES_FILE, seed_folder
+from discern.workflows.task_files import TaskData
+
+
+def summarise(out: Path, data: dict[str, TaskData], config: Any, model: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """results.json: of one task its figures, of several those of each under `tasks` and the mean of their headlines.
+
+    A seed that failed (it diverged, or says the same of every example) counts in the median like any other, unless it has no
+    score at all; it is named beside.
+    """
+    scores = {seed: json.loads((seed_folder(out, seed) / SCORES_FILE).read_text(encoding="utf-8")) for seed in seeds}
+    each = {name: _of_task(name, found, scores) for name, found in data.items()}
+    headline = next(iter(each.values())) if len(each) == 1 else _of_several(each, scores)
+    best = max(seeds, key=lambda seed: (_value(headline["scores"], list(seeds).index(seed)), -seed))
+    return {
+        **headline,
+        **({"tasks": each} if len(each) > 1 else {}),
+        "best_seed": best,
+        "model": model,
+        "seeds": list(seeds),
+        "seconds": round(sum(found["seconds"] for found in scores.values()), 1),
+        "discern": __version__,
+        "settings": {key: plain(value) for key, value in flatten(config).items() if value is not None},
+    }
+
+
+def _of_task(name: str, data: TaskData, scores: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    metric = data.task.metrics[0]
+    found = {seed: record["tasks"].get(name) for seed, record in scores.items()}
+    values = [entry[metric] if entry else None for entry in found.values()]
+    judged = [entry for entry in found.values() if entry]
+    names = list(judged[0]) if judged else []
+    failed = {str(seed): _reason(record, name) for seed, record in scores.items() if _reason(record, name)}
+    return {
+        "task": name,
+        "metric": metric,
+        "split": data.dev_name,
+        "train_examples": len(data.train.examples),
+        "examples": len(data.judged[data.dev_name].examples),
+        **spread([value for value in values if value is not None]),
+        "scores": values,
+        "metrics": {key: statistics.median(entry[key] for entry in judged) for key in names},
+        "failed_seeds": failed,
+        "files": data.files,
+    }
+
+
+def _of_several(each: dict[str, dict[str, Any]], scores: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    columns = zip(*(entry["scores"] for entry in each.values()), strict=True)
+    values = [statistics.fmean(column) if None not in column else None for column in columns]
+    failed: dict[str, str] = {}
+    for name, entry in each.items():
+        for seed, reason in entry["failed_seeds"].items():
+            failed[seed] = "; ".join(filter(None, (failed.get(seed), f"{name}: {reason}")))
+    return {
+        "task": "+".join(each),
+        "metric": "mean",
+        **spread([value for value in values if value is not None]),
+        "scores": values,
+        "metrics": {f"{name}_{key}": value for name, entry in each.items() for key, value in entry["metrics"].items()},
+        "failed_seeds": failed,
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Median, mean, standard deviation (of a sample; 0 of one value), best and worst; None of nothing."""
+    if not values:
+        return dict.fromkeys(("median", "mean", "standard_deviation", "best", "worst"))
+    return {
+        "median": statistics.median(values),
+        "mean": statistics.fmean(values),
+        "standard_deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "best": max(values),
+        "worst": min(values),
+    }
+
+
+def _reason(record: dict[str, Any], name: str) -> str | None:
+    reason: str | None = record.get("failure") or record.get("failures", {}).get(name)
+    return reason
+
+
+def _value(values: Sequence[float | None], place: int) -> float:
+    value = values[place]
+    return float("-inf") if value is None else value

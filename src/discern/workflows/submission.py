@@ -1,0 +1,53 @@
+"""The predictions of a seed as the zip that the GLUE site takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from discern.errors import ConfigError, DataError
+from discern.progress import Progress
+from discern.tasks.readers.glue import GLUE
+from discern.tasks.submission import SUBMISSION_FILES, write_submission
+from discern.workflows.finetune_seed import Plan
+from discern.workflows.finetuned import seed_folder
+
+
+def check_submission(tasks: Sequence[str]) -> None:
+    """Raise a ConfigError, before any training, where no task is one of GLUE."""
+    if not any(name in GLUE for name in tasks):
+        raise ConfigError(
+            f"--submission is for tasks of GLUE, not for {', '.join(tasks) or 'files of your own'}",
+            hint=f"--task {' or '.join(GLUE)}",
+        )
+
+
+def check_rows(plan: Plan) -> None:
+    """Raise a DataError, before any training, where a test file is not the official one."""
+    rows = {(file.task, file.split): file.rows for file in SUBMISSION_FILES}
+    for name, data in plan.data.items():
+        for split, part in data.unlabelled.items():
+            expected, found = rows.get((name, split)), len(part.examples)
+            if expected is not None and expected != found:
+                raise DataError(
+                    f"{data.files[split]} has {found:,} rows, the official {split} file of {name} {expected:,}",
+                    hint="--submission needs the whole test files of GLUE; take this one out of --data to have it filled up",
+                )
+
+
+def submit(plan: Plan, seed: int, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Write the zip; gives where it is, and which of its files hold predictions and which the majority answer."""
+    answers: dict[tuple[str, str], list[str | float]] = {}
+    for name, data in plan.data.items():
+        for split in data.unlabelled:
+            path = seed_folder(plan.out, seed) / f"predictions-{name}-{split}.jsonl"
+            said = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            answers[name, split] = [each["label"] if "label" in each else each["score"] for each in said]
+        if not data.unlabelled:
+            progress.note(f"{name}: no test file, so the submission has the majority answer for it")
+    written = write_submission(folder, answers)
+    progress.note(f"wrote {written.path}: predictions for {', '.join(written.predicted) or 'nothing'}")
+    progress.note(f"the majority answer for {', '.join(written.filled)}")
+    return {"submission": str(written.path), "submitted": list(written.predicted), "majority": list(written.filled)}

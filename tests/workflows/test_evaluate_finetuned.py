@@ -1,0 +1,125 @@
+"""`discern evaluate` of a fine-tuned model: the task's metrics on a labelled file, and nothing written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discern.cli.main import main
+from discern.errors import ConfigError, DataError
+from discern.progress import Silent
+from discern.tasks.base import Labels
+from discern.workflows.evaluate_finetuned import JudgeRequest, judge
+from discern.workflows.predict import PredictRequest, predict
+from tests.workflows.small_finetuned import MULTI, NUMBER, SINGLE, SPANS, TAGS, Made, make_finetuned
+
+TEXTS = ["the chef", "purple elephants ate the meal", "hello", "naive guests", "double spaces"]
+NAMED = Made("classification", Labels(("contradiction", "entailment", "neutral")), ("accuracy",))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("finetuned")
+    for name, made in {"single": SINGLE, "multi": MULTI, "number": NUMBER, "tags": TAGS, "spans": SPANS}.items():
+        make_finetuned(root / name, own=made)
+    make_finetuned(root / "mnli", mnli=NAMED)
+    make_finetuned(root / "several", seeds=2, first=SINGLE, second=NUMBER)
+    return root
+
+
+def judged(model: Path, data: Path | None, **options: Any) -> dict[str, Any]:
+    return judge(JudgeRequest(model, data, **options), Silent())
+
+
+def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_score_is_of_the_predictions(folders: Path, tmp_path: Path) -> None:
+    texts = jsonl(tmp_path / "texts.jsonl", *({"review": text} for text in TEXTS))
+    said: list[dict[str, Any]] = []
+    predict(PredictRequest(folders / "single", texts), said.extend, Silent())
+    right = [{"review": text, "stars": each["label"]} for text, each in zip(TEXTS, said, strict=True)]
+    before = {path: path.stat().st_mtime_ns for path in folders.rglob("*")}
+    found = judged(folders / "single", jsonl(tmp_path / "right.jsonl", *right))
+    assert {path: path.stat().st_mtime_ns for path in folders.rglob("*")} == before
+    assert (found["task"], found["metric"], found["score"], found["examples"]) == ("own", "accuracy", 1.0, 5)
+    assert found["metrics"] == {"accuracy": 1.0}
+    assert found["file"] == str(tmp_path / "right.jsonl")
+    wrong = [{**row, "stars": "bad" if row["stars"] != "bad" else "good"} for row in right[:2]] + right[2:]
+    worse = judged(folders / "single", jsonl(tmp_path / "wrong.jsonl", *wrong))
+    assert worse["score"] == pytest.approx(0.6)
+    assert worse["loss"] > found["loss"] > 0
+
+
+def test_every_kind_of_task(folders: Path, tmp_path: Path) -> None:
+    several = jsonl(
+        tmp_path / "multi.jsonl", {"text": "the chef", "labels": ["red"]}, {"text": "hello", "labels": ["old", "red"]}
+    )
+    assert judged(folders / "multi", several)["metric"] == "micro_f1"
+    scores = jsonl(tmp_path / "n.jsonl", *({"text": text, "score": 1.5 * place} for place, text in enumerate(TEXTS)))
+    assert -1 <= judged(folders / "number", scores)["score"] <= 1
+    tags = jsonl(tmp_path / "t.jsonl", {"words": ["the", "chef"], "tags": ["O", "B-X"]})
+    assert set(judged(folders / "tags", tags)["metrics"]) == {"f1", "precision", "recall", "accuracy"}
+    asked = jsonl(tmp_path / "q.jsonl", {"question": "Who?", "context": "The chef cooked.", "answer": "The chef"})
+    assert set(judged(folders / "spans", asked)["metrics"]) >= {"exact_match", "f1"}
+
+
+def test_a_named_task_takes_a_file_or_its_folder(folders: Path, tmp_path: Path) -> None:
+    header = "sentence1\tsentence2\tgold_label\n"
+    rows = [f"{text}\tthe meal\t{label}\n" for text, label in zip(TEXTS, ["neutral", "entailment"] * 3, strict=False)]
+    for name, part in (("dev_matched", rows), ("dev_mismatched", rows[:3])):
+        (tmp_path / f"{name}.tsv").write_text(header + "".join(part))
+    whole = judged(folders / "mnli", tmp_path)
+    assert set(whole["metrics"]) == {"accuracy", "mismatched_accuracy"}
+    assert (whole["split"], whole["examples"]) == ("dev", 5)
+    other = judged(folders / "mnli", tmp_path / "dev_mismatched.tsv")
+    assert other["score"] == whole["metrics"]["mismatched_accuracy"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no labelled dev or test file of mnli; it holds nothing"):
+        judged(folders / "mnli", tmp_path / "empty")
+    bare = tmp_path / "bare.tsv"
+    bare.write_text("sentence1\tsentence2\nthe chef\thello\n")
+    with pytest.raises(DataError, match="has no labels to judge by") as caught:
+        judged(folders / "mnli", bare)
+    assert "discern predict" in str(caught.value.hint)
+
+
+def test_unknown_labels_and_missing_columns(folders: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"label 'goood' .* does not occur in the training file") as caught:
+        judged(folders / "single", jsonl(tmp_path / "a.jsonl", {"review": "hello", "stars": "goood"}))
+    assert "did you mean 'good'?" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="has no column 'stars'") as caught:
+        judged(folders / "single", jsonl(tmp_path / "b.jsonl", {"review": "hello", "star": "good"}))
+    assert caught.value.hint == "call the columns as in the training file: text = review, label = stars"
+    with pytest.raises(ConfigError, match="on which labelled file") as caught:
+        judged(folders / "single", None)
+    assert caught.value.hint == "add --data FILE"
+    with pytest.raises(ConfigError, match="is a folder"):
+        judged(folders / "single", tmp_path)
+
+
+def test_the_verb(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    data = jsonl(tmp_path / "a.jsonl", {"review": "hello", "stars": "good"}, {"review": "the chef", "stars": "bad"})
+
+    def call(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["discern", "evaluate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code
+
+    assert call(folders / "several", "--data", data, "--task", "first", "--seed", 0, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"task", "metric", "score", "metrics", "examples", "file", "loss", "split", "seed"}
+    assert (found["task"], found["seed"]) == ("first", 0)
+    assert call(folders / "single", "--data", data) == 0
+    assert capsys.readouterr().out.startswith("own: accuracy ")
+    assert call(folders / "single", "--data", data, "--sequences", 5) == 2
+    assert call(tmp_path, "--seed", 1) == 2
+    assert "are for fine-tuned models" in capsys.readouterr().err

@@ -1,0 +1,229 @@
+"""Fine-tuning end to end on small files: learning, files and results, going on, refusing, several tasks, seeds."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discern.errors import ConfigError, DataError
+from discern.progress import Silent
+from discern.workflows.finetune import FinetuneRequest, finetune, prepare_finetuning
+from discern.workflows.finetuned import load_finetuned
+from discern.workflows.sweep import sweep
+from tests.workflows.small_run import make_run
+
+ROWS = [("the model reads the file", "good"), ("a tensor of shape", "bad"), ("returns none", "so-so")]
+FAST = ("train.max_steps=60", "optimizer.learning_rate=3e-3", "finetune.dropout=0", "train.sequences_per_step=12")
+
+
+def write_csv(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("review", "stars")) -> Path:
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "run"
+    make_run(folder)
+    return folder
+
+
+@pytest.fixture
+def request_(tmp_path: Path, model: Path) -> FinetuneRequest:
+    train = write_csv(tmp_path / "train.csv", ROWS * 20)
+    dev = write_csv(tmp_path / "dev.csv", ROWS * 4)
+    files = (f"files.train='{train}'", f"files.dev='{dev}'", "files.text=review", "files.label=stars")
+    return FinetuneRequest(str(model), tmp_path / "out", overrides=(*files, *FAST))
+
+
+def run(request: FinetuneRequest) -> dict[str, Any]:
+    return finetune(request, Silent())
+
+
+def test_three_sentences_are_learned_and_everything_is_written(request_: FinetuneRequest) -> None:
+    results = run(request_)
+    assert (results["task"], results["metric"], results["median"]) == ("own", "accuracy", 1.0)
+    assert results["failed_seeds"] == {}
+    assert results == json.loads((request_.out / "results.json").read_text())
+    seed = request_.out / "seed-0"
+    assert sorted(path.name for path in seed.iterdir()) == [
+        "metrics.jsonl",
+        "mistakes-own.jsonl",
+        "model.safetensors",
+        "predictions-own.jsonl",
+        "scores.json",
+    ]
+    said = [json.loads(line) for line in (seed / "predictions-own.jsonl").read_text().splitlines()]
+    assert [record["label"] for record in said] == [label for _, label in ROWS * 4]
+    loaded = load_finetuned(request_.out)
+    assert loaded.objective.tasks["own"].labels.names == ("bad", "good", "so-so")
+
+
+def test_what_is_complete_is_not_trained_again_and_seeds_can_be_added(request_: FinetuneRequest) -> None:
+    run(request_)
+    before = (request_.out / "seed-0" / "scores.json").stat().st_mtime_ns
+    results = run(replace(request_, seeds=2))
+    assert (request_.out / "seed-0" / "scores.json").stat().st_mtime_ns == before
+    assert len(results["scores"]) == 2
+    assert results["standard_deviation"] == 0.0
+
+
+def test_the_same_seed_gives_the_same_weights(request_: FinetuneRequest) -> None:
+    few = (*request_.overrides, "train.max_steps=8", "finetune.dropout=0.1")
+    first, second = (replace(request_, out=request_.out / name, overrides=few) for name in ("a", "b"))
+    run(first)
+    run(second)
+    weights = [(each.out / "seed-0" / "model.safetensors").read_bytes() for each in (first, second)]
+    assert weights[0] == weights[1]
+
+
+def test_an_interrupted_seed_ends_with_the_same_weights(request_: FinetuneRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = (*request_.overrides, "train.max_steps=12", "train.checkpoint_every_steps=5", "finetune.dropout=0.1")
+    undisturbed, broken = (replace(request_, out=request_.out / name, overrides=few) for name in ("a", "b"))
+    run(undisturbed)
+
+    class CutError(Exception):
+        pass
+
+    from discern.training import loop
+
+    update = loop.update
+
+    def cut(parts: Any, optimizer: Any, step: int, seconds: float) -> None:
+        if step == 8:
+            raise CutError
+        update(parts, optimizer, step, seconds)
+
+    monkeypatch.setattr(loop, "update", cut)
+    with pytest.raises(CutError):
+        run(broken)
+    monkeypatch.setattr(loop, "update", update)
+    run(broken)
+    weights = [(each.out / "seed-0" / "model.safetensors").read_bytes() for each in (undisturbed, broken)]
+    assert weights[0] == weights[1]
+
+
+def test_a_part_is_held_out_where_there_is_no_dev_file(request_: FinetuneRequest, tmp_path: Path) -> None:
+    train = write_csv(tmp_path / "many.csv", [(f"{text} {n}", label) for n in range(60) for text, label in ROWS])
+    overrides = [f"files.train='{train}'" if text.startswith("files.train") else text for text in request_.overrides]
+    without = replace(request_, overrides=tuple(text for text in overrides if not text.startswith("files.dev")))
+    plan = prepare_finetuning(without, Silent())
+    data = plan.data["own"]
+    assert data.dev_name == "held out of train"
+    assert 5 <= len(data.judged[data.dev_name].examples) <= 35
+    trained, held = ({example.text for example in part.examples} for part in (data.train, data.judged[data.dev_name]))
+    assert not trained & held
+    assert len(trained) + len(held) == 180
+
+
+def test_another_task_or_model_or_setting_in_the_same_folder_is_refused(request_: FinetuneRequest, tmp_path: Path) -> None:
+    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=2"))
+    run(few)
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
+        run(replace(few, overrides=(*few.overrides, "optimizer.learning_rate=1e-5")))
+    make_run(tmp_path / "other", overrides=["model.hidden_size=16", "model.num_heads=2"])
+    with pytest.raises(DataError, match="another model"):
+        run(replace(few, model=str(tmp_path / "other")))
+    glue = tmp_path / "RTE"
+    glue.mkdir()
+    lines = [
+        "index\tsentence1\tsentence2\tlabel",
+        *(f"{n}\tthe file\treads\tentailment\n{n}\ta\tb\tnot_entailment" for n in range(20)),
+    ]
+    (glue / "train.tsv").write_text("\n".join(lines) + "\n")
+    (glue / "dev.tsv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match="holds results of own, not of rte"):
+        run(replace(few, tasks=[("rte", glue)], overrides=("train.max_steps=2",)))
+
+
+def test_two_tasks_train_one_encoder(request_: FinetuneRequest, tmp_path: Path) -> None:
+    for name, header in (("RTE", "index\tsentence1\tsentence2\tlabel"), ("QNLI", "index\tquestion\tsentence\tlabel")):
+        (tmp_path / name).mkdir()
+        lines = [header, *(f"{n}\tthe file\treads\tentailment\n{n}\ta tensor\tof\tnot_entailment" for n in range(20))]
+        for split in ("train", "dev"):
+            (tmp_path / name / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    tasks = [("rte", tmp_path / "RTE"), ("qnli", tmp_path / "QNLI")]
+    results = run(replace(request_, tasks=tasks, overrides=(*FAST, "tasks.rte.sequence_length=16")))
+    assert set(results["tasks"]) == {"rte", "qnli"}
+    assert results["metric"] == "mean"
+    assert results["median"] == pytest.approx(1.0)
+    assert results["metrics"]["rte_accuracy"] == results["tasks"]["rte"]["metrics"]["accuracy"]
+    with pytest.raises(ConfigError, match="there are 2 tasks"):
+        run(replace(request_, tasks=tasks, out=tmp_path / "x", overrides=("task.sequence_length=16",)))
+
+
+def test_the_best_evaluation_may_be_kept_and_patience_ends_a_seed(request_: FinetuneRequest) -> None:
+    # A rate that destroys what was learned: later evaluations are not better.
+    more = ("train.evaluate_every_steps=2", "finetune.keep=best", "finetune.patience=2", "optimizer.learning_rate=0.5")
+    results = run(replace(request_, overrides=(*request_.overrides, *more)))
+    records = [json.loads(line) for line in (request_.out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+    judged = [record for record in records if "accuracy" in record]
+    assert judged[-1]["step"] < 60
+    assert results["median"] == max(record["accuracy"] for record in judged)
+
+
+def test_a_seed_that_says_the_same_of_everything_is_named(request_: FinetuneRequest, tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        write_csv(tmp_path / f"{name}.csv", [ROWS[0]] * 46 + ROWS[1:])
+    results = run(replace(request_, overrides=(*request_.overrides, "train.max_steps=4")))
+    assert results["failed_seeds"] == {"0": "every prediction is good"}
+    assert results["median"] == pytest.approx(46 / 48)
+
+
+def test_a_sweep_finds_the_better_value(request_: FinetuneRequest) -> None:
+    found = sweep(
+        replace(request_, overrides=tuple(o for o in request_.overrides if "learning_rate" not in o)),
+        ["learning_rate=1e-9,3e-3"],
+        Silent(),
+    )
+    assert found["best_folder"] == "learning_rate=3e-3"
+    assert [row["settings"] for row in found["sweep"]] == [{"optimizer.learning_rate": value} for value in ("1e-9", "3e-3")]
+    assert (request_.out / "learning_rate=3e-3" / "results.json").is_file()
+    with pytest.raises(ConfigError, match="learnin_rate") as caught:
+        sweep(request_, ["learnin_rate=1,2"], Silent())
+    assert "learning_rate" in str(caught.value.hint)
+
+
+def test_recipes_go_by_size_and_the_google_recipe_repeats_the_released_code(request_: FinetuneRequest) -> None:
+    files = tuple(text for text in request_.overrides if text.startswith("files."))
+    paper = prepare_finetuning(replace(request_, overrides=files), Silent()).config
+    assert (paper.optimizer.learning_rate, paper.optimizer.layer_decay, paper.optimizer.weight_decay) == (3e-4, 0.8, 0.0)
+    # 60 rows, three epochs, 32 a step.
+    assert (paper.train.max_steps, paper.optimizer.warmup_steps) == (round(3 * 60 / 32), 0)
+    google = prepare_finetuning(replace(request_, overrides=files, recipe="google"), Silent()).config
+    assert (google.optimizer.learning_rate, google.optimizer.weight_decay) == (1e-4, 0.01)
+    assert (google.finetune.reduction, google.optimizer.schedule, google.optimizer.bias_correction) == ("sum", "released", False)
+    # The last batch of an epoch is filled up: 60 rows become 64.
+    assert google.train.max_steps == 6
+
+
+def test_lengths_beyond_the_model_are_lowered_or_refused(request_: FinetuneRequest) -> None:
+    plan = prepare_finetuning(request_, Silent())
+    assert plan.config.task_config("own").sequence_length == plan.loaded.max_length
+    with pytest.raises(ConfigError, match="positions"):
+        prepare_finetuning(replace(request_, overrides=(*request_.overrides, "task.sequence_length=4096")), Silent())
+
+
+def test_the_untrained_network_is_another(request_: FinetuneRequest) -> None:
+    plain = prepare_finetuning(request_, Silent()).loaded
+    fresh = prepare_finetuning(replace(request_, untrained=True), Silent()).loaded
+    assert fresh.source_fingerprint != plain.source_fingerprint
+    assert fresh.encoder.config == plain.encoder.config
+
+
+def test_debug_keeps_a_hundred_examples(request_: FinetuneRequest, tmp_path: Path) -> None:
+    train = write_csv(tmp_path / "train.csv", ROWS * 100)
+    assert train.is_file()
+    plan = prepare_finetuning(replace(request_, debug=True), Silent())
+    assert len(plan.data["own"].train.examples) == 100
+
+
+def test_rows_may_be_drawn(request_: FinetuneRequest) -> None:
+    plan = prepare_finetuning(replace(request_, overrides=(*request_.overrides, "finetune.train_rows=7")), Silent())
+    assert len(plan.data["own"].train.examples) == 7
