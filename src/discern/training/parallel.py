@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +93,9 @@ def join_ranks(device: str) -> Iterator[Ranks]:
             raise ConfigError(f"process {local} finds no GPU of its own: torch sees {count}", hint=f"use at most --nproc {count}")
         chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
+    # First, because torch._dynamo, which an optimizer's first step brings in, keeps whatever group there is when it comes:
+    # the group's threads outlive it then, and one that asks for the interpreter while that shuts down aborts the process.
+    importlib.import_module("torch._dynamo")
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield Ranks(rank, world, chosen)
