@@ -25,7 +25,7 @@ from rich.text import Text
 from discern.cli.json_values import jsonable
 from discern.cli.progress import progress_on
 from discern.errors import DiscernError
-from discern.progress import Progress
+from discern.progress import Progress, Silent
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
@@ -37,35 +37,39 @@ class Console:
     """Where a verb prints: `result` and `print` on stdout, `warn` and `progress` on stderr.
 
     Text is printed as it is: brackets are no markup. To colour, pass rich's `Text` or `Table`; away from a terminal they
-    lose colours and boxes, and lines are never wrapped.
+    lose colours and boxes, and lines are never wrapped. Of the processes that torchrun started only the first prints.
     """
 
     def __init__(self, *, json_output: bool) -> None:
         self.json_output = json_output
         self._out = _rich(stderr=False)
         self._err = _rich(stderr=True)
-        self.progress: Progress = progress_on(self._err)
+        self._speaks = _is_first()
+        self.progress: Progress = progress_on(self._err) if self._speaks else Silent()
 
     def result(self, values: Mapping[str, object], *, text: RenderableType | str) -> None:
         """What the verb found: `values` as one JSON object under --json, `text` for people otherwise."""
-        if self.json_output:
+        if self.json_output and self._speaks:
             self._out.file.write(json.dumps(jsonable(values), ensure_ascii=not _unicode(self._out), allow_nan=False) + "\n")
         else:
             self.print(text)
 
     def records(self, records: Iterable[Mapping[str, object]]) -> None:
         """JSON lines on stdout: results of which there are many."""
+        if not self._speaks:
+            return
         plain = not _unicode(self._out)
         self._out.file.writelines(json.dumps(record, ensure_ascii=plain) + "\n" for record in records)
 
     def print(self, renderable: RenderableType | str) -> None:
         """A line or a table for people, on stdout; nothing under --json."""
-        if not self.json_output:
+        if self._speaks and not self.json_output:
             _print(self._out, renderable)
 
     def warn(self, message: str) -> None:
         """Something that does not stop the work but that its reader should know, on stderr."""
-        _print(self._err, Text.assemble(("warning: ", "yellow"), message))
+        if self._speaks:
+            _print(self._err, Text.assemble(("warning: ", "yellow"), message))
 
 
 @contextmanager
@@ -88,6 +92,11 @@ def command(*, json_output: bool) -> Iterator[Console]:
         restore()
 
 
+def _is_first() -> bool:
+    """Whether this process is the one of those that torchrun started that prints."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def print_error(message: str, hint: str | None = None) -> None:
     """An error and what to do about it, on stderr."""
     text = Text.assemble(("error: ", "bold red"), message)
@@ -108,7 +117,7 @@ def _explained(error: BaseException) -> int:
         print_error("interrupted")
         return INTERRUPTED
     if isinstance(error, DiscernError):
-        if int(os.environ.get("RANK", "0")) == 0:  # what is wrong is wrong in every process that torchrun started
+        if _is_first():  # what is wrong is wrong in every process that torchrun started
             print_error(error.message, error.hint)
         return error.exit_code
     what = " ".join(str(error).split()) or "no message"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import SetOption
+from discern.cli.options import SetOption, without_nproc
 from discern.errors import ConfigError
 
 _COLUMNS = ("text", "pair", "label", "words", "tags", "question", "context", "answer")
@@ -59,6 +61,7 @@ def finetune(
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="The whole path on a hundred examples of each file.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Processes that share the work, as in pretrain.")] = 1,
     json_output: JsonOption = False,
 ) -> None:
     """Fine-tune an encoder on a task or on a labelled file of your own.
@@ -68,6 +71,10 @@ def finetune(
     discern finetune MODEL --train reviews.csv --text review --label stars --out OUT
     """
     with command(json_output=json_output) as console:
+        if nproc > 1 and "WORLD_SIZE" not in os.environ:
+            from discern.training.launch import launch
+
+            raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc))
         names, folders = task or [], data or []
         if names and len(folders) == 1:
             folders = folders * len(names)

@@ -90,6 +90,7 @@ def finetune(request: FinetuneRequest, progress: Progress) -> dict[str, Any]:
         for seed in seeds:
             if not (seed_folder(plan.out, seed) / SCORES_FILE).is_file():
                 run_seed(plan, seed, ranks, progress, stop)
+            ranks.barrier()  # the others wait for the scores that the first writes
         results = summarise(plan.out, plan.data, plan.config, plan.loaded.description, seeds)
         if ranks.writes:
             write_json(plan.out / RESULTS_FILE, results)

@@ -57,6 +57,13 @@ def test_tsv_takes_quotes_as_text_unless_a_field_is_quoted_as_a_spreadsheet_does
     assert [text for text, _ in rows(path)] == ['"open', 'said "yes"', 'a "b" c', '"a" and "b"']
 
 
+def test_a_csv_file_with_one_column_needs_no_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "new.csv"
+    path.write_text('review\ngreat film, loved it\na; b|c\n"quoted, ""twice""\nin two lines"\n')
+    texts = [row.values["review"] for row in open_table(path).rows]
+    assert texts == ["great film, loved it", "a; b|c", 'quoted, "twice"\nin two lines']
+
+
 def test_standard_input_and_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.txt", "One, two.", "", "Three.")
     assert [row.values for row in open_table(path).rows] == [{"text": "One, two."}, {"text": "Three."}]

@@ -33,6 +33,7 @@ _BY_ENDING: dict[str, TableFormat] = {
     ".parquet": "parquet",
 }
 _DELIMITERS = ",;\t|"
+_NO_DELIMITER = "\x1f"  # of a table with one column: "great film, loved it" is one text there
 _COMPRESSED = {".gz", ".xz", ".zst", ".bz2"}
 _NOT_TEXT = (
     "a name tells what a file is: .csv, .tsv, .jsonl, .parquet; or say it: --set files.format=csv, in prediction --format csv"
@@ -135,6 +136,8 @@ def _header(fields: list[str], name: str, number: int) -> tuple[str, ...]:
 
 def _delimited(lines: Lines, name: str, header: str) -> Table:
     delimiter = max(_DELIMITERS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+    if len(next(csv.reader([header], delimiter=delimiter), [])) == 1:
+        delimiter = _NO_DELIMITER
     records = _records(lines, name, delimiter)
     number, fields = next(records)
     columns = _header(fields, name, number)
