@@ -1,11 +1,12 @@
 """Fine-tuning speed on SST-2 against transformers' Trainer, in turns: the machine's moods then meet both alike.
 
     python benchmarks/finetune.py [--data glue/SST-2] [--tokenizer vocab.txt] [--rows 2000] [--rounds 3] [--precision float32]
+        [--model FOLDER]
 
-Both train the same weights, ELECTRA-Small's shapes freshly drawn, on the same rows with the same batch size, rate, schedule,
-dropout and number of steps, and judge the whole dev set. The Trainer pads dynamically (DataCollatorWithPadding); discern puts
+Both train the same weights, ELECTRA-Small's shapes freshly drawn or the ELECTRA in a folder, on the same rows with the same
+batch size, rate, schedule, dropout and number of steps, and judge the whole dev set. The Trainer pads dynamically (DataCollatorWithPadding); discern puts
 rows of similar length together. Timed is the training alone, without start-up and evaluation: `train_runtime` there, the seconds
-of the loop here. Prints Markdown.
+of the loop here. Prints Markdown. The Trainer wants `pip install accelerate`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=root / "glue/SST-2")
     parser.add_argument("--tokenizer", type=Path, default=root / "vocab/bert-uncased-en.txt")
+    parser.add_argument("--model", type=Path, help="an export or a Hugging Face folder, instead of fresh weights")
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
@@ -39,7 +41,7 @@ def main() -> None:
         print(json.dumps(trainer(request.peer[0], int(request.peer[1]), request)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        model = fresh_model(Path(folder) / "model", request.tokenizer)
+        model = request.model or fresh_model(Path(folder) / "model", request.tokenizer)
         rounds: dict[str, list[dict[str, float]]] = {"transformers": [], "discern": []}
         for seed in range(request.rounds):
             rounds["transformers"].append(peer(model, seed))
@@ -139,7 +141,7 @@ def trainer(model: str, seed: int, request: argparse.Namespace) -> dict[str, flo
         ]
 
     torch.manual_seed(seed)
-    network = ElectraForSequenceClassification.from_pretrained(model, num_labels=2)
+    network = ElectraForSequenceClassification.from_pretrained(model, num_labels=2, dtype=torch.float32)
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             out,

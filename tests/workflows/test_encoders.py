@@ -125,7 +125,8 @@ def test_a_fresh_encoder_has_learned_nothing(tmp_path: Path) -> None:
     # The cut at two deviations leaves 0.88 of the range that config.json states.
     assert float(fresh.encoder.embeddings.weights.detach().std()) == pytest.approx(0.88 * 0.05, rel=0.05)
     assert (fresh.tokenizer_path, fresh.max_length, fresh.vocabulary_size) == (tmp_path, like.max_length, 300)
-    assert fresh.description == f"untrained, as Hugging Face bert folder {tmp_path}, seed 3"
+    assert fresh.description == f"untrained, as Hugging Face bert folder {tmp_path}"
+    assert (fresh.trained, like.trained) == (False, True)
     assert not fresh.encoder.training
     prints = [fresh_encoder(like, seed).source_fingerprint for seed in (3, 4)]
     assert prints[0] == fresh.source_fingerprint != prints[1]
@@ -138,7 +139,7 @@ def test_the_encoder_of_a_preset(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run").networks()["discriminator"].encoder
     assert made.encoder.config == run.config
     assert made.vocabulary_size == run.embeddings.vocab_size
-    assert made.description == "untrained, preset tiny, seed 0"
+    assert made.description == "untrained, preset tiny"
     assert fresh_encoder(made, 0).source_fingerprint == made.source_fingerprint
     with pytest.raises(ConfigError, match="tinny"):
         encoder_of_preset("tinny", path, 0)

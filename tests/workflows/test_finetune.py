@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from discern.errors import ConfigError, DataError
 from discern.progress import Silent
@@ -215,6 +216,14 @@ def test_the_untrained_network_is_another(request_: FinetuneRequest) -> None:
     fresh = prepare_finetuning(replace(request_, untrained=True), Silent()).loaded
     assert fresh.source_fingerprint != plain.source_fingerprint
     assert fresh.encoder.config == plain.encoder.config
+
+
+def test_every_seed_draws_an_untrained_network_of_its_own(request_: FinetuneRequest) -> None:
+    run(replace(request_, untrained=True, seeds=2, overrides=(*request_.overrides, "train.max_steps=1")))
+    drawn = [load_file(request_.out / f"seed-{seed}" / "model.safetensors") for seed in (0, 1)]
+    (name,) = [name for name in drawn[0] if name.endswith("embeddings.word.weight")]
+    # One step of Adam moves a weight by the learning rate at most: two draws are further apart than that.
+    assert (drawn[0][name] - drawn[1][name]).abs().mean() > 2 * 3e-3
 
 
 def test_debug_keeps_a_hundred_examples(request_: FinetuneRequest, tmp_path: Path) -> None:

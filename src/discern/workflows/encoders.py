@@ -39,6 +39,7 @@ class LoadedEncoder:
         max_length: positions it was trained on, [CLS] and [SEP] included; of a model that doesn't say, those that it has.
         description: where it comes from, in words.
         source_fingerprint: sha256 over its weights.
+        trained: whether it has learned anything; one that has not is drawn anew by each seed of a fine-tuning.
     """
 
     encoder: Encoder
@@ -47,6 +48,7 @@ class LoadedEncoder:
     max_length: int
     description: str
     source_fingerprint: str
+    trained: bool = True
 
 
 def load_encoder(folder: Path, *, warn: Callable[[str], None]) -> LoadedEncoder:
@@ -79,7 +81,7 @@ def fresh_encoder(like: LoadedEncoder, seed: int) -> LoadedEncoder:
     """An encoder of the same sizes, tokenizer and settings, with the weights of step 0: what pre-training is measured against."""
     embedding_size = like.encoder.embeddings.embedding_size
     encoder = _untrained(like.encoder.config, like.vocabulary_size, embedding_size, seed)
-    return _loaded(encoder, like.tokenizer_path, like.max_length, f"untrained, as {like.description}, seed {seed}")
+    return _loaded(encoder, like.tokenizer_path, like.max_length, f"untrained, as {like.description}", trained=False)
 
 
 def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:
@@ -96,7 +98,7 @@ def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:
     rows = vocab_size(load_tokenizer(tokenizer))
     encoder = _untrained(config.model, rows, config.model.embedding_size, seed)
     length = min(config.data.sequence_length, config.model.max_positions)
-    return _loaded(encoder, tokenizer, length, f"untrained, preset {name}, seed {seed}")
+    return _loaded(encoder, tokenizer, length, f"untrained, preset {name}", trained=False)
 
 
 def fingerprint_weights(module: nn.Module) -> str:
@@ -108,7 +110,14 @@ def fingerprint_weights(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _loaded(encoder: Encoder, tokenizer_path: Path, max_length: int, description: str) -> LoadedEncoder:
+def draw_weights(encoder: Encoder, seed: int) -> None:
+    """Give an encoder the weights of step 0, as a function of the seed alone."""
+    initialise(encoder, torch.Generator().manual_seed(key_of(seed, "weights")), encoder.config)
+
+
+def _loaded(
+    encoder: Encoder, tokenizer_path: Path, max_length: int, description: str, *, trained: bool = True
+) -> LoadedEncoder:
     """The encoder with what is known of it, once its tokenizer fits."""
     entries, rows = vocab_size(load_tokenizer(tokenizer_path)), encoder.embeddings.vocab_size
     if entries > rows:
@@ -117,12 +126,12 @@ def _loaded(encoder: Encoder, tokenizer_path: Path, max_length: int, description
             hint="put the tokenizer beside the model that it was trained with: tokenizer.json or vocab.txt of the same download",
         )
     fingerprint = fingerprint_weights(encoder)
-    return LoadedEncoder(encoder.eval(), tokenizer_path, rows, max_length, description, fingerprint)
+    return LoadedEncoder(encoder.eval(), tokenizer_path, rows, max_length, description, fingerprint, trained)
 
 
 def _untrained(config: ModelConfig, vocabulary_size: int, embedding_size: int, seed: int) -> Encoder:
     encoder = build_encoder(Embeddings(vocabulary_size, embedding_size, config), config)
-    initialise(encoder, torch.Generator().manual_seed(key_of(seed, "weights")), config)
+    draw_weights(encoder, seed)
     return encoder
 
 

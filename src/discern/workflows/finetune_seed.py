@@ -23,7 +23,7 @@ from discern.training.loop import Parts, State, Watch, train
 from discern.training.parallel import Ranks
 from discern.training.precision import resolve_precision
 from discern.training.prediction import outputs_of
-from discern.workflows.encoders import LoadedEncoder
+from discern.workflows.encoders import LoadedEncoder, draw_weights
 from discern.workflows.finetune_settings import FinetuneConfig
 from discern.workflows.finetuned import SCORES_FILE, seed_folder, write_json, write_weights
 from discern.workflows.pretrain import leave_if_stopped
@@ -53,6 +53,8 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
     config = plan.config.train.model_copy(update={"seed": seed})
     objective = build_supervised(plan)
     objective.initialise(seed)
+    if not plan.loaded.trained:
+        draw_weights(objective.encoder, seed)
     state = _resume(folder, objective, progress)
     objective.to(ranks.device)
     precision = resolve_precision(config.precision, ranks.device)
