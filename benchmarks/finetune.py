@@ -3,10 +3,10 @@
     python benchmarks/finetune.py [--data glue/SST-2] [--tokenizer vocab.txt] [--rows 2000] [--rounds 3] [--precision float32]
         [--model FOLDER]
 
-Both train the same weights, ELECTRA-Small's shapes freshly drawn or the ELECTRA in a folder, on the same rows with the same
-batch size, rate, schedule, dropout and number of steps, and judge the whole dev set. The Trainer pads dynamically (DataCollatorWithPadding); discern puts
-rows of similar length together. Timed is the training alone, without start-up and evaluation: `train_runtime` there, the seconds
-of the loop here. Prints Markdown. The Trainer wants `pip install accelerate`.
+Both train the same weights, ELECTRA-Small's shapes freshly drawn or the ELECTRA in a folder, on as many rows with the same batch
+size, rate, schedule, dropout and number of steps, and judge the whole dev set. The Trainer pads dynamically
+(DataCollatorWithPadding); discern puts rows of similar length together. Timed is the training alone, without start-up and
+evaluation: `train_runtime` there, the seconds of the loop here. Prints Markdown. The Trainer wants `pip install accelerate`.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def ours(model: Path, seed: int, request: argparse.Namespace, out: Path) -> dict
         "finetune.train_rows": request.rows,
         "optimizer.learning_rate": RATE,
         "optimizer.layer_decay": 1.0,
+        "finetune.dropout": 0.1,
         "task.sequence_length": LENGTH,
     }
     given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
@@ -141,7 +142,8 @@ def trainer(model: str, seed: int, request: argparse.Namespace) -> dict[str, flo
         ]
 
     torch.manual_seed(seed)
-    network = ElectraForSequenceClassification.from_pretrained(model, num_labels=2, dtype=torch.float32)
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "summary_last_dropout": 0.1}
+    network = ElectraForSequenceClassification.from_pretrained(model, num_labels=2, dtype=torch.float32, **dropout)
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             out,
