@@ -156,6 +156,31 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
         encoder_from_huggingface(tmp_path)
 
 
+def test_a_pickle_in_several_files(tmp_path: Path) -> None:
+    model = bert()
+    (saved(model, tmp_path) / "model.safetensors").unlink()
+    names = list(model.state_dict())
+    files = {name: f"pytorch_model-0000{1 + place % 2}-of-00002.bin" for place, name in enumerate(names)}
+    for file in set(files.values()):
+        torch.save({name: model.state_dict()[name] for name in names if files[name] == file}, tmp_path / file)
+    with pytest.raises(CheckpointError, match=r"in parts \(pytorch_model-00001-of-00002\.bin, and 1 more\), but no") as caught:
+        encoder_from_huggingface(tmp_path)
+    assert "download pytorch_model.bin.index.json too" in str(caught.value.hint)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    assert_same_states(encoder_from_huggingface(tmp_path), model)
+    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"bin\.index\.json names 'pytorch_model-00002-of-00002\.bin', but"):
+        encoder_from_huggingface(tmp_path)
+
+
+def test_parts_without_their_index_are_refused(tmp_path: Path) -> None:
+    saved(bert(), tmp_path, max_shard_size="10KB")
+    (tmp_path / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match=r"in parts \(model-00001-of-.*but no model\.safetensors\.index\.json") as caught:
+        encoder_from_huggingface(tmp_path)
+    assert "download model.safetensors.index.json too" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits_are_widened(dtype: torch.dtype, tmp_path: Path) -> None:
     model = bert().to(dtype)

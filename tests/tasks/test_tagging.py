@@ -81,26 +81,28 @@ def test_tags_that_mark_no_spans_are_kept_and_scored_by_accuracy() -> None:
     assert task.score(examples, predictions).values == {"accuracy": 3 / 4}
     (mistake,) = task.mistakes(examples, predictions)
     assert (mistake["id"], mistake["badness"], mistake["gold"]) == ("0", 1, ["NN", "VB", "NN"])
-    with pytest.raises(DataError, match=r"tag 'NNS' \(1 times\) does not occur in the training file, whose tags are NN, VB"):
+    with pytest.raises(
+        DataError, match=r"tag 'NNS' \(1 in the file\) does not occur in the training file, whose tags are NN, VB"
+    ):
         task.check(read(sentence("a", "NNS")))
 
 
 def test_nothing_to_learn() -> None:
-    with pytest.raises(DataError, match=r"a file has no tags \(sentence 0\)"):
+    with pytest.raises(DataError, match=r"a file, example 0: the sentence has no tags"):
         Tagging.learn(read(sentence("a")), TaggingConfig(), ())
     for tags in ("O O", "NN NN"):
         with pytest.raises(DataError, match="there is nothing to tell apart") as error:
             Tagging.learn(read(sentence("a b", tags)), TaggingConfig(), ())
         assert "task.tag_column" in str(error.value)
     # One slip must not make parts of speech of a file of spans.
-    with pytest.raises(DataError, match=r"tag 'BX' \(1 times\) is neither 'O' nor of the form 'B-TYPE', as 'B-X' is"):
+    with pytest.raises(DataError, match=r"tag 'BX' \(1 in the file\) is neither 'O' nor of the form 'B-TYPE', as 'B-X' is"):
         Tagging.learn(read(sentence("a b c", "B-X O BX")), TaggingConfig(), ())
 
 
 def test_further_files_may_hold_new_tags_of_known_types_only() -> None:
     task = make(sentence("a b c", "B-PER I-PER O"))
     task.check(read(sentence("a b c", "S-PER O E-PER")))
-    with pytest.raises(DataError, match=r"tag 'B-PERS' \(1 times\) is of a type that does not occur") as error:
+    with pytest.raises(DataError, match=r"tag 'B-PERS' \(1 in the file\) is of a type that does not occur") as error:
         task.check(read(sentence("a b", "O B-PERS")))
     assert "did you mean 'B-PER'?" in str(error.value)
     with pytest.raises(DataError, match=r"tag 'NN' .* neither 'O' nor of the form 'B-TYPE'"):

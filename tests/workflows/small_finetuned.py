@@ -13,7 +13,7 @@ import torch
 from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Source, Task
-from discern.tasks.readers.own_file import ClassificationColumns, QuestionColumns, TaggingColumns
+from discern.tasks.readers.own_columns import ClassificationColumns, QuestionColumns, TaggingColumns
 from discern.tasks.supervised import SupervisedObjective
 from discern.workflows.encoders import encoder_of_preset
 from discern.workflows.finetuned import make_record, seed_folder, write_weights

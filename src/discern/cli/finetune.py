@@ -34,13 +34,13 @@ def finetune(
     data: Annotated[
         list[Path] | None, typer.Option("--data", metavar="DIR", help="Folder of the task's files; one for each --task.")
     ] = None,
-    train: Annotated[Path | None, _file("CSV, TSV, JSON lines or Parquet to train on.")] = None,
+    train: Annotated[Path | None, _file("CSV, TSV, JSON lines, Parquet, or CoNLL columns (.conll) to train on.")] = None,
     dev: Annotated[Path | None, _file("To evaluate on; without it a tenth of --train is held out.")] = None,
     text: Annotated[str | None, _column("Column of the text.")] = None,
     pair: Annotated[str | None, _column("Column of a second text.")] = None,
     label: Annotated[str | None, _column("Column of the class, the number or the list of classes.")] = None,
-    words: Annotated[str | None, _column("Column of words to tag.")] = None,
-    tags: Annotated[str | None, _column("Column of their tags.")] = None,
+    words: Annotated[str | None, _column("Column of words to tag; in CoNLL columns its number, from 0.")] = None,
+    tags: Annotated[str | None, _column("Column of their tags, likewise; -1 is the last.")] = None,
     question: Annotated[str | None, _column("Column of the question.")] = None,
     context: Annotated[str | None, _column("Column of the text that holds the answer.")] = None,
     answer: Annotated[str | None, _column("Column of the answer.")] = None,
@@ -151,4 +151,8 @@ def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
             f"best {entry['best']:.4f}"
         ]
     lines += [f"  {name:<26} {value:.4f}" for name, value in entry["metrics"].items() if name != entry["metric"]]
+    if entry.get("selected_on"):
+        lines.append(
+            f"  {entry['selected_on']} chose the weights of each seed (finetune.keep=best), so its scores are a little too good"
+        )
     return [*lines, *(f"  seed {seed} failed: {reason}" for seed, reason in entry["failed_seeds"].items())]

@@ -34,7 +34,7 @@ def predict(
     seed: Annotated[int | None, typer.Option("--seed", help="Whose weights; without it those of the best seed.")] = None,
     text: Annotated[str | None, _column("Column of the text; without it the one of the training file.")] = None,
     pair: Annotated[str | None, _column("Column of the second text.")] = None,
-    words: Annotated[str | None, _column("Column of words to tag.")] = None,
+    words: Annotated[str | None, _column("Column of words to tag; in CoNLL columns its number, from 0.")] = None,
     question: Annotated[str | None, _column("Column of the question.")] = None,
     context: Annotated[str | None, _column("Column of the text that holds the answer.")] = None,
     format: Annotated[

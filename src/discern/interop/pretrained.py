@@ -34,7 +34,8 @@ FAMILIES = ("electra", "bert")
 """Values of `model_type` in config.json whose encoder is ours."""
 PICKLE_NAME = "pytorch_model.bin"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
-"""Names the files that the weights of a large model are spread over."""
+PICKLE_INDEX_NAME = f"{PICKLE_NAME}.index.json"
+"""Each names the files that the weights of a large model are spread over."""
 
 _READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _ENCODER_PARTS = ("embeddings.", "embeddings_project.", "encoder.")
@@ -48,8 +49,8 @@ _WRITE_AGAIN = "where you trust it, load it with transformers and write it again
 def encoder_from_huggingface(folder: Path) -> BertEncoder:
     """The encoder of a Hugging Face ELECTRA or BERT, in float32 and evaluation mode, on the CPU.
 
-    Heads and the pooler are passed over. The weights stand in model.safetensors, in the files that its index names, or in
-    pytorch_model.bin, the first of these that is there.
+    Heads and the pooler are passed over. The weights stand in model.safetensors, in the files that its index names, in
+    pytorch_model.bin, or in the files that its index names, the first of these that is there.
 
     Raises:
         CheckpointError: a file is missing or damaged, the model is of another family or has an option that ours has not, or a
@@ -81,16 +82,30 @@ class _Stored:
 @contextmanager
 def _stored(folder: Path) -> Iterator[_Stored]:
     """The weights of a folder, whichever form they have; the files stay open meanwhile."""
-    single, index, pickle = (folder / name for name in (WEIGHTS_NAME, INDEX_NAME, PICKLE_NAME))
-    if not single.is_file() and not index.is_file() and pickle.is_file():
-        content = _unpickled(pickle)
-        yield _Stored(pickle, {name: partial(content.__getitem__, name) for name in content})
+    names = (WEIGHTS_NAME, INDEX_NAME, PICKLE_NAME, PICKLE_INDEX_NAME)
+    path = next((folder / name for name in names if (folder / name).is_file()), folder / WEIGHTS_NAME)
+    files = _shards(path) if path.name in (INDEX_NAME, PICKLE_INDEX_NAME) else [path.name]
+    if path.name in (PICKLE_NAME, PICKLE_INDEX_NAME):
+        contents = [_unpickled(folder / name) for name in files]
+        yield _Stored(path, {name: partial(each.__getitem__, name) for each in contents for name in each})
         return
-    spread = not single.is_file() and index.is_file()
-    with ExitStack() as files:
-        shards = [files.enter_context(opened(folder, name)) for name in (_shards(index) if spread else [WEIGHTS_NAME])]
+    if not path.is_file():
+        _refuse_loose_shards(folder)
+    with ExitStack() as opening:
+        shards = [opening.enter_context(opened(folder, name)) for name in files]
         tensors = {name: partial(shard.get_tensor, name) for shard in shards for name in shard.keys()}  # noqa: SIM118
-        yield _Stored(index if spread else single, tensors)
+        yield _Stored(path, tensors)
+
+
+def _refuse_loose_shards(folder: Path) -> None:
+    """Parts of a model without the index that says what is in which: whether all of them are there, nothing could tell."""
+    for pattern, index in (("model-*-of-*.safetensors", INDEX_NAME), ("pytorch_model-*-of-*.bin", PICKLE_INDEX_NAME)):
+        parts = sorted(path.name for path in folder.glob(pattern))
+        if parts:
+            raise CheckpointError(
+                f"{folder} has the weights in parts ({parts[0]}{and_more(parts)}), but no {index}, which says what is in which",
+                hint=f"download {index} too; a copy of a model needs every file of it",
+            )
 
 
 def _shards(index: Path) -> list[str]:

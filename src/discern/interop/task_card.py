@@ -149,6 +149,8 @@ def _evaluation(facts: TaskFacts) -> str:
             f"`{results['metric']}`: mean {results['mean']:.4f}, standard deviation {results['standard_deviation']:.4f}, "
             f"from {results['worst']:.4f} to {results['best']:.4f}.{own} The best of several seeds flatters: quote the median."
         )
+    if results.get("selected_on"):
+        lines.append(f"The scores on {results['selected_on']} chose which weights were kept, so they are a little too good.")
     for seed, reason in results.get("failed_seeds", {}).items():
         lines.append(f"Seed {seed} failed: {reason}.")
     return "## Evaluation\n\n" + "\n\n".join([*lines, markdown_table(("figure", head), rows)])

@@ -110,9 +110,10 @@ class Classification(Task[ClassificationExample]):
         if unknown and self.labels.kind != "number":
             similar = nearest(unknown[0], self.labels.names)
             near = f"did you mean '{similar}'? Otherwise " if similar else ""
+            first = next(place for place, each in enumerate(reading.examples) if unknown[0] in _classes(each))
             raise DataError(
-                f"{reading.source}: label '{unknown[0]}' ({found[unknown[0]]:,} times) does not occur in the training file, "
-                f"whose labels are {', '.join(self.labels.names[:20])}",
+                f"{reading.place(first)}: label '{unknown[0]}' ({found[unknown[0]]:,} in the file) does not occur in the "
+                f"training file, whose labels are {', '.join(self.labels.names[:20])}",
                 hint=f"{near}put examples of it into the training file, or take it out of this one",
             )
 
@@ -221,6 +222,12 @@ class Classification(Task[ClassificationExample]):
         key = "label" if self.labels.kind == "single" else "labels"
         said = {str(prediction[key]) for prediction in predictions}
         return f"every prediction is {said.pop()}" if len(said) == 1 else None
+
+
+def _classes(example: ClassificationExample) -> tuple[str, ...]:
+    """The classes that an example is labelled with."""
+    label = example.label
+    return label if isinstance(label, tuple) else (label,) if isinstance(label, str) else ()
 
 
 def frame_texts(

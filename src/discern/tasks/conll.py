@@ -54,7 +54,8 @@ class ConllSource(Source[TaggingExample]):
         if split == "train":
             raise ConfigError(
                 f"{path}: the column of the tags ({self.tag_column}) is that of the words ({self.word_column})",
-                hint="a training file needs both: --set task.word_column=N --set task.tag_column=M",
+                hint="a training file needs both; say which: --words N --tags M, of a named task --set task.word_column=N "
+                "--set task.tag_column=M",
             )
         return self.read(path, split, labelled=False)
 

@@ -73,12 +73,18 @@ class Reading(Generic[E]):
         source: the file, as messages call it.
         problems: what was left out or put right, counted by kind with the first few places (`file:line` and why).
         notes: what was decided in reading, a line each: which column is what, which tag scheme.
+        places: of each example, `file:line`; empty where that is not known.
     """
 
     examples: tuple[E, ...]
     source: str
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+    def place(self, number: int) -> str:
+        """Where an example stands, for messages."""
+        return self.places[number] if self.places else f"{self.source}, example {getattr(self.examples[number], 'id', number)}"
 
 
 def label_counts(examples: Sequence[ClassificationExample]) -> dict[str, int]:

@@ -25,6 +25,7 @@ from discern.types import TokenBatch
 
 # Words are tokenised this many at a time, each distinct one once.
 _BLOCK = 10_000
+_TAG_COLUMN = "--tags COLUMN for a file of your own, --set task.tag_column=N for those of a named task"
 _NOT_HERE = -1
 """Stands in `places["word"]` where a token says nothing of a word."""
 
@@ -102,7 +103,7 @@ class Tagging(Task[TaggingExample]):
         if len(names) < 2:
             raise DataError(
                 f"every word of {train.source} is '{names[0]}': there is nothing to tell apart",
-                hint="check the column of the tags: --set task.tag_column=N for CoNLL files, --set files.tags=COLUMN for tables",
+                hint=f"check the column of the tags: {_TAG_COLUMN}",
             )
         return Labels(names, "tags", scheme=scheme)
 
@@ -111,15 +112,15 @@ class Tagging(Task[TaggingExample]):
         for tag, count in _counts(reading).items():
             if self._marks_spans and not _is_mark(tag):
                 raise DataError(
-                    f"{reading.source}: tag '{tag}' ({count:,} times) is neither 'O' nor of the form 'B-TYPE', as the tags of "
-                    "the training file are",
-                    hint="is it the same column? --set task.tag_column=N; otherwise put the tag right",
+                    f"{_place_of(reading, tag)}: tag '{tag}' ({count:,} in the file) is neither 'O' nor of the form 'B-TYPE', as "
+                    "the tags of the training file are",
+                    hint=f"is it the same column ({_TAG_COLUMN})? Otherwise put the tag right",
                 )
             if self._unit(tag) not in known:
                 of_type = "is of a type that does not" if self._marks_spans else "does not"
                 raise DataError(
-                    f"{reading.source}: tag '{tag}' ({count:,} times) {of_type} occur in the training file, whose tags are "
-                    f"{', '.join(sorted(known)[:20])}",
+                    f"{_place_of(reading, tag)}: tag '{tag}' ({count:,} in the file) {of_type} occur in the training file, "
+                    f"whose tags are {', '.join(sorted(known)[:20])}",
                     hint=f"{did_you_mean(tag, known)} Otherwise put sentences with it into the training file (with all of it: "
                     "finetune.train_rows and --debug leave sentences out), or take it out here",
                 )
@@ -339,13 +340,18 @@ def _counts(reading: Reading[TaggingExample]) -> Mapping[str, int]:
     Raises:
         DataError: a sentence has none.
     """
-    bare = next((example.id for example in reading.examples if example.tags is None), None)
+    bare = next((place for place, example in enumerate(reading.examples) if example.tags is None), None)
     if bare is not None:
         raise DataError(
-            f"{reading.source} has no tags (sentence {bare})",
+            f"{reading.place(bare)}: the sentence has no tags",
             hint="give a file with a tag for every word; one without is for `discern predict`",
         )
     return tag_counts(reading.examples)
+
+
+def _place_of(reading: Reading[TaggingExample], tag: str) -> str:
+    """Where the first sentence with a tag stands."""
+    return reading.place(next(place for place, each in enumerate(reading.examples) if tag in (each.tags or ())))
 
 
 def _is_mark(tag: str) -> bool:
@@ -359,7 +365,7 @@ def _refuse_mixture(train: Reading[TaggingExample], counts: Mapping[str, int]) -
     odd = [tag for tag in counts if not _is_mark(tag)]
     if "O" in counts and marks:
         raise DataError(
-            f"{train.source}: tag '{odd[0]}' ({counts[odd[0]]:,} times) is neither 'O' nor of the form 'B-TYPE', as "
-            f"'{marks[0]}' is",
-            hint="put the tag right, or choose another column: --set task.tag_column=N",
+            f"{_place_of(train, odd[0])}: tag '{odd[0]}' ({counts[odd[0]]:,} in the file) is neither 'O' nor of the form "
+            f"'B-TYPE', as '{marks[0]}' is",
+            hint=f"put the tag right, or choose another column: {_TAG_COLUMN}",
         )

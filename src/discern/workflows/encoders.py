@@ -115,9 +115,7 @@ def draw_weights(encoder: Encoder, seed: int) -> None:
     initialise(encoder, torch.Generator().manual_seed(key_of(seed, "weights")), encoder.config)
 
 
-def _loaded(
-    encoder: Encoder, tokenizer_path: Path, max_length: int, description: str, *, trained: bool = True
-) -> LoadedEncoder:
+def _loaded(encoder: Encoder, tokenizer_path: Path, max_length: int, description: str, *, trained: bool = True) -> LoadedEncoder:
     """The encoder with what is known of it, once its tokenizer fits."""
     entries, rows = vocab_size(load_tokenizer(tokenizer_path)), encoder.embeddings.vocab_size
     if entries > rows:

@@ -103,6 +103,8 @@ def _readings(task: Task[Any], record: Mapping[str, Any], data: Path) -> list[tu
     try:
         return [("", data.name, data, source.read(data, "dev"))]
     except ConfigError as problem:
+        if record["source"]["format"] == "conll":  # its columns have numbers, and the hint knows them
+            raise
         named = ", ".join(f"{role} = {name}" for role, name in columns.items() if name and role not in ("kind", "separator"))
         raise ConfigError(problem.message, hint=f"call the columns as in the training file: {named}") from None
 

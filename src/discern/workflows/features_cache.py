@@ -34,7 +34,7 @@ def cached_features(task: Task[Any], examples: Sequence[Any], text: TextEncoder,
     if len(examples) < _WORTH_KEEPING:
         return task.encode(examples, text, labelled=labelled)
     path = _folder() / f"{_key(task, examples, text, labelled)}.safetensors"
-    with suppress(OSError, SafetensorError, KeyError, ValueError):
+    with suppress(OSError, SafetensorError, KeyError, TypeError, ValueError):
         if path.is_file():
             return _read(path)
     features = task.encode(examples, text, labelled=labelled)

@@ -31,7 +31,9 @@ class FilesConfig(Section):
     train: Path | None = Field(None, description="File to train on.")
     dev: Path | None = Field(None, description="File to evaluate on; none: a part of the training file is held out.")
     test: Path | None = Field(None, description="File to predict when all is done.")
-    format: str | None = Field(None, description="csv, tsv, jsonl, json, parquet or text, where content and name do not tell.")
+    format: str | None = Field(
+        None, description="csv, tsv, jsonl, json, parquet, text or conll, where content and name do not tell."
+    )
     text: str | None = Field(None, description="Column of the text.")
     pair: str | None = Field(None, description="Column of a second text.")
     label: str | None = Field(None, description="Column of the label: a class, a number, or a list of classes.")
@@ -39,8 +41,10 @@ class FilesConfig(Section):
         None, description="What the label is: one class, several, a number; none: as the values look."
     )
     label_separator: str | None = Field(None, description="What parts several classes in one cell.")
-    words: str | None = Field(None, description="Column of words to tag.")
-    tags: str | None = Field(None, description="Column of their tags.")
+    words: str | None = Field(
+        None, coerce_numbers_to_str=True, description="Column of words to tag; in a file with a word a line its number, from 0."
+    )
+    tags: str | None = Field(None, coerce_numbers_to_str=True, description="Column of their tags, likewise; -1: the last.")
     question: str | None = Field(None, description="Column of the question.")
     context: str | None = Field(None, description="Column of the text that holds the answer.")
     answer: str | None = Field(None, description="Column of the answer.")
@@ -109,7 +113,20 @@ def load_finetune_config(
     settings |= parse_overrides(overrides)
     if len(definitions) > 1:
         _refuse_single_section(settings, definitions)
-    return resolve(_model(definitions), settings)
+    resolved = resolve(_model(definitions), settings)
+    _refuse_unseen_best(resolved.config)
+    return resolved
+
+
+def _refuse_unseen_best(config: FinetuneConfig) -> None:
+    """Settings that choose among evaluations need some."""
+    finetuning = config.finetune
+    asked = "finetune.keep=best" if finetuning.keep == "best" else "finetune.patience" if finetuning.patience else None
+    if asked is not None and config.train.evaluate_every_steps == 0:
+        raise ConfigError(
+            f"{asked} goes by evaluations, and train.evaluate_every_steps is 0: there would be none",
+            hint="--set train.evaluate_every_steps=100",
+        )
 
 
 def _model(definitions: Sequence[Definition[Any]]) -> type[FinetuneConfig]:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from discern.config.base import Section
 from discern.config.layers import Settings, parse_overrides, read_file
 from discern.config.resolve import resolve
-from discern.errors import ConfigError
+from discern.errors import ConfigError, did_you_mean
 from discern.tasks import families
-from discern.tasks.base import Definition, Source
+from discern.tasks.base import Definition, Source, TaskConfig
+from discern.tasks.conll import ConllSource
 from discern.tasks.examples import Reading
-from discern.tasks.readers.own_file import (
+from discern.tasks.readers.own_columns import (
     ClassificationColumns,
+    NumberedColumns,
     QuestionColumns,
     TaggingColumns,
     classification_columns,
+    numbered_columns,
     question_columns,
-    read_classification,
-    read_questions,
-    read_tagging,
     tagging_columns,
 )
+from discern.tasks.readers.own_file import read_classification, read_questions, read_tagging
 from discern.tasks.readers.table import TableFormat
+from discern.tasks.readers.tagging import COLUMN_ENDINGS, ending_of
+from discern.tasks.tagging import TaggingConfig
 from discern.workflows.finetune_settings import FilesConfig
 from discern.workflows.task_files import TaskFiles
 
@@ -35,7 +38,10 @@ _METRICS = {
     "labels": ("micro_f1", "macro_f1", "exact_match"),
     "number": ("spearman", "pearson", "mean_absolute_error"),
 }
-Columns = ClassificationColumns | TaggingColumns | QuestionColumns
+Columns = ClassificationColumns | TaggingColumns | NumberedColumns | QuestionColumns
+FileFormat = TableFormat | Literal["conll"]
+_TABLES = (".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".parquet")
+_FORMATS = (*get_args(TableFormat), "conll")
 
 
 class _Files(Section):
@@ -44,7 +50,7 @@ class _Files(Section):
 
 @dataclass(frozen=True)
 class OwnSource(Source[Any]):
-    """Tables of which one's own settings say what is what.
+    """Files of which one's own settings say what is what: tables, or sentences with a word a line.
 
     Attributes:
         columns: as the training file has them.
@@ -52,7 +58,7 @@ class OwnSource(Source[Any]):
     """
 
     columns: Columns
-    format: TableFormat | None = None
+    format: FileFormat | None = None
 
     @classmethod
     def of_record(cls, kind: str, record: Mapping[str, Any]) -> OwnSource:
@@ -61,8 +67,24 @@ class OwnSource(Source[Any]):
         Args:
             kind: of the labels.
         """
-        columns = {"tags": TaggingColumns, "spans": QuestionColumns}.get(kind, ClassificationColumns)
+        of_tags = NumberedColumns if record["format"] == "conll" else TaggingColumns
+        columns: Any = {"tags": of_tags, "spans": QuestionColumns}.get(kind, ClassificationColumns)
         return cls(columns(**record["columns"]), record["format"])
+
+    def configured(self, config: TaskConfig) -> OwnSource:
+        """The same: columns are named with the files.
+
+        Raises:
+            ConfigError: the settings name those of a named task's files.
+        """
+        usual = TaggingConfig()
+        for key, option in (("word_column", "--words"), ("tag_column", "--tags")):
+            given = getattr(config, key, None)
+            if given not in (None, getattr(usual, key)):
+                raise ConfigError(
+                    f"task.{key} is {given}, but that is for the files of named tasks", hint=f"{option} {given} for your own"
+                )
+        return self
 
     def record(self) -> dict[str, Any]:
         return {"columns": asdict(self.columns), "format": self.format}
@@ -72,11 +94,31 @@ class OwnSource(Source[Any]):
         return {}
 
     def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[Any]:
+        if isinstance(self.columns, NumberedColumns):
+            return _read_word_a_line(path, self.columns, split, labelled=labelled)
+        if isinstance(self.columns, TaggingColumns) and has_word_a_line(path, self.format):
+            return _read_word_a_line(path, numbered_columns(path), split, labelled=labelled)
+        format = cast(TableFormat | None, self.format)
         if isinstance(self.columns, ClassificationColumns):
-            return read_classification(path, self.columns, format=self.format, labelled=labelled)
+            return read_classification(path, self.columns, format=format, labelled=labelled)
         if isinstance(self.columns, TaggingColumns):
-            return read_tagging(path, self.columns, format=self.format, labelled=labelled)
-        return read_questions(path, self.columns, format=self.format, labelled=labelled, keep_unfound=split != "train")
+            return read_tagging(path, self.columns, format=format, labelled=labelled)
+        return read_questions(path, self.columns, format=format, labelled=labelled, keep_unfound=split != "train")
+
+
+def has_word_a_line(path: Path, format: str | None) -> bool:
+    """Whether a file of one's own is said to be, or by its name is, one of columns with a word a line."""
+    return format == "conll" or (format is None and ending_of(path) in COLUMN_ENDINGS)
+
+
+def _read_word_a_line(path: Path, columns: NumberedColumns, split: str, *, labelled: bool) -> Reading[Any]:
+    if ending_of(path) in _TABLES:
+        raise ConfigError(
+            f"{path} is a table by its name, but the training file has a word a line",
+            hint="give all files in one format; `discern predict` takes any",
+        )
+    reading = ConllSource(columns.words, columns.tags).read(path, split, labelled=labelled)
+    return replace(reading, notes=(f"columns: words = {columns.words}, tags = {columns.tags}", *reading.notes))
 
 
 def own_definition(config: Path | None, overrides: Sequence[str]) -> TaskFiles:
@@ -94,11 +136,14 @@ def own_definition(config: Path | None, overrides: Sequence[str]) -> TaskFiles:
     paths = {
         split: path for split, path in (("train", files.train), ("dev", files.dev), ("test", files.test)) if path is not None
     }
+    if files.format is not None and files.format not in _FORMATS:
+        raise ConfigError(f"unknown format of files '{files.format}'", hint=did_you_mean(files.format, _FORMATS))
     columns = _columns(files.train, files)
-    source = OwnSource(columns, cast(TableFormat | None, files.format))
+    format = "conll" if isinstance(columns, NumberedColumns) else files.format
+    source = OwnSource(columns, cast(FileFormat | None, format))
     if isinstance(columns, ClassificationColumns):
         definition = Definition(NAME, families.load("classification"), source, _METRICS[columns.kind])
-    elif isinstance(columns, TaggingColumns):
+    elif isinstance(columns, TaggingColumns | NumberedColumns):
         definition = Definition(NAME, families.load("tagging"), source, ("f1", "precision", "recall", "accuracy"))
     else:
         reading = source.read(files.train, "train")
@@ -122,6 +167,13 @@ def _columns(train: Path, files: FilesConfig) -> Columns:
     named = [name for name, given in (("tags", tagging), ("answers", asking), ("a label", classifying)) if any(given)]
     if len(named) > 1:
         raise ConfigError(f"the columns given are of {' and of '.join(named)}", hint="name those of one kind of task")
+    if has_word_a_line(train, files.format):
+        if any(asking) or any(classifying):
+            raise ConfigError(
+                f"{train} is read with a word a line, which is for tagging, and the columns given are of {named[0]}",
+                hint="--words N --tags N; or, where it is a table, --set files.format=csv",
+            )
+        return numbered_columns(train, words=files.words, tags=files.tags)
     if any(tagging):
         return tagging_columns(train, words=files.words, tags=files.tags, format=format)
     if any(asking):

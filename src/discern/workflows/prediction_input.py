@@ -14,7 +14,7 @@ from discern.tasks.base import Definition, Task
 from discern.tasks.conll import ConllSource
 from discern.tasks.examples import TaggingExample
 from discern.tasks.readers.files import numbered_lines
-from discern.tasks.readers.own_file import (
+from discern.tasks.readers.own_columns import (
     CONTEXT_NAMES,
     QUESTION_NAMES,
     TEXT_NAMES,
@@ -23,18 +23,16 @@ from discern.tasks.readers.own_file import (
     QuestionColumns,
     TaggingColumns,
     chosen_column,
-    classification_rows,
-    question_rows,
-    tagging_rows,
+    numbered_columns,
 )
+from discern.tasks.readers.own_file import classification_rows, question_rows, tagging_rows
 from discern.tasks.readers.table import Table, TableFormat, open_table
-from discern.tasks.readers.tagging import read_conll
+from discern.tasks.readers.tagging import COLUMN_ENDINGS, ending_of, read_conll
 
 InputFormat = TableFormat | Literal["conll"]
 
 _ROLES = {"tags": ("words",), "spans": ("question", "context")}
 _TABLES = {".csv", ".parquet", ".jsonl", ".ndjson"}
-_COLUMN_FILES = {".conll", ".conllu", ".bio", ".iob"}
 _LOOKED_AT = 1000
 
 
@@ -58,24 +56,26 @@ def input_examples(
     _check_roles(task, record, columns)
     if format == "conll" and task.labels.kind != "tags":
         raise ConfigError(f"--format conll is for tagging, and '{task.name}' is none", hint="leave it out")
-    if task.labels.kind == "tags" and (format == "conll" or (format is None and _is_conll(path))):
+    source = record.get("source") or {}
+    if task.labels.kind == "tags" and (format == "conll" or (format is None and _is_conll(path, record, source))):
         if definition is not None:
             return iter(definition.source.read(path, "test", labelled=False).examples)
-        return iter(read_conll(path, tag_column=None).examples)
+        return iter(read_conll(path, word_column=_word_column(path, source, columns), tag_column=None).examples)
     official: DataError | ConfigError | None = None
     if definition is not None and task.labels.kind != "tags" and not columns and format is None and _may_be_official(path):
         try:
             return iter(definition.source.read(path, "test", labelled=False).examples)
         except (DataError, ConfigError) as problem:
             official = problem
-    source = record.get("source") or {}
     names = definition.source.text_names() if definition is not None else ()
     characters = definition is not None and isinstance(definition.source, ConllSource) and definition.source.characters
     try:
         table = open_table(path, cast(TableFormat | None, format or _format_of_training(record, source, path)))
         if task.labels.kind == "tags" and table.format == "text":
             return _words_of_lines(table, characters=characters)
-        return _rows(task, table, {**(source.get("columns") or {}), **columns}, names)
+        # What has numbers for columns has no names for those of a table.
+        trained = source.get("columns") or {} if source.get("format") != "conll" else {}
+        return _rows(task, table, {**trained, **columns}, names)
     except (DataError, ConfigError) as problem:
         # Of a file that is named like the official ones the task's own reader says best what is wrong.
         raise (official if official is not None and {".tsv", ".json"} & set(path.suffixes) else problem) from None
@@ -133,9 +133,16 @@ def _words_of_lines(table: Table, *, characters: bool) -> Iterator[TaggingExampl
         yield TaggingExample(str(number), tuple("".join(words) if characters else words))
 
 
-def _format_of_training(record: Mapping[str, Any], source: Mapping[str, Any], path: Path) -> TableFormat | None:
+def _word_column(path: Path, source: Mapping[str, Any], columns: Mapping[str, str]) -> int:
+    """Where the words stand in a file with a word a line: as said, else as in the training file, else as is usual."""
+    if "words" not in columns and source.get("format") == "conll":
+        return int(source["columns"]["words"])
+    return numbered_columns(path, words=columns.get("words")).words
+
+
+def _format_of_training(record: Mapping[str, Any], source: Mapping[str, Any], path: Path) -> InputFormat | None:
     """What the training file was said to be, for files that are named alike."""
-    said: TableFormat | None = source.get("format")
+    said: InputFormat | None = source.get("format")
     trained = (record.get("files") or {}).get("train")
     return said if said and trained and Path(trained).suffix == path.suffix else None
 
@@ -144,11 +151,14 @@ def _may_be_official(path: Path) -> bool:
     return str(path) != "-" and path.suffix.lower() not in {".csv", ".parquet"}
 
 
-def _is_conll(path: Path) -> bool:
-    """Whether a file has a word a line: by its name, or because blank lines part lines of equally many columns."""
-    if str(path) == "-" or path.suffix.lower() in _TABLES:
+def _is_conll(path: Path, record: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
+    """Whether a file has a word a line: by its name, as the training file that is named alike, or because blank lines part
+    lines of equally many columns."""
+    if str(path) == "-" or ending_of(path) in _TABLES:
         return False
-    if path.suffix.lower() in _COLUMN_FILES:
+    if ending_of(path) in COLUMN_ENDINGS:
+        return True
+    if _format_of_training(record, source, path) == "conll":
         return True
     lines = [line.strip() for _, line in islice(numbered_lines(path), _LOOKED_AT)]
     while lines and not lines[-1]:

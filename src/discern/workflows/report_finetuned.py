@@ -85,7 +85,8 @@ def _scores(tasks: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _split(entry: Mapping[str, Any]) -> str:
-    return f"{entry['split']}, {entry['examples']:,} examples"
+    chosen = ", which chose the weights" if entry.get("selected_on") else ""
+    return f"{entry['split']}, {entry['examples']:,} examples{chosen}"
 
 
 def _published(tasks: Mapping[str, Any]) -> Iterator[Table]:

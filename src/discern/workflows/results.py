@@ -17,11 +17,17 @@ from discern.workflows.task_files import TaskData
 def summarise(out: Path, data: dict[str, TaskData], config: Any, model: str, seeds: Sequence[int]) -> dict[str, Any]:
     """results.json: of one task its figures, of several those of each under `tasks` and the mean of their headlines.
 
+    `selected_on` names the split whose scores chose which weights a seed ends with (finetune.keep=best), or is None.
+
     A seed that failed (it diverged, or says the same of every example) counts in the median like any other, unless it has no
     score at all; it is named beside.
     """
     scores = {seed: json.loads((seed_folder(out, seed) / SCORES_FILE).read_text(encoding="utf-8")) for seed in seeds}
-    each = {name: _of_task(name, found, scores) for name, found in data.items()}
+    # Weights that were chosen by a split's scores flatter themselves on it.
+    chosen = config.finetune.keep == "best"
+    each = {
+        name: _of_task(name, found, scores) | {"selected_on": found.dev_name if chosen else None} for name, found in data.items()
+    }
     headline = next(iter(each.values())) if len(each) == 1 else _of_several(each, scores)
     best = max(seeds, key=lambda seed: (_value(headline["scores"], list(seeds).index(seed)), -seed))
     return {
@@ -71,6 +77,7 @@ def _of_several(each: dict[str, dict[str, Any]], scores: dict[int, dict[str, Any
         "scores": values,
         "metrics": {f"{name}_{key}": value for name, entry in each.items() for key, value in entry["metrics"].items()},
         "failed_seeds": failed,
+        "selected_on": ", ".join(dict.fromkeys(filter(None, (entry["selected_on"] for entry in each.values())))) or None,
     }
 
 

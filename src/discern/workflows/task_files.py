@@ -150,11 +150,14 @@ def _hold_out(reading: Reading[Any], fraction: float) -> tuple[Reading[Any], Rea
     kept = tuple(example for place, example in keyed if place >= fraction)
     held = tuple(example for place, example in keyed if place < fraction)
     if not kept or not held:
+        texts = len({place for place, _ in keyed})
         raise DataError(
-            f"{reading.source} has {len(reading.examples)} examples, too few to hold some of them out",
+            f"{reading.source} has {len(reading.examples):,} examples with {texts:,} different texts, too few to hold some of "
+            "them out (equal texts stay together)",
             hint="give a dev file: --dev FILE",
         )
-    return replace(reading, examples=kept), replace(reading, examples=held, source=f"held-out part of {reading.source}")
+    rest = replace(reading, examples=kept, places=())
+    return rest, replace(rest, examples=held, source=f"held-out part of {reading.source}")
 
 
 def _fraction_of(example: Any) -> float:
@@ -168,7 +171,7 @@ def _some(reading: Reading[Any], count: int | None) -> Reading[Any]:
         return reading
     size = len(reading.examples)
     chosen = np.sort(permute(np.arange(count), size, derive_key("train rows", size)))
-    return replace(reading, examples=tuple(reading.examples[int(row)] for row in chosen))
+    return replace(reading, examples=tuple(reading.examples[int(row)] for row in chosen), places=())
 
 
 def _notes(name: str, reading: Reading[Any], split: Split) -> list[str]:

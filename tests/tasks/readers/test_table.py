@@ -11,18 +11,15 @@ import pytest
 
 from discern.errors import ConfigError, DataError
 from discern.tasks.examples import Answer, ClassificationExample
-from discern.tasks.readers.own_file import (
+from discern.tasks.readers.own_columns import (
     ClassificationColumns,
     QuestionColumns,
     TaggingColumns,
     classification_columns,
-    classification_rows,
     question_columns,
-    read_classification,
-    read_questions,
-    read_tagging,
     tagging_columns,
 )
+from discern.tasks.readers.own_file import classification_rows, read_classification, read_questions, read_tagging
 from discern.tasks.readers.table import TableFormat, open_table
 from tests.tasks.data_folder import write
 
@@ -178,14 +175,15 @@ def test_several_labels_parted_by_a_separator(tmp_path: Path) -> None:
     assert [example.label for example in read_classification(path, columns).examples] == [("a", "b"), ()]
     with pytest.raises(DataError, match=r"a\.csv:2: 'label' is no list") as error:
         read_classification(path, ClassificationColumns("text", label="label", kind="labels"))
-    assert "label_separator" in str(error.value)
+    assert "--set files.label_separator=" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("wrong", ["nan", "inf", "", "4,5"])
 def test_a_score_that_is_no_finite_number_is_an_error(tmp_path: Path, wrong: str) -> None:
     path = write(tmp_path / "a.csv", "text,score", "x,1.5", f'y,"{wrong}"')
-    with pytest.raises(DataError, match=r"a\.csv:3: 'score' is .*expected a finite number"):
+    with pytest.raises(DataError, match=r"a\.csv:3: 'score' is .*expected a finite number") as error:
         read_classification(path, classification_columns(path, kind="number"))
+    assert "--set files.label_kind=label" in str(error.value.hint)
 
 
 def test_nan_among_numbers_is_no_class(tmp_path: Path) -> None:
@@ -199,6 +197,7 @@ def test_what_was_read_is_told(tmp_path: Path) -> None:
     reading = read_classification(path, classification_columns(path))
     assert reading.examples[1] == ClassificationExample("1", "bad", None, "poor")
     assert reading.notes == ("columns: text = review, label = stars, kind = label", "2 labels: good 2, poor 1")
+    assert reading.places == tuple(f"{path}:{line}" for line in (2, 3, 4))
     without = read_classification(path, STARS, labelled=False)
     assert {example.label for example in without.examples} == {None}
 

@@ -11,6 +11,8 @@ from typing import Any
 from discern.data.streams import BLOCK_BYTES, HeadStream, Readable, decompressor, naming
 from discern.errors import ConfigError, DataError, did_you_mean
 
+COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
+"""Ends of names that say nothing of what is inside."""
 _CONVERT = "save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > new-{name}"
 
 

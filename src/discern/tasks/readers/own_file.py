@@ -1,101 +1,25 @@
-"""A user's own table read into examples: which column is what, and what its labels are.
+"""A user's own table read into examples.
 
-Columns that are not named are recognised by their names; what was chosen goes into the notes of a reading, to be shown
-before any training. Every fault is an error that names file and line, since nobody but the user can put it right.
+Which column is what goes into the notes of a reading, to be shown before any training. Every fault is an error that names
+file and line, since nobody but the user can put it right.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from discern.data.problems import ProblemLog
-from discern.errors import ConfigError, DataError, did_you_mean
+from discern.errors import DataError
 from discern.tasks.examples import ClassificationExample, Label, QuestionExample, Reading, TaggingExample, label_counts
 from discern.tasks.readers.answers import QuestionCollector
-from discern.tasks.readers.files import parsed_json
-from discern.tasks.readers.table import Row, Table, TableFormat, open_table, text_of, value_of, written
+from discern.tasks.readers.own_columns import ClassificationColumns, QuestionColumns, TaggingColumns
+from discern.tasks.readers.table import Row, Table, TableFormat, list_in, number_in, open_table, text_of, value_of, written
 
-LabelKind = Literal["label", "labels", "number"]
-
-TEXT_NAMES = (
-    "text sentence review content comment document body utterance message abstract title "
-    "premise question text_a sentence1 question1 text1"
-).split()
-WORDS_NAMES = "words tokens text sentence".split()
-QUESTION_NAMES = "question query".split()
-CONTEXT_NAMES = "context passage paragraph document text".split()
-_LABEL = "label labels class category target sentiment stars rating score intent topic gold_label".split()
-_PAIRS = {"text_a": "text_b", "sentence1": "sentence2", "premise": "hypothesis", "question1": "question2", "text1": "text2"}
 _SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ClassificationColumns:
-    """Columns of texts and what they are; made by `classification_columns`.
-
-    Attributes:
-        kind: a label (one class), labels (several), or a number.
-        separator: what parts several labels in one cell; None where a cell holds a JSON list.
-    """
-
-    text: str
-    pair: str | None = None
-    label: str | None = None
-    kind: LabelKind = "label"
-    separator: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TaggingColumns:
-    """Columns of words and tags: lists, or texts parted by spaces."""
-
-    words: str
-    tags: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionColumns:
-    """Columns of questions; `answer` is a text, a list of texts, or an object with `text` and `answer_start`."""
-
-    question: str
-    context: str
-    answer: str | None = None
-    start: str | None = None
-
-
-def classification_columns(
-    path: Path,
-    *,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-    kind: LabelKind | None = None,
-    separator: str | None = None,
-    format: TableFormat | None = None,
-) -> ClassificationColumns:
-    """Which columns of a training file are what, with the kind of its label; columns not given are recognised by their names.
-
-    Every value is looked at to tell the kind: lists (or a separator given) are several labels; numbers of which one at least
-    is not whole are numbers; anything else is a label. So stars from 1 to 5 are five classes unless `kind` is "number".
-
-    Raises:
-        ConfigError: a column does not exist or cannot be recognised, or no such kind.
-        DataError: the file cannot be read.
-    """
-    if kind is not None and kind not in get_args(LabelKind):
-        raise ConfigError(f"unknown kind of label '{kind}'", hint=did_you_mean(kind, get_args(LabelKind)))
-    table = open_table(path, format)
-    text = chosen_column(table, text, TEXT_NAMES, "--text", {label, pair})
-    partner = _PAIRS.get(text.lower())
-    pair = table.require(pair, "--pair") if pair else _named(table, [partner] if partner else [])
-    label = chosen_column(table, label, _LABEL, "--label", {text, pair})
-    if kind is None:
-        kind = "labels" if separator is not None else _kind(table, label)
-    return ClassificationColumns(text, pair, label, kind, separator)
 
 
 def read_classification(
@@ -110,7 +34,7 @@ def read_classification(
         ConfigError: a column does not exist.
         DataError: no row, an empty text, a missing label, or a score that is not a finite number; with the line.
     """
-    table = open_table(path, format)
+    table, places = _noting_places(open_table(path, format))
     examples = tuple(classification_rows(table, columns, labelled=labelled))
     if not examples:
         raise DataError(f"{table.name} has a header and no row", hint="expected a row an example")
@@ -122,7 +46,7 @@ def read_classification(
     scores = [example.label for example in examples if isinstance(example.label, float)]
     if scores:
         notes.append(f"scores from {min(scores):g} to {max(scores):g}, mean {math.fsum(scores) / len(scores):.3g}")
-    return Reading(examples, table.name, (), tuple(notes))
+    return Reading(examples, table.name, (), tuple(notes), tuple(places))
 
 
 def classification_rows(
@@ -138,20 +62,6 @@ def classification_rows(
         yield ClassificationExample(str(number), text_of(row, text), second, what)
 
 
-def tagging_columns(
-    path: Path, *, words: str | None = None, tags: str | None = None, format: TableFormat | None = None
-) -> TaggingColumns:
-    """Which columns hold words and tags; those not given are recognised by their names.
-
-    Raises:
-        ConfigError: a column does not exist or cannot be recognised.
-    """
-    table = open_table(path, format)
-    words = chosen_column(table, words, WORDS_NAMES, "--words", {tags})
-    tags = chosen_column(table, tags, "tags ner_tags labels pos_tags chunk_tags".split(), "--tags", {words})
-    return TaggingColumns(words, tags)
-
-
 def read_tagging(
     path: Path, columns: TaggingColumns, *, format: TableFormat | None = None, labelled: bool = True
 ) -> Reading[TaggingExample]:
@@ -161,11 +71,11 @@ def read_tagging(
         ConfigError: a column does not exist.
         DataError: no row, a sentence without words, an empty word, or as many tags as words it is not; with the line.
     """
-    table = open_table(path, format)
+    table, places = _noting_places(open_table(path, format))
     examples = tuple(tagging_rows(table, columns, labelled=labelled))
     if not examples:
         raise DataError(f"{table.name} has a header and no row", hint="expected a row a sentence")
-    return Reading(examples, table.name, (), tuple(_column_notes(columns)))
+    return Reading(examples, table.name, (), tuple(_column_notes(columns)), tuple(places))
 
 
 def tagging_rows(table: Table, columns: TaggingColumns, *, labelled: bool = True) -> Iterator[TaggingExample]:
@@ -180,28 +90,6 @@ def tagging_rows(table: Table, columns: TaggingColumns, *, labelled: bool = True
                 f"{row.where}: {len(said)} words in '{words}' but {len(marked)} tags in '{tags}'", hint="every word needs a tag"
             )
         yield TaggingExample(str(number), said, marked)
-
-
-def question_columns(
-    path: Path,
-    *,
-    question: str | None = None,
-    context: str | None = None,
-    answer: str | None = None,
-    start: str | None = None,
-    format: TableFormat | None = None,
-) -> QuestionColumns:
-    """Which columns hold questions, contexts and answers; those not given are recognised by their names.
-
-    Raises:
-        ConfigError: a column does not exist or cannot be recognised.
-    """
-    table = open_table(path, format)
-    question = chosen_column(table, question, QUESTION_NAMES, "--question", {context, answer, start})
-    context = chosen_column(table, context, CONTEXT_NAMES, "--context", {question, answer, start})
-    start = table.require(start, "--start") if start else _named(table, ["answer_start", "start"])
-    answer = chosen_column(table, answer, "answer answers answer_text".split(), "--answer", {question, context, start})
-    return QuestionColumns(question, context, answer, start)
 
 
 def read_questions(
@@ -227,7 +115,7 @@ def read_questions(
     table = open_table(path, format)
     asked, context = table.require(columns.question, "--question"), table.require(columns.context, "--context")
     answer = table.require(columns.answer, "--answer") if columns.answer and labelled else None
-    start = table.require(columns.start, "--start") if columns.start and answer else None
+    start = table.require(columns.start, "--set files.start") if columns.start and answer else None
     collector = QuestionCollector(keep_unfound, ProblemLog())
     for number, row in enumerate(table.rows):
         # The context is not stripped: starts count its characters.
@@ -256,79 +144,33 @@ def question_rows(table: Table, columns: QuestionColumns) -> Iterator[QuestionEx
         yield QuestionExample(str(number), text_of(row, asked), str(value_of(row, context)))
 
 
+def _noting_places(table: Table) -> tuple[Table, list[str]]:
+    """The table, and a list that gets the place of each of its rows as that is read."""
+    places: list[str] = []
+
+    def rows() -> Iterator[Row]:
+        for row in table.rows:
+            places.append(row.where)
+            yield row
+
+    return replace(table, rows=rows()), places
+
+
 def _column_notes(columns: ClassificationColumns | TaggingColumns | QuestionColumns) -> list[str]:
     parts = [(field.name, getattr(columns, field.name)) for field in fields(columns)]
     return ["columns: " + ", ".join(f"{name} = {value}" for name, value in parts if value is not None)]
-
-
-def _named(table: Table, names: Sequence[str]) -> str | None:
-    lowered = {column.lower(): column for column in table.columns}
-    return next((lowered[name] for name in names if name in lowered), None)
-
-
-def chosen_column(table: Table, given: str | None, names: Sequence[str], option: str, others: set[str | None]) -> str:
-    """The column given, or the one recognised by its name, or the only one that nothing else is.
-
-    Raises:
-        ConfigError: there is no such column, or none can be recognised.
-    """
-    if given is not None:
-        return table.require(given, option)
-    free = [column for column in table.columns if column not in others]
-    found = _named(Table(table.name, table.format, tuple(free), table.rows), names)
-    if found is None and len(free) == 1:
-        found = free[0]
-    if found is None:
-        raise ConfigError(
-            f"{table.name}: cannot tell which column {option} is; its columns: {', '.join(table.columns)}",
-            hint=f"name it: {option} {free[0] if free else 'COLUMN'}",
-        )
-    return found
-
-
-def _kind(table: Table, label: str) -> LabelKind:
-    """The kind of a label, from every value of its column. NaN counts as a number: as a label it would be a class called nan."""
-    numbers = whole = lists = count = 0
-    for row in table.rows:
-        value = value_of(row, label)
-        count += 1
-        lists += isinstance(value, (list, tuple)) or (isinstance(value, str) and _json_list(value) is not None)
-        number = math.nan if isinstance(value, float) and math.isnan(value) else _number(written(value) or "")
-        if number is not None:
-            numbers += 1
-            whole += math.isfinite(number) and number.is_integer()
-    if lists and lists == count:
-        return "labels"
-    return "number" if count and numbers == count and whole < count else "label"
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _json_list(text: str) -> list[Any] | None:
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        value = parsed_json(text, "")
-    except DataError:
-        return None
-    return value if isinstance(value, list) else None
 
 
 def _label(row: Row, column: str, columns: ClassificationColumns) -> Label:
     value = value_of(row, column)
     if columns.kind == "number":
         text = written(value)
-        number = _number(text) if text else None
+        number = number_in(text) if text else None
         if number is None or not math.isfinite(number):
             shown = "NaN" if isinstance(value, float) and math.isnan(value) else repr(value)[:40]
             raise DataError(
                 f"{row.where}: '{column}' is {shown}, expected a finite number",
-                hint="take the row out, or --set task.label_kind=label for classes",
+                hint="take the row out, or --set files.label_kind=label for classes",
             )
         return number
     if columns.kind == "labels":
@@ -336,7 +178,8 @@ def _label(row: Row, column: str, columns: ClassificationColumns) -> Label:
     text = written(value)
     if text is None:
         raise DataError(
-            f"{row.where}: '{column}' is a {type(value).__name__}, other rows have one label", hint="--set task.label_kind=labels"
+            f"{row.where}: '{column}' is a {type(value).__name__}, other rows have one label",
+            hint="--set files.label_kind=labels",
         )
     if not text:
         raise DataError(f"{row.where}: '{column}' is empty", hint="take the row out, or give it a label")
@@ -347,11 +190,11 @@ def _labels(row: Row, column: str, value: Any, separator: str | None) -> tuple[s
     if isinstance(value, str) and separator is not None:
         parts: list[Any] = value.split(separator)
     elif isinstance(value, str):
-        found = _json_list(value) if value.strip() else []
+        found = list_in(value) if value.strip() else []
         if found is None:
             raise DataError(
                 f"{row.where}: '{column}' is no list: {value!r:.60}",
-                hint="say what parts the labels: --set task.label_separator=';'",
+                hint="say what parts the labels: --set files.label_separator=';'",
             )
         parts = found
     else:
@@ -366,7 +209,7 @@ def _sequence(row: Row, column: str) -> tuple[str, ...]:
     """The words or tags of a cell: a list, a JSON list, or a text parted by white space."""
     value = value_of(row, column)
     if isinstance(value, str):
-        found = _json_list(value)
+        found = list_in(value)
         parts: list[Any] = value.split() if found is None else found
     elif isinstance(value, (list, tuple)):
         parts = list(value)
@@ -410,7 +253,7 @@ def _start(row: Row, value: Any) -> int | None:
     text = written(value)
     if not text:
         return None
-    number = _number(text)
+    number = number_in(text)
     if number is None or not number.is_integer():
         raise DataError(
             f"{row.where}: the start of the answer is {value!r:.40}, expected a whole number",

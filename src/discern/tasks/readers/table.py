@@ -20,7 +20,7 @@ from typing import Any, Literal, cast, get_args
 
 from discern.data.streams import naming
 from discern.errors import ConfigError, DataError, did_you_mean
-from discern.tasks.readers.files import clean_text, numbered_lines, parsed_json, stream_lines
+from discern.tasks.readers.files import COMPRESSED, clean_text, numbered_lines, parsed_json, stream_lines
 
 TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "text"]
 
@@ -34,7 +34,6 @@ _BY_ENDING: dict[str, TableFormat] = {
 }
 _DELIMITERS = ",;\t|"
 _NO_DELIMITER = "\x1f"  # of a table with one column: "great film, loved it" is one text there
-_COMPRESSED = {".gz", ".xz", ".zst", ".bz2"}
 _NOT_TEXT = (
     "a name tells what a file is: .csv, .tsv, .jsonl, .parquet; or say it: --set files.format=csv, in prediction --format csv"
 )
@@ -115,7 +114,7 @@ def _format(path: Path, line: str) -> TableFormat:
     if text.startswith("{"):
         return "jsonl"
     endings = [ending.lower() for ending in path.suffixes]
-    while endings and endings[-1] in _COMPRESSED:
+    while endings and endings[-1] in COMPRESSED:
         endings.pop()
     ending = endings[-1] if endings else ""
     if text.startswith("[") and ending in (".json", ""):
@@ -300,3 +299,22 @@ def written(value: Any) -> str | None:
     if isinstance(value, (list, dict, tuple, bytes)):
         return None
     return clean_text(str(value)).strip()
+
+
+def number_in(text: str) -> float | None:
+    """The number that a text is, perhaps not a finite one; None where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def list_in(text: str) -> list[Any] | None:
+    """The JSON list that a text is; None where it is none."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = parsed_json(text, "")
+    except DataError:
+        return None
+    return value if isinstance(value, list) else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from discern.data.problems import ProblemLog
 from discern.errors import ConfigError, DataError
 from discern.tasks.examples import Reading, TaggingExample, tag_counts
-from discern.tasks.readers.files import numbered_lines
+from discern.tasks.readers.files import COMPRESSED, numbered_lines
 from discern.tasks.tags import broken_starts, detect_scheme
 
 # File names of a split by the habits of the formats read here.
@@ -39,9 +39,18 @@ TAGGING_FILES: dict[str, tuple[str, ...]] = {
     ),
     "test": ("test.txt", "test.conll", "test.tsv", "test.bio", "eng.testb", "weiboNER_2nd_conll.test", "weiboNER.conll.test"),
 }
+COLUMN_ENDINGS = (".conll", ".conllu", ".bio", ".iob")
+"""Ends of the names of files that have a word a line, whatever they are read for."""
+# Words of several tokens (1-2) and words that are not written (8.1): lines of CoNLL-U that stand beside the words themselves.
+_BESIDE = re.compile(r"\d+[-.]\d+")
 # A character, or what stands for one that an encoder lost, and its place in its word: Weibo NER's raw files.
 _NUMBERED = re.compile(r"(.[^\d]*)\d+", re.DOTALL)
 _SPACES = re.compile(r"[ \t]+")
+
+
+def ending_of(path: Path) -> str:
+    """The end of a file's name, without that of a compression."""
+    return next((end.lower() for end in reversed(path.suffixes) if end.lower() not in COMPRESSED), "")
 
 
 def read_conll(
@@ -50,6 +59,7 @@ def read_conll(
     """The sentences of a file of columns.
 
     Where any line has a tab, tabs part the columns (a word may then hold a space), otherwise spaces do. Ids number the sentences.
+    In CoNLL-U (.conllu) ranges of words, and words that are not written, are left out.
 
     Args:
         word_column: the column of the words, from 0; negative counts from the right.
@@ -62,11 +72,17 @@ def read_conll(
     """
     problems = ProblemLog()
     by_tabs = any("\t" in line for _, line in numbered_lines(path))
+    universal = ending_of(path) == ".conllu"
     words: list[str] = []
     tags: list[str] = []
+    places: list[str] = []
     sentences: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    for fields in _rows(path, by_tabs, problems):
+    for number, fields in _rows(path, by_tabs, problems):
+        if universal and fields and _BESIDE.fullmatch(fields[0]):
+            problems.add("line of CoNLL-U that is no word of the sentence, left out", f"{path}:{number}")
+            continue
         if fields:
+            places += [f"{path}:{number}"] * (not words)
             words.append(_column(fields, word_column, path, "word"))
             tags.append(_column(fields, tag_column, path, "tag") if tag_column is not None else "")
         elif words:
@@ -85,20 +101,20 @@ def read_conll(
     )
     if tag_column is not None:
         notes += _scheme_notes(examples)
-    return Reading(examples, str(path), problems.summary(), tuple(notes))
+    return Reading(examples, str(path), problems.summary(), tuple(notes), tuple(places))
 
 
-def _rows(path: Path, by_tabs: bool, problems: ProblemLog) -> Iterator[list[str]]:
-    """The columns of each line; an empty list where a sentence ends."""
+def _rows(path: Path, by_tabs: bool, problems: ProblemLog) -> Iterator[tuple[int, list[str]]]:
+    """Number and columns of each line; an empty list where a sentence ends."""
     count: int | None = None
-    first = 0
+    first = number = 0
     for number, line in numbered_lines(path):
         if not line.strip(" \t"):
-            yield []
+            yield number, []
             continue
         fields = line.split("\t") if by_tabs else _SPACES.split(line.strip(" "))
         if fields[0].strip() == "-DOCSTART-":
-            yield []
+            yield number, []
             continue
         if line.startswith("# ") and len(fields) != (count or 2):
             problems.add("comment line, left out", f"{path}:{number}")
@@ -114,8 +130,8 @@ def _rows(path: Path, by_tabs: bool, problems: ProblemLog) -> Iterator[list[str]
             raise DataError(
                 f"{path}:{number}: an empty column: {line[:60]!r}", hint="every word needs a tag, 'O' where it is in no span"
             )
-        yield fields
-    yield []
+        yield number, fields
+    yield number + 1, []
 
 
 def _column(fields: list[str], place: int, path: Path, what: str) -> str:

@@ -1,0 +1,349 @@
+"""The verb `discern finetune`: its options, its streams, and what it says of bad input before anything is written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from discern.cli.main import main
+from discern.progress import Silent
+from discern.workflows.export import ExportRequest, export
+from discern.workflows.finetune import FinetuneRequest
+from tests.tasks.data_folder import write
+from tests.workflows.small_run import make_run
+
+ROWS = ["the model reads the file,good", "a tensor of shape,bad", "returns none,so-so"]
+FEW = ("--set", "train.max_steps=2", "--set", "train.sequences_per_step=6")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "run"
+    make_run(folder)
+    return folder
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> tuple[str, ...]:
+    """Options that name a training and a dev file."""
+    train = write(tmp_path / "train.csv", "review,stars", *ROWS * 4)
+    dev = write(tmp_path / "dev.csv", "review,stars", *ROWS * 2)
+    return ("--train", str(train), "--dev", str(dev), "--text", "review", "--label", "stars")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Exit code of `discern finetune ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["discern", "finetune", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[FinetuneRequest]:
+    """What the verb asks of the workflow, which does nothing here."""
+    requests: list[FinetuneRequest] = []
+
+    def finetune(request: FinetuneRequest, progress: object) -> Mapping[str, Any]:
+        requests.append(request)
+        entry = {"task": "own", "metric": "accuracy", "split": "dev", "examples": 6, "median": 0.5, "metrics": {"accuracy": 0.5}}
+        return entry | {"failed_seeds": {}, "seeds": [0], "selected_on": None}
+
+    monkeypatch.setattr("discern.workflows.finetune.finetune", finetune)
+    return requests
+
+
+def test_every_option_arrives(asked: list[FinetuneRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--train", "a.csv", "--label", "it's", "--seeds", "3", "--recipe", "google", "--untrained", "--debug"]
+    options += ["--tokenizer", "t.json", "--config", "c.toml", "--set", "finetune.epochs=2", "--device", "cpu"]
+    assert call(monkeypatch, "tiny", *options, "--out", tmp_path / "out") == 0
+    (request,) = asked
+    assert (request.model, request.out, request.tasks) == ("tiny", tmp_path / "out", [])
+    assert request.overrides == ("files.train='a.csv'", 'files.label="it\'s"', "finetune.epochs=2")
+    assert (request.seeds, request.recipe, request.untrained, request.debug) == (3, "google", True, True)
+    assert (request.tokenizer, request.config, request.device) == (Path("t.json"), Path("c.toml"), "cpu")
+
+
+def test_columns_by_number_may_be_negative(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(monkeypatch, "m", "--train", "a.conll", "--words", "0", "--tags", "-1", "--out", "o") == 0
+    assert asked[0].overrides == ("files.train='a.conll'", "files.words='0'", "files.tags='-1'")
+
+
+def test_tasks_go_with_their_folders(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(monkeypatch, "m", "--task", "rte", "--data", "a", "--task", "chunk", "--data", "b", "--out", "o") == 0
+    assert call(monkeypatch, "m", "--task", "rte", "--task", "qnli", "--data", "glue", "--submission", "zip", "--out", "o") == 0
+    assert asked[0].tasks == [("rte", Path("a")), ("chunk", Path("b"))]
+    assert asked[1].tasks == [("rte", Path("glue")), ("qnli", Path("glue"))]
+    assert asked[1].submission == Path("zip")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--task", "rte"], ["1 times --task and 0 times --data", "once for each task"]),
+        (["--task", "rte", "--data", "x", "--text", "a"], ["a named task brings its own files", "leave out --task"]),
+        (["--seeds", "0"], ["--seeds"]),
+        (["--nproc", "0"], ["--nproc"]),
+        (["--recipe", "gogle"], ["--recipe"]),
+        (["--trian", "a.csv"], ["--trian", "--train"]),
+    ],
+)
+def test_wrong_questions(
+    arguments: list[str],
+    says: list[str],
+    asked: list[FinetuneRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(monkeypatch, "m", *arguments, "--out", "o") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert all(word in captured.err for word in says)
+    assert asked == []
+
+
+def test_several_processes_get_the_same_command(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[list[str], int]] = []
+
+    def launch(arguments: list[str], nproc: int) -> int:
+        launched.append((arguments, nproc))
+        return 3
+
+    monkeypatch.setattr("discern.training.launch.launch", launch)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert call(monkeypatch, "m", "--train", "a.csv", "--nproc", "2", "--out", "o") == 3
+    assert launched == [(["finetune", "m", "--train", "a.csv", "--out", "o"], 2)]
+    assert asked == []
+    monkeypatch.setenv("WORLD_SIZE", "2")  # one of those processes
+    assert call(monkeypatch, "m", "--train", "a.csv", "--nproc", "2", "--out", "o") == 0
+    assert len(asked) == 1
+
+
+def test_json_is_one_object_and_what_is_on_disk(
+    model: Path,
+    reviews: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(monkeypatch, model, *reviews, *FEW, "--out", tmp_path / "out", "--json") == 0
+    captured = capsys.readouterr()
+    results = json.loads(captured.out)
+    assert results == json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {"task", "metric", "median", "scores", "metrics", "failed_seeds", "selected_on"} <= results.keys()
+    # Columns and labels were shown before anything was trained.
+    assert "columns: text = review, label = stars, kind = label" in captured.err
+    assert "3 labels: bad, good, so-so" in captured.err
+
+
+def test_the_text_names_what_chose_the_weights(
+    model: Path,
+    reviews: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    best = ("--set", "finetune.keep=best")
+    assert call(monkeypatch, model, *reviews, *FEW, *best, "--out", tmp_path / "out") == 2
+    assert "--set train.evaluate_every_steps=100" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    every = ("--set", "train.evaluate_every_steps=1")
+    assert call(monkeypatch, model, *reviews, *FEW, *best, *every, "--seeds", "2", "--out", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("own: median accuracy ")
+    assert "of 2 seeds on dev (6 examples)" in said
+    assert "  dev chose the weights of each seed (finetune.keep=best), so its scores are a little too good" in said
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["selected_on"] == "dev"
+
+
+def test_a_sweep_prints_a_line_for_each_value(
+    model: Path,
+    reviews: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    assert call(monkeypatch, model, *reviews, *FEW, "--sweep", "learning_rate=1e-4,3e-4", "--out", out) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["setting", "median", "accuracy", "standard", "deviation"]
+    for line, value in zip(lines[1:3], ("1e-4", "3e-4"), strict=True):
+        median = json.loads((out / f"learning_rate={value}" / "results.json").read_text())["median"]
+        assert line.startswith(f"learning_rate={value}  {median:.4f} +- 0.0000")
+    assert lines[3] in ("best: learning_rate=1e-4", "best: learning_rate=3e-4")
+    assert f"discern predict {out / lines[3].removeprefix('best: ')} FILE" in lines[-1]
+    assert call(monkeypatch, model, *reviews, "--sweep", "learning_rate", "--out", out) == 2
+    assert "--sweep learning_rate=1e-4,3e-4" in capsys.readouterr().err
+
+
+def question(context: str, answer: str) -> str:
+    return json.dumps({"question": "which?", "context": context, "answer": answer})
+
+
+# Files, options, exit code, what is said.
+BAD: dict[str, tuple[dict[str, list[str]], list[str], int, list[str]]] = {
+    "a label unseen in training": (
+        {"a.csv": ["review,stars", *ROWS], "b.csv": ["review,stars", *ROWS, "what,god"]},
+        ["--train", "a.csv", "--dev", "b.csv"],
+        1,
+        [
+            "b.csv:5: label 'god'",
+            "does not occur in the training file, whose labels are bad, good, so-so",
+            "did you mean 'good'?",
+        ],
+    ),
+    "an empty text": (
+        {"a.csv": ["review,stars", *ROWS, ",good"]},
+        ["--train", "a.csv"],
+        1,
+        ["a.csv:5: 'review' is empty", "take the row out"],
+    ),
+    "a missing column": (
+        {"a.csv": ["review,stars", *ROWS]},
+        ["--train", "a.csv", "--text", "reviw"],
+        2,
+        ["a.csv has no column 'reviw'; its columns: review, stars", "--text: did you mean 'review'?"],
+    ),
+    "a column missing in the dev file": (
+        {"a.csv": ["review,stars", *ROWS], "b.csv": ["reviews,stars", *ROWS]},
+        ["--train", "a.csv", "--dev", "b.csv"],
+        2,
+        ["b.csv has no column 'review'; its columns: reviews, stars", "did you mean 'reviews'?"],
+    ),
+    "unbalanced quotes": (
+        {"a.csv": ["review,stars", "fine,good", '"open,bad', "more,good"]},
+        ["--train", "a.csv"],
+        1,
+        ["a.csv:3: unbalanced quotation marks", "shows in line 4", 'double them: "he said ""yes"""'],
+    ),
+    "no answer that occurs": (
+        {"a.jsonl": [question("the red one", "blue"), question("the red one", "green")]},
+        ["--train", "a.jsonl", "--question", "question"],
+        1,
+        ["no question that can be used", "a.jsonl:1 question 0: 'blue'", "must occur in its context to the letter"],
+    ),
+    "tags of unequal length": (
+        {"a.csv": ["words,tags", "it rains,O O", "it rains,O"]},
+        ["--train", "a.csv", "--tags", "tags"],
+        1,
+        ["a.csv:3: 2 words in 'words' but 1 tags in 'tags'", "every word needs a tag"],
+    ),
+    "columns of unequal number": (
+        {"a.conll": ["it O", "rains"]},
+        ["--train", "a.conll"],
+        1,
+        ["a.conll:2 has 1 columns, line 1 has 2", "every word needs as many columns"],
+    ),
+    "a score that is none": (
+        {"a.csv": ["text,score", "x,1.5", "y,nan"]},
+        ["--train", "a.csv"],
+        1,
+        ["a.csv:3: 'score' is 'nan', expected a finite number", "--set files.label_kind=label"],
+    ),
+    "one class alone": (
+        {"a.csv": ["text,label", "x,a", "y,a"]},
+        ["--train", "a.csv"],
+        1,
+        ["every example of", "is 'a': there is nothing to tell apart", "--label COLUMN"],
+    ),
+    "columns of a named task's files": (
+        {"a.conll": ["it PR O", "rains VB B-X", ""] * 9, "b.conll": ["it PR O"]},
+        ["--train", "a.conll", "--dev", "b.conll", "--set", "task.tag_column=1"],
+        2,
+        ["task.tag_column is 1, but that is for the files of named tasks", "--tags 1 for your own"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_explained_before_training(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, options, code, says = BAD[name]
+    for file, lines in files.items():
+        write(tmp_path / file, *lines)
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, model, *options, "--out", "out") == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    error, _, hint = captured.err[captured.err.index("error: ") :].partition("\n  hint: ")
+    assert hint
+    assert [word for word in says if word not in f"{error}\n{hint}"] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
+
+
+def test_answers_that_do_not_occur_are_counted_listed_and_skipped(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write(tmp_path / "a.jsonl", *[question(f"the red one {n}", "red") for n in range(6)], question("the red one", "blue"))
+    dev = write(tmp_path / "b.jsonl", question("the red one", "red"), question("a tensor", "of shape"))
+    columns = ("--question", "question", "--context", "context", "--answer", "answer")
+    assert call(monkeypatch, model, "--train", train, "--dev", dev, *columns, *FEW, "--out", tmp_path / "out", "--json") == 0
+    captured = capsys.readouterr()
+    assert "own: train: answer that does not occur in its context, left out: 1" in captured.err
+    assert f"{train}:7 question 6: 'blue'" in captured.err
+    results = json.loads(captured.out)
+    # What is judged counts a question whose answer cannot be found: the metric would flatter otherwise.
+    assert (results["train_examples"], results["examples"]) == (6, 2)
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(
+    model: Path,
+    reviews: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    export(ExportRequest(model, tmp_path / "model"), Silent(), lambda _: None)
+    path = tmp_path / "model" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_tokens([f"more{n}" for n in range(999)])
+    tokenizer.save(str(path))
+    assert call(monkeypatch, tmp_path / "model", *reviews, "--out", tmp_path / "out") == 1
+    said = capsys.readouterr().err
+    assert "the tokenizer has " in said
+    assert "entries, the embeddings " in said
+    assert "put the tokenizer beside the model that it was trained with" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(
+    model: Path,
+    reviews: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    assert call(monkeypatch, model, *reviews, *FEW, "--out", out) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    scores = write(tmp_path / "scores.csv", "text,score", *["x,1.5", "y,2"] * 4)
+    capsys.readouterr()
+    assert call(monkeypatch, model, "--train", scores, "--dev", scores, *FEW, "--out", out) == 2
+    said = capsys.readouterr().err
+    assert "other settings: own.labels, own.files, " in said
+    assert "choose another --out" in said
+    rte = tmp_path / "RTE"
+    for split in ("train", "dev"):
+        lines = ["0\ta\tb\tentailment", "1\ta\tc\tnot_entailment"] * 4
+        write(rte / f"{split}.tsv", "index\tsentence1\tsentence2\tlabel", *lines)
+    assert call(monkeypatch, model, "--task", "rte", "--data", rte, *FEW, "--out", out) == 1
+    assert "holds results of own, not of rte" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    write(tmp_path / "mine" / "notes.txt", "precious")
+    assert call(monkeypatch, model, *reviews, *FEW, "--out", tmp_path / "mine") == 1
+    assert "is not empty and holds no fine-tuning" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_help_has_an_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "discern finetune MODEL --train reviews.csv --text review --label stars --out OUT" in said

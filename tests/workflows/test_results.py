@@ -1,0 +1,76 @@
+"""What several seeds come to, by hand; and what the scores were chosen on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from discern.progress import Silent
+from discern.workflows.finetune import FinetuneRequest, prepare_finetuning
+from discern.workflows.finetune_seed import Plan
+from discern.workflows.finetuned import SCORES_FILE, seed_folder
+from discern.workflows.results import spread, summarise
+from tests.tasks.data_folder import write
+from tests.workflows.small_run import make_run
+
+SCORES = {
+    0: {"tasks": {"rte": {"accuracy": 0.5, "loss": 1.0}, "qnli": {"accuracy": 1.0, "loss": 2.0}}},
+    1: {
+        "tasks": {"rte": {"accuracy": 0.7, "loss": 3.0}, "qnli": {"accuracy": 0.6, "loss": 4.0}},
+        "failures": {"rte": "all alike"},
+    },
+    2: {"tasks": {}, "failure": "diverged: the loss is nan"},
+}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """Two tasks, one of which has no dev file but a labelled test file, and the scores of three seeds."""
+    folder = tmp_path_factory.mktemp("results")
+    make_run(folder / "run")
+    for name, columns in (("RTE", "sentence1\tsentence2"), ("QNLI", "question\tsentence")):
+        lines = ["0\tthe file\treads\tentailment", "1\ta tensor\tof\tnot_entailment"] * 3
+        for split in ("train", "dev" if name == "RTE" else "test"):
+            write(folder / name / f"{split}.tsv", f"index\t{columns}\tlabel", *lines)
+    tasks = [("rte", folder / "RTE"), ("qnli", folder / "QNLI")]
+    best = ("finetune.keep=best", "train.evaluate_every_steps=5")
+    for seed, scores in SCORES.items():
+        write(seed_folder(folder / "out", seed) / SCORES_FILE, json.dumps({"seconds": 1.5, **scores}))
+    return prepare_finetuning(FinetuneRequest(str(folder / "run"), folder / "out", tasks, overrides=best), Silent())
+
+
+def test_several_tasks_and_seeds_of_which_one_diverged(plan: Plan) -> None:
+    found = summarise(plan.out, plan.data, plan.config, "a model", (0, 1, 2))
+    assert (found["task"], found["metric"]) == ("rte+qnli", "mean")
+    assert found["scores"] == [pytest.approx(0.75), pytest.approx(0.65), None]
+    assert (found["median"], found["best_seed"], found["seconds"]) == (pytest.approx(0.7), 0, 4.5)
+    assert found["tasks"]["rte"]["scores"] == [0.5, 0.7, None]
+    assert found["metrics"]["qnli_accuracy"] == pytest.approx(0.8)
+    assert found["failed_seeds"]["1"] == "rte: all alike"
+    assert found["failed_seeds"]["2"] == "rte: diverged: the loss is nan; qnli: diverged: the loss is nan"
+
+
+def test_what_chose_the_weights_is_named(plan: Plan) -> None:
+    found = summarise(plan.out, plan.data, plan.config, "a model", (0, 1))
+    assert found["tasks"]["rte"]["selected_on"] == "dev"
+    assert found["tasks"]["qnli"]["selected_on"] == "test"
+    assert found["selected_on"] == "dev, test"
+    last = plan.config.model_copy(update={"finetune": plan.config.finetune.model_copy(update={"keep": "last"})})
+    other = replace(plan, config=last)
+    found = summarise(other.out, other.data, other.config, "a model", (0, 1))
+    assert found["selected_on"] is None
+    assert found["tasks"]["rte"]["selected_on"] is None
+
+
+def test_the_spread_of_seeds_by_hand() -> None:
+    assert spread([0.2, 0.6, 0.4]) == {
+        "median": 0.4,
+        "mean": pytest.approx(0.4),
+        "standard_deviation": pytest.approx(0.2),
+        "best": 0.6,
+        "worst": 0.2,
+    }
+    assert spread([0.3])["standard_deviation"] == 0.0
+    assert set(spread([]).values()) == {None}
