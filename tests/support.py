@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,14 @@ class MemoryShard(Shard):
 
 
 class MemorySplit(TokenSplit):
-    """A split of documents given as lists of sentences, each a list of ids; `per_shard` documents a shard."""
+    """A split of documents given as lists of sentences, each a list of ids; `per_shard` documents a shard.
 
-    def __init__(self, documents: list[list[list[int]]], per_shard: int = 10**9) -> None:
+    Words begin at the ids that `begins` says, or at every token.
+    """
+
+    def __init__(
+        self, documents: list[list[list[int]]], per_shard: int = 10**9, begins: Callable[[int], bool] = lambda token: True
+    ) -> None:
         self.shards = []
         first = 0
         for begin in range(0, len(documents), per_shard):
@@ -40,10 +46,15 @@ class MemorySplit(TokenSplit):
         self.num_tokens = first
         self.num_documents = len(documents)
         self._tokens = np.concatenate([shard.tokens for shard in self.shards])
+        self._word_starts = np.array([begins(token) for token in self._tokens.tolist()], bool)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         assert 0 <= start <= stop <= self.num_tokens
         return self._tokens[start:stop]
+
+    def word_starts(self, start: int, stop: int) -> np.ndarray:
+        assert 0 <= start <= stop <= self.num_tokens
+        return self._word_starts[start:stop]
 
 
 def random_documents(

@@ -85,6 +85,8 @@ class CorruptedBatch:
         masked_positions: (B, L) True where a position was chosen.
         num_masked: how many were chosen in the batch; counted here, before the batch moves to a device.
         num_tokens: how many real tokens the batch has.
+        draws: (B, L) how often each position was drawn, where a masking draws with replacement; None: once each.
+        num_draws: their sum; None where `draws` is.
     """
 
     tokens: TokenBatch
@@ -92,6 +94,18 @@ class CorruptedBatch:
     masked_positions: Bool[Tensor, "B L"]
     num_masked: int
     num_tokens: int
+    draws: Int[Tensor, "B L"] | None = None
+    num_draws: int | None = None
+
+    @property
+    def num_targets(self) -> int:
+        """What the generator's loss sums over: the chosen positions, a position drawn twice counting twice."""
+        return self.num_masked if self.num_draws is None else self.num_draws
+
+    @property
+    def target_draws(self) -> Int[Tensor, "M"] | None:
+        """How often each chosen position was drawn, row by row; None: once each."""
+        return None if self.draws is None else self.draws[self.masked_positions]
 
     def to(self, device: torch.device) -> CorruptedBatch:
         """The same batch on another device."""
@@ -121,10 +135,12 @@ class StepOutput:
     Attributes:
         terms: the loss by name; the names are those of `Objective.counts`.
         observations: tensors for evaluation and diagnosis, detached, by name (logits, labels, masks).
+        figures: means to write into the journal under their own names, with no part in the loss.
     """
 
     terms: Mapping[str, LossTerm]
     observations: Mapping[str, Tensor] = field(default_factory=dict)
+    figures: Mapping[str, LossTerm] = field(default_factory=dict)
 
 
 def map_tensors(batch: BatchT, change: Callable[[Tensor], Tensor]) -> BatchT:

@@ -2,7 +2,8 @@ import pytest
 import torch
 from scipy import stats
 
-from discern.corruption.masking import hide, maskable_positions, quota, uniform
+from discern.corruption.masking import MaskingContext, hide, maskable_positions, quota
+from discern.corruption.masking import uniform as masking
 from discern.corruption.randomness import Randomness
 from discern.types import TokenBatch
 from tests.support import SPECIAL, make_batch
@@ -14,6 +15,10 @@ def rows(lengths: list[int]) -> TokenBatch:
 
 def randomness(count: int, step: int = 0) -> Randomness:
     return Randomness(0, step, torch.arange(count))
+
+
+def uniform(batch: TokenBatch, mask_probability: float, numbers: Randomness) -> torch.Tensor:
+    return masking(batch, MaskingContext(mask_probability, numbers)).positions
 
 
 def test_exactly_the_rounded_share_is_chosen() -> None:
@@ -62,8 +67,9 @@ def test_pairs_of_positions_are_even() -> None:
 
 def test_quota_is_computed_as_a_person_would() -> None:
     maskable = torch.ones(1, 30, dtype=torch.bool)
-    assert quota(maskable, 0.15).item() == 4  # 4.5 rounds to even; in float32 it would be 4.50000018 and round to 5
+    assert quota(maskable, 0.15).item() == 4  # 4.5 rounds to even
     assert quota(maskable, 0.25).item() == 8  # 7.5 -> 8
+    assert quota(torch.ones(1, 190, dtype=torch.bool), 0.15).item() == 28  # 28.5; in float32 it is 28.500002, hence 29
 
 
 def test_all_chosen_positions_become_mask() -> None:
@@ -89,3 +95,16 @@ def test_shares_of_mask_random_and_unchanged(shares: tuple[float, float]) -> Non
         assert stats.chisquare(observed).pvalue > 1e-4
     else:
         assert len(random_ids) == 0
+
+
+@pytest.mark.parametrize("shares", [(0.85, 0.0), (0.8, 0.1)])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_position_is_hidden_if_any_of_its_draws_says_so(shares: tuple[float, float], times: int) -> None:
+    batch = make_batch([[SPECIAL.cls, *[7] * 60, SPECIAL.sep]] * 500)
+    chosen = ~batch.special_tokens_mask
+    draws = chosen.long() * times
+    hidden = hide(batch.input_ids, chosen, shares, (SPECIAL.mask, 10**6), randomness(500), draws)
+    assert torch.equal(hidden[~chosen], batch.input_ids[~chosen])
+    masked, kept = (float((hidden[chosen] == token).float().mean()) for token in (SPECIAL.mask, 7))
+    assert masked == pytest.approx(1 - (1 - shares[0]) ** times, abs=0.01)
+    assert kept == pytest.approx((1 - sum(shares)) ** times, abs=0.01)

@@ -64,3 +64,11 @@ def test_keys_are_distinct_and_positive() -> None:
     keys = {key_of(seed, "dropout", step) for seed in range(20) for step in range(20)}
     assert len(keys) == 400
     assert min(keys) >= 0
+
+
+def test_exponential_numbers_follow_their_law() -> None:
+    values = numbers(examples=500).exponentials("x", 400).flatten()
+    assert values.dtype == torch.float64
+    assert values.min() > 0
+    assert torch.isfinite(values).all()
+    assert stats.kstest(values.numpy(), "expon").pvalue > 1e-4

@@ -1,9 +1,13 @@
+import math
+from contextlib import nullcontext
+
 import pytest
 import torch
 from scipy import stats
 
+from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import replace_positions, sample_tokens
+from discern.corruption.sampling import Sampling, replace_positions, sample_fixed, sample_tokens, top_p_logits
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
@@ -48,3 +52,50 @@ def test_replacement_touches_the_chosen_positions_only() -> None:
     corrupted = replace_positions(ids, positions, torch.tensor([90, 91, 92]))
     assert corrupted.tolist() == [[0, 90, 2, 3, 4, 5], [91, 7, 8, 9, 10, 92]]
     assert ids[0, 1] == 1, "the batch itself stays as it was"
+
+
+PROBABILITIES = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]])
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.3, [1]), (0.4, [1]), (0.41, [1, 3]), (0.7, [1, 3]), (0.8, [1, 3, 4]), (0.99, [0, 1, 3, 4])]
+)
+def test_top_p_keeps_the_fewest_that_reach_the_mass(top_p: float, kept: list[int]) -> None:
+    # A little less, as 0.4 + 0.3 may or may not reach 0.7 in floating point.
+    logits = top_p_logits(PROBABILITIES.log(), top_p - 1e-6)
+    assert logits.isfinite()[0].nonzero().flatten().tolist() == kept
+
+
+def test_what_is_left_out_is_never_drawn_and_the_rest_keeps_its_proportions() -> None:
+    uniforms = (torch.arange(1000) + 0.5) / 1000
+    logits = PROBABILITIES.log().expand(1000, -1).contiguous()
+    originals = torch.full((1000,), 1)
+    sampling = Sampling(top_p=0.8, disallow_original=True)
+    drawn = sampling.sampler()(sampling.drawn_from(logits, originals), uniforms)
+    # Without token 1 there are 1/6, 3/6 and 2/6; the likeliest two make 5/6 and reach 0.8.
+    assert torch.bincount(drawn, minlength=5).tolist() == [0, 0, 0, 600, 400]
+
+
+def test_the_temperature_divides_once_whichever_way_is_taken() -> None:
+    uniforms = (torch.arange(500) + 0.5) / 500
+    logits = torch.tensor([[0.0, math.log(9.0)]]).expand(500, -1).contiguous()
+    expected = torch.bincount(sample_tokens(logits, uniforms, 2.0)).tolist()
+    assert expected == [125, 375]  # 9 to the power of 1/2
+    for sampling in (Sampling(2.0), Sampling(2.0, top_p=0.9999)):
+        drawn = sampling.sampler()(sampling.drawn_from(logits, torch.zeros(500, dtype=torch.int64)), uniforms)
+        assert torch.bincount(drawn).tolist() == expected
+
+
+def test_one_distribution_for_all_is_drawn_exactly() -> None:
+    drawn = sample_fixed(torch.tensor([0.25, 0.5, 0.25]).log(), (torch.arange(8) + 0.5) / 8)
+    assert drawn.tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
+    assert sample_fixed(torch.tensor([0.5, 0.5]).log(), torch.tensor([1 - 2**-24])).tolist() == [1]
+
+
+def test_rounding_never_reaches_a_token_that_is_left_out() -> None:
+    logits = torch.full((4, 300), float("-inf"))
+    logits[:, 100:200] = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
+    for uniform, last in ((0.0, 100), (1 - 2**-24, 199)):
+        for context in (nullcontext(), kernels.switched_off()):
+            with context:
+                assert sample_tokens(logits, torch.full((4,), uniform)).tolist() == [last] * 4

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from discern.registry import Registry
 
-# A masking takes (TokenBatch, mask_probability, Randomness) and gives the chosen positions, bool (B, L).
-maskings: Registry[Callable[..., Any]] = Registry("masking")
+if TYPE_CHECKING:
+    from discern.corruption.masking import Chosen, MaskingContext
+    from discern.types import TokenBatch
+
+# Naming a masking imports no torch.
+maskings: Registry[Callable[[TokenBatch, MaskingContext], Chosen]] = Registry("masking")
 maskings.register("uniform", "discern.corruption.masking:uniform")
+maskings.register("with-replacement", "discern.corruption.with_replacement:with_replacement")
+maskings.register("whole-word", "discern.corruption.words:whole_word")
+maskings.register("span", "discern.corruption.span:span")
+maskings.register("rarity", "discern.corruption.rarity:rarity")
+
+MASKINGS_OF_WORDS = frozenset({"whole-word"})
+"""Maskings that are `uniform` where every token is a word."""

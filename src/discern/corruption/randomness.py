@@ -49,6 +49,10 @@ class Randomness:
         """Numbers in [0, 1) in steps of 2^-24, float32."""
         return _shift(self.integers(purpose, length), 40).float() * 2.0**-24
 
+    def exponentials(self, purpose: str, length: int) -> Float[Tensor, "B L"]:
+        """Standard exponential numbers, float64: -ln of a uniform number strictly between 0 and 1, in steps of 2^-53."""
+        return -((_shift(self.integers(purpose, length), 11).double() + 0.5) * 2.0**-53).log()
+
 
 def key_of(*parts: int | str) -> int:
     """A 63-bit seed for a stateful generator, from whatever identifies its use: (seed, "dropout", step, rank)."""

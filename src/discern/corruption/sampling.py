@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discern import kernels
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How replacements are drawn from a generator's logits. The defaults are the paper's.
+
+    Attributes:
+        temperature: divides the logits.
+        top_p: mass of the likeliest tokens that are drawn from, the rest being left out; 1: all of them.
+        disallow_original: never draw the token that stood there.
+
+    Reference: Clark et al. 2020, section 2 and appendix G (higher temperature and no original tokens: no gain); Holtzman et
+    al. 2020 (top-p).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    disallow_original: bool = False
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens are left out, so that what is drawn from is no longer the plain softmax."""
+        return self.top_p < 1 or self.disallow_original
+
+    def logits(self, logits: Float[Tensor, "M V"], originals: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
+        """The logits whose softmax is drawn from, float32, minus infinity at what is left out; gradients pass."""
+        logits = logits.float() / self.temperature
+        if self.disallow_original:
+            logits = logits.scatter(1, originals[:, None], float("-inf"))
+        return top_p_logits(logits, self.top_p) if self.top_p < 1 else logits
+
+    def sampler(self) -> Callable[[Float[Tensor, "M V"], Float[Tensor, "M"]], Int[Tensor, "M"]]:
+        """What draws from the logits that `drawn_from` gives."""
+        temperature = 1.0 if self.cuts else self.temperature
+        return lambda logits, uniforms: sample_tokens(logits, uniforms, temperature)
+
+    def drawn_from(self, logits: Float[Tensor, "M V"], originals: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
+        """What the sampler takes, detached: the very logits where nothing is left out, as sampling divides them itself."""
+        return self.logits(logits.detach(), originals) if self.cuts else logits.detach()
 
 
 @torch.no_grad()
@@ -17,6 +59,7 @@ def sample_tokens(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], te
     bfloat16 has 8 bits, in which many candidates tie.
 
     Args:
+        logits: minus infinity at tokens never to draw.
         uniforms: in [0, 1).
 
     Reference: Clark et al. 2020, section 2; no gradient flows through the choice.
@@ -26,9 +69,33 @@ def sample_tokens(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], te
     probabilities = torch.softmax(logits.float() / temperature, -1)
     distribution = probabilities.cumsum_(-1)
     # The sum may end a little off 1; scaling the draw by it keeps the last candidate reachable and no other favoured.
-    targets = (uniforms.float() * distribution[:, -1])[:, None]
+    # Rounding may carry the product up to the sum itself, which lies behind every candidate.
+    total = distribution[:, -1]
+    targets = torch.minimum(uniforms.float() * total, total.nextafter(total.new_zeros(())))[:, None]
     chosen = torch.searchsorted(distribution, targets, right=True).squeeze(1)
     return chosen.clamp_(max=logits.shape[1] - 1)
+
+
+@torch.no_grad()
+def sample_fixed(log_probabilities: Float[Tensor, "V"], uniforms: Float[Tensor, "M"]) -> Int[Tensor, "M"]:
+    """One id a uniform number, all drawn from one distribution, in float64: no matrix of M x V is needed."""
+    distribution = log_probabilities.double().exp().cumsum(0)
+    chosen = torch.searchsorted(distribution, uniforms.double() * distribution[-1], right=True)
+    return chosen.clamp_(max=len(distribution) - 1)
+
+
+def top_p_logits(logits: Float[Tensor, "M V"], top_p: float) -> Float[Tensor, "M V"]:
+    """The logits of the fewest tokens whose probabilities sum to `top_p` at least, minus infinity elsewhere.
+
+    Reference: Holtzman et al. 2020, "The curious case of neural text degeneration", section 3.1.
+    """
+    with torch.no_grad():
+        probabilities, order = torch.softmax(logits, -1).sort(stable=True, dim=-1, descending=True)
+        # A token is left out where those before it suffice; the first never is.
+        surplus = (probabilities.cumsum(-1) - probabilities) >= top_p
+        surplus[:, 0] = False
+        left_out = torch.zeros_like(surplus).scatter(1, order, surplus)
+    return logits.masked_fill(left_out, float("-inf"))
 
 
 def replace_positions(

@@ -10,6 +10,8 @@ from discern.data.rows import Packing, Rows
 from discern.data.shards import TokenSplit
 from discern.types import SpecialTokens
 
+_Flags = NDArray[np.bool_]
+
 
 class PackedRows(Packing):
     """Documents back to back, without padding, every token once an epoch.
@@ -40,19 +42,21 @@ class PackedRows(Packing):
         is_special = np.ones(shape, bool)
         positions = np.zeros(shape, np.int64)
         pieces = np.zeros(shape, np.int64)
+        word_starts = np.zeros(shape, bool)
         for at, number in enumerate(numbers):
-            ids, special, piece = self._row(int(number), epoch)
+            ids, begins, special, piece = self._row(int(number), epoch)
             count = lengths[at] = len(ids)
             input_ids[at, :count] = ids
+            word_starts[at, :count] = begins
             is_special[at, :count] = special
             pieces[at, :count] = piece
             pieces[at, count:] = piece[-1] + 1
             starts = np.flatnonzero(np.diff(pieces[at], prepend=-1))
             positions[at] = np.arange(self._length) - starts[pieces[at]]
-        return Rows(input_ids, lengths, is_special, np.zeros(shape, np.int64), positions, pieces)
+        return Rows(input_ids, lengths, is_special, np.zeros(shape, np.int64), positions, pieces, word_starts)
 
-    def _row(self, number: int, epoch: int) -> tuple[Integers, NDArray[np.bool_], Integers]:
-        """Ids, which of them are special, and the piece of each, numbered from 0."""
+    def _row(self, number: int, epoch: int) -> tuple[Integers, _Flags, _Flags, Integers]:
+        """Ids, which of them begin a word, which are special, and the piece of each, numbered from 0."""
         total, body = int(self._ring[-1]), self._length - 1
         turn = int(hash_integers(derive_key(self._seed, "rotation"), epoch) % np.uint64(body)) if self._rotate else 0
         count = min(body, total - number * body)
@@ -61,19 +65,18 @@ class PackedRows(Packing):
         within = places - self._ring[document]
         is_cls = within == 0
         special = is_cls | (places == self._ring[document + 1] - 1)
-        ids = np.where(is_cls, self._special.cls, self._special.sep)
-        ids[~special] = self._tokens((self._documents[document] + within - 1)[~special])
-        if is_cls[0]:
-            order = np.append(document, document[-1])
-            ids, special = np.append(ids, self._special.sep), np.append(special, True)
-        else:
-            order = np.insert(document, 0, document[0])
-            ids, special = np.insert(ids, 0, self._special.cls), np.insert(special, 0, True)
-        return ids, special, np.cumsum(np.diff(order, prepend=order[0]) != 0)
+        ids, starts = np.where(is_cls, self._special.cls, self._special.sep), np.zeros(count, bool)
+        ids[~special], starts[~special] = self._tokens((self._documents[document] + within - 1)[~special])
+        place, extra, owner = (count, self._special.sep, document[-1]) if is_cls[0] else (0, self._special.cls, document[0])
+        order = np.insert(document, place, owner)
+        ids, starts = np.insert(ids, place, extra), np.insert(starts, place, False)
+        return ids, starts, np.insert(special, place, True), np.cumsum(np.diff(order, prepend=order[0]) != 0)
 
-    def _tokens(self, offsets: Integers) -> Integers:
-        """Tokens at rising offsets that jump back at most once, where the ring closes."""
+    def _tokens(self, offsets: Integers) -> tuple[Integers, _Flags]:
+        """Tokens at rising offsets that jump back at most once, where the ring closes; and which of them begin a word."""
         if not len(offsets):
-            return offsets
+            return offsets, np.zeros(0, bool)
         parts = np.split(offsets, np.flatnonzero(np.diff(offsets) < 0) + 1)
-        return np.concatenate([self._split.read(int(part[0]), int(part[-1]) + 1) for part in parts])
+        spans = [(int(part[0]), int(part[-1]) + 1) for part in parts]
+        tokens = np.concatenate([self._split.read(*span) for span in spans])
+        return tokens, np.concatenate([self._split.word_starts(*span) for span in spans])

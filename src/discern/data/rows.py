@@ -22,6 +22,7 @@ class Rows:
         token_types: segments.
         positions: of each token within its piece.
         pieces: which document piece of the row a token belongs to, or None where rows are one piece.
+        word_starts: True where a word begins, as the data set has it; None where that isn't known.
     """
 
     input_ids: Integers
@@ -30,6 +31,7 @@ class Rows:
     token_types: Integers
     positions: Integers
     pieces: Integers | None
+    word_starts: NDArray[np.bool_] | None = None
 
 
 class Packing(abc.ABC):

@@ -13,6 +13,7 @@ from discern.data.rows import Packing, Rows
 from discern.data.shards import Shard, TokenSplit
 from discern.types import SpecialTokens
 
+_Segment = tuple[Integers, NDArray[np.bool_]]
 _BLOCK = 1 << 16  # tokens: longer documents are planned in blocks, so that planning takes few passes
 
 
@@ -59,38 +60,41 @@ class SegmentRows(Packing):
         lengths = np.zeros(shape[0], np.int64)
         is_special = np.ones(shape, bool)
         token_types = np.zeros(shape, np.int64)
+        word_starts = np.zeros(shape, bool)
         for at, number in enumerate(numbers):
-            first, second = self._segments(int(number), epoch)
+            (first, first_starts), (second, second_starts) = self._segments(int(number), epoch)
             count = len(first) + 2
             input_ids[at, 0] = self._special.cls
             input_ids[at, 1 : count - 1] = first
+            word_starts[at, 1 : count - 1] = first_starts
             input_ids[at, count - 1] = self._special.sep
             is_special[at, 1 : count - 1] = False
             if len(second):
                 stop = count + len(second)
                 input_ids[at, count:stop] = second
+                word_starts[at, count:stop] = second_starts
                 input_ids[at, stop] = self._special.sep
                 is_special[at, count:stop] = False
                 token_types[at, count : stop + 1] = 1
                 count = stop + 1
             lengths[at] = count
         positions = np.broadcast_to(np.arange(shape[1]), shape)
-        return Rows(input_ids, lengths, is_special, token_types, positions, None)
+        return Rows(input_ids, lengths, is_special, token_types, positions, None, word_starts)
 
-    def _segments(self, number: int, epoch: int) -> tuple[Integers, Integers]:
-        """Tokens of A and B of an example, cut to the row."""
+    def _segments(self, number: int, epoch: int) -> tuple[_Segment, _Segment]:
+        """A and B of an example, cut to the row: the tokens of each, and where words begin."""
         start, length = int(self._spans.start[number]), int(self._spans.length[number])
-        tokens = self._split.read(start, start + length)
+        tokens, starts = self._split.read(start, start + length), self._split.word_starts(start, start + length)
         bounds = self._sentence_bounds(start, start + length) - start
         single = hash_uniforms(self._keys["single"], epoch, number) < self._config.single_segment_probability
         aim = 100_000 if single else (int(self._spans.target[number]) - 3) // 2
         coins = hash_uniforms(self._keys["coin"], epoch, number, np.arange(len(bounds)))
         in_first = assign_segments(np.diff(bounds), aim, coins < 0.5)
-        first = tokens[np.repeat(in_first, np.diff(bounds))]
-        second = tokens[np.repeat(~in_first, np.diff(bounds))]
+        of_first = np.repeat(in_first, np.diff(bounds))
         room = self._config.sequence_length
-        first = first[: room - 2]
-        return first, second[: max(0, room - len(first) - 3)]
+        first = tokens[of_first][: room - 2]
+        left = max(0, room - len(first) - 3)
+        return (first, starts[of_first][: room - 2]), (tokens[~of_first][:left], starts[~of_first][:left])
 
     def _sentence_bounds(self, start: int, stop: int) -> Integers:
         """Offsets at which sentences of the span begin, and its end."""

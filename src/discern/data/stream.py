@@ -58,7 +58,7 @@ def to_batch(rows: Rows, indices: Integers, slots: Integers) -> TokenBatch:
         token_type_ids=torch.from_numpy(rows.token_types),
         position_ids=torch.from_numpy(np.ascontiguousarray(rows.positions)),
         document_ids=None if rows.pieces is None else torch.from_numpy(rows.pieces),
-        word_starts=None,
+        word_starts=None if rows.word_starts is None else torch.from_numpy(rows.word_starts),
         example_index=torch.from_numpy(indices.astype(np.int64)),
         slot=torch.from_numpy(slots.astype(np.int64)),
         full=bool(attention.all()),
@@ -72,6 +72,7 @@ def _join(parts: list[tuple[Integers, Rows]], count: int) -> Rows:
     order = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
     rows = [row for _, row in parts]
     pieces = [row.pieces for row in rows if row.pieces is not None]
+    word_starts = [row.word_starts for row in rows if row.word_starts is not None]
     return Rows(
         input_ids=np.concatenate([row.input_ids for row in rows])[order],
         lengths=np.concatenate([row.lengths for row in rows])[order],
@@ -79,4 +80,5 @@ def _join(parts: list[tuple[Integers, Rows]], count: int) -> Rows:
         token_types=np.concatenate([row.token_types for row in rows])[order],
         positions=np.concatenate([row.positions for row in rows])[order],
         pieces=np.concatenate(pieces)[order] if pieces else None,
+        word_starts=np.concatenate(word_starts)[order] if word_starts else None,
     )

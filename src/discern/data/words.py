@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any, Literal, final
 
@@ -151,16 +152,27 @@ class TextBoundaries(WordFinder):
         return starts
 
 
+def check_segmenter(segmenter: SegmenterName) -> None:
+    """Raise where a segmenter is not installed; loads none.
+
+    Raises:
+        ConfigError: the extra `zh` is missing.
+    """
+    if segmenter == "jieba" and find_spec("jieba") is None:
+        raise ConfigError(
+            "--segmenter jieba needs the package jieba, which is not installed", hint="pip install 'discern-nlp[zh]'"
+        )
+
+
 def load_jieba() -> Any:
     """The segmenter for Chinese, its dictionary loaded.
 
     Raises:
-        ConfigError: the extra `zh` is not installed.
+        ConfigError: the extra `zh` is missing.
     """
-    try:
-        import jieba
-    except ImportError as problem:
-        raise ConfigError("--segmenter jieba needs the package jieba", hint="pip install 'discern-nlp[zh]'") from problem
+    check_segmenter("jieba")
+    import jieba
+
     jieba.setLogLevel("ERROR")
     jieba.initialize()
     return jieba

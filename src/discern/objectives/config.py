@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from discern.config.base import Section
+from discern.corruption import maskings
+from discern.errors import did_you_mean
 
 
 class ObjectiveConfig(Section):
@@ -13,16 +15,62 @@ class ObjectiveConfig(Section):
     name: str = Field(description="Objective, by its name in the registry.")
 
 
-class MaskingConfig(ObjectiveConfig):
-    """Settings of the objectives that choose positions and hide what stands there."""
+class PositionsConfig(ObjectiveConfig):
+    """Settings of the objectives that choose positions."""
 
-    masking: str = Field("uniform", description="How positions are chosen, by its name in the registry of maskings.")
+    masking: str = Field(
+        "uniform",
+        description="How positions are chosen: 'uniform', 'with-replacement' (the released code), 'whole-word', 'span' "
+        "(SpanBERT), 'rarity' (rare tokens more often).",
+    )
     mask_probability: float = Field(
         0.15,
         gt=0,
         lt=1,
         description="Fraction of maskable tokens chosen per sequence. ELECTRA, table 6: 0.15 small and base, 0.25 large.",
     )
+    mask_probability_end: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Fraction that mask_probability changes to, evenly over the first mask_probability_steps steps. "
+        "Held-out figures are always at mask_probability, so that they can be compared.",
+    )
+    mask_probability_steps: int | None = Field(None, ge=1, description="Steps until mask_probability_end is reached.")
+    rarity_exponent: float = Field(
+        0.5, ge=0, le=2, description="'rarity' only: a token is drawn with weight count^-exponent. 0: evenly; word2vec: 0.5."
+    )
+    span_stop_probability: float = Field(
+        0.2, gt=0, lt=1, description="'span' only: chance that a span ends after each of its words. SpanBERT: 0.2."
+    )
+    span_max_words: int = Field(10, ge=1, description="'span' only: words a span has at most. SpanBERT: 10.")
+
+    def probability_at(self, step: int) -> float:
+        """Fraction of the maskable tokens that is chosen at this step, counted from 0."""
+        if self.mask_probability_end is None or self.mask_probability_steps is None:
+            return self.mask_probability
+        progress = min(1.0, step / self.mask_probability_steps)
+        return self.mask_probability + (self.mask_probability_end - self.mask_probability) * progress
+
+    @field_validator("masking")
+    @classmethod
+    def _is_registered(cls, name: str) -> str:
+        known = maskings.names()
+        if name not in known:
+            guess = did_you_mean(name, known)
+            raise ValueError(f"unknown masking '{name}'" + (f"; {guess}" if guess else ""))
+        return name
+
+    @model_validator(mode="after")
+    def _end_and_steps_go_together(self) -> PositionsConfig:
+        if (self.mask_probability_end is None) != (self.mask_probability_steps is None):
+            raise ValueError("mask_probability_end and mask_probability_steps go together: set both, or neither")
+        return self
+
+
+class MaskingConfig(PositionsConfig):
+    """Settings of the objectives that choose positions and hide what stands there."""
+
     mask_token_probability: float = Field(
         1.0,
         ge=0,

@@ -11,8 +11,20 @@ from discern import kernels
 from discern.types import LossTerm
 
 
-def masked_token_loss(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"], weight: float = 1.0) -> LossTerm:
-    """Cross-entropy of the original tokens at the masked positions, summed, in float32."""
+def masked_token_loss(
+    logits: Float[Tensor, "M V"],
+    targets: Int[Tensor, "M"],
+    weight: float = 1.0,
+    draws: Int[Tensor, "M"] | None = None,
+) -> LossTerm:
+    """Cross-entropy of the original tokens at the masked positions, summed, in float32.
+
+    Args:
+        draws: how often each position counts (`CorruptedBatch.target_draws`); None: once.
+    """
+    if draws is not None:
+        each = F.cross_entropy(logits.float(), targets, reduction="none")
+        return LossTerm((each * draws).sum(), int(draws.sum()), weight)
     if kernels.usable(logits):
         total = kernels.cross_entropy_sum(logits, targets)
     else:
@@ -23,17 +35,66 @@ def masked_token_loss(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"], w
 def replaced_token_loss(
     logits: Float[Tensor, "B L"],
     is_replaced: Bool[Tensor, "B L"],
-    attention_mask: Bool[Tensor, "B L"],
+    judged: Bool[Tensor, "B L"],
     count: int,
     weight: float = 1.0,
 ) -> LossTerm:
-    """Binary cross-entropy of *replaced* over every real token, [CLS] and [SEP] included, summed, in float32.
+    """Binary cross-entropy of *replaced* over the judged tokens, summed, in float32.
 
     Args:
-        count: how many tokens are real; passed in, because asking the mask would make a GPU wait.
+        judged: ELECTRA judges every real token, [CLS] and [SEP] included.
+        count: how many tokens are judged; passed in, because asking the mask would make a GPU wait.
 
     Reference: Clark et al. 2020, section 2; the released code's normalisation over the tokens of the batch.
     """
     each = F.binary_cross_entropy_with_logits(logits.float(), is_replaced.float(), reduction="none")
-    total = torch.where(attention_mask, each, torch.zeros_like(each)).sum()
+    total = torch.where(judged, each, torch.zeros_like(each)).sum()
     return LossTerm(total, count, weight)
+
+
+def noise_contrastive_loss(
+    energy: Float[Tensor, "B L"],
+    log_noise_probability: Float[Tensor, "B L"],
+    log_noise_odds: Float[Tensor, "B 1"],
+    is_noise: Bool[Tensor, "B L"],
+    judged: Bool[Tensor, "B L"],
+    count: int,
+    weight: float = 1.0,
+) -> LossTerm:
+    """Binary cross-entropy of *noise* over the judged tokens, summed, in float32.
+
+    With k of n tokens from q, P(noise) = k q / (k q + (n - k) exp(-energy)): its logit is energy + log q + log(k / (n - k)).
+
+    Args:
+        log_noise_probability: log q of the token that stands there; no gradient flows into it.
+        log_noise_odds: log(k / (n - k)) of each row, from its real counts. Infinite where all of a row is noise: then there
+            is nothing to tell apart, and the loss is the 0 that its limit is.
+
+    Reference: Clark et al. 2020 (Electric), algorithm 2; Gutmann and Hyvärinen 2010.
+    """
+    finite = torch.isfinite(log_noise_odds)
+    odds = torch.where(finite, log_noise_odds, torch.zeros_like(log_noise_odds))
+    logits = energy.float() + log_noise_probability.detach() + odds
+    each = F.binary_cross_entropy_with_logits(logits, is_noise.float(), reduction="none")
+    total = torch.where(judged & finite, each, torch.zeros_like(each)).sum()
+    return LossTerm(total, count, weight)
+
+
+def copy_loss(
+    word_logits: Float[Tensor, "T V"],
+    copy_logits: Float[Tensor, "T"],
+    input_ids: Int[Tensor, "T"],
+    targets: Int[Tensor, "T"],
+    weight: float = 1.0,
+) -> LossTerm:
+    """Cross-entropy of the original tokens under D [input] + (1 - D) softmax(words), summed, in float32.
+
+    Args:
+        copy_logits: D is their sigmoid: the share that goes to the token in the input.
+
+    Reference: Clark et al. 2020, section 3.3 (all-tokens MLM).
+    """
+    copied, written = F.logsigmoid(copy_logits.float()), F.logsigmoid(-copy_logits.float())
+    written = written - F.cross_entropy(word_logits.float(), targets, reduction="none")
+    log_probability = torch.where(input_ids == targets, torch.logaddexp(copied, written), written)
+    return LossTerm(-log_probability.sum(), targets.shape[0], weight)

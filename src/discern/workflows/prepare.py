@@ -18,6 +18,7 @@ from discern.data.problems import Problem, ProblemLog
 from discern.data.publish import another, publish, staging, standing
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer_choice import TokenizerChoice, describe, train_on
+from discern.data.words import check_segmenter
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
 
@@ -75,7 +76,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     """Make the data set. It appears in `request.out` whole or not at all.
 
     Raises:
-        ConfigError: the request contradicts itself, or `out` holds something else.
+        ConfigError: the request contradicts itself, the segmenter is not installed, or `out` holds something else.
         DataError: the input or the tokenizer cannot be used, or `out` cannot be written.
     """
     began = time.monotonic()
@@ -83,6 +84,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     choice.check()
     if request.out is None:
         raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
+    check_segmenter(request.build.segmenter)
     out = request.out.resolve()
     tokenizer = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
     settings = configuration(choice, request.corpus, request.build)
@@ -119,6 +121,7 @@ def check(request: PrepareRequest, progress: Progress) -> CheckReport:
     choice = request.tokenizer
     if choice.path or choice.train:
         choice.check()
+    check_segmenter(request.build.segmenter)
     tokenizer = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
     corpus = Corpus(request.inputs, request.corpus, exclude=request.out)
     problems, errors = ProblemLog(), list[DiscernError]()
