@@ -71,8 +71,8 @@ def test_bfloat16_is_as_near_to_float32_as_on_the_plain_path(name: str, batch: s
             rounded = autocast_gradients(build(sizes(), name).train(), BATCHES[batch])
         one, other = (torch.cat([gradient.double().flatten() for gradient in found.values()]) for found in (rounded, exact))
         angles.append(1 - float(torch.cosine_similarity(one, other, dim=0)))
-    # A sample that falls to the other side of a boundary changes the step; neither path may do worse than that.
-    assert angles[0] < max(2 * angles[1], 1e-3)
+    # A sample that falls to the other side of a boundary changes the step, most where the loss is of the samples alone.
+    assert angles[0] < max(2 * angles[1], 5e-3)
 
 
 def test_the_layout_by_hand() -> None:

@@ -1,6 +1,10 @@
 """What every registered objective must hold. A new one is tested by being registered."""
 
+import json
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -158,3 +162,37 @@ def test_evaluation_does_not_depend_on_the_batch_size(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_phases_cover_the_run(name: str) -> None:
     assert sum(phase.steps for phase in build(name).phases(123)) == 123
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, dict[str, list[float]]]:
+    """Losses and gradient norms of each objective, eager and compiled."""
+    program = [sys.executable, "-m", "tests.objectives.compiled"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures: dict[str, dict[str, list[float]]] = json.loads(done.stdout)
+    return figures
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_encoders_give_the_same_losses_and_gradients(compiled: dict[str, dict[str, list[float]]], name: str) -> None:
+    assert compiled[name]["compiled"] == pytest.approx(compiled[name]["eager"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_counts_are_exact(name: str) -> None:
+    """Of 20 words a row, 3 are chosen: every term counts these, or the words, or all real tokens."""
+    objective = build(name)
+    tokens = make_batch([[SPECIAL.cls, *range(5, 25), SPECIAL.sep], [SPECIAL.cls, *range(25, 45), SPECIAL.sep]])
+    corrupted = objective.corrupt(tokens, randomness(tokens))
+    assert corrupted.masked_positions.sum(1).tolist() == [3, 3]
+    assert (corrupted.num_masked, corrupted.num_tokens) == (6, 44)
+    assert set(objective.counts(corrupted).values()) <= {6, 40, 44}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_of_a_row_does_not_depend_on_its_padding(name: str) -> None:
+    objective, tokens = build(name), batch(1)
+    padded = make_batch([tokens.input_ids[0].tolist(), [SPECIAL.cls, *range(5, 45), SPECIAL.sep]]).rows(0, 1)
+    for key, term in run(objective, tokens).terms.items():
+        assert run(objective, padded).terms[key].total.item() == pytest.approx(term.total.item(), rel=1e-5)

@@ -36,7 +36,7 @@ from discern.model.bert import BertEncoder
 from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings, Embeddings
 from discern.model.encoder import Encoder
-from discern.model.heads import BilinearTerm, MaskedLMHead, ReplacedTokenHead
+from discern.model.heads import BilinearTerm, CopyMLMHead, EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.model.network import Network
 from discern.objectives.base import Vocabulary
 
@@ -46,6 +46,8 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 """Types that weights can be stored in, by their names in config.json."""
 SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 """What our encoder computes, by the keys of config.json that could say otherwise: GELU by the error function, and so on."""
+
+_ENERGY = "energy"  # what a discriminator's number is, where it is not the logit of *replaced*
 
 # Written by some versions of transformers, and nothing that we miss: a counting buffer, and the tied output matrix.
 _POSITION_BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
@@ -100,8 +102,11 @@ def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "f
         for file, names in named.items()
     }
     config = encoder_config(network.encoder, vocabulary, architecture(network), precision)
-    if HEAD_NAME in files:
-        config[MARK] = {"head": HEAD_NAME}
+    mark = {"head": HEAD_NAME} if HEAD_NAME in files else {}
+    if isinstance(network.head, EnergyHead):
+        mark["gives"] = _ENERGY
+    if mark:
+        config[MARK] = mark
     return HuggingFaceModel(config, files[WEIGHTS_NAME], files.get(HEAD_NAME, {}))
 
 
@@ -143,7 +148,10 @@ def is_discriminator(folder: Path) -> bool:
     Raises:
         CheckpointError: config.json or the weights cannot be read.
     """
-    return _has_head_beside(read_huggingface_config(folder)) or _holds(folder, "discriminator_predictions.dense.weight")
+    if _holds(folder, "discriminator_predictions.dense.weight"):
+        return True
+    # Of a masked language model, only a gate stands beside.
+    return _has_head_beside(read_huggingface_config(folder)) and not _holds(folder, "generator_predictions.dense.weight")
 
 
 def network_from_huggingface(folder: Path) -> Network:
@@ -165,8 +173,13 @@ def network_from_huggingface(folder: Path) -> Network:
     with torch.device("meta"):
         embeddings = Embeddings(whole_number(config, "vocab_size", path), sizes.embedding_size, sizes)
         encoder = BertEncoder(embeddings, sizes)
-        head = ReplacedTokenHead(sizes) if judges else MaskedLMHead(sizes, embeddings.word)
-        bilinear = BilinearTerm(sizes, sizes.embedding_size) if _has_head_beside(config) else None
+        beside = _has_head_beside(config)
+        head: nn.Module
+        if judges:
+            head = EnergyHead(sizes) if read_mark(config).get("gives") == _ENERGY else ReplacedTokenHead(sizes)
+        else:
+            head = CopyMLMHead(sizes, embeddings.word) if beside else MaskedLMHead(sizes, embeddings.word)
+        bilinear = BilinearTerm(sizes, sizes.embedding_size) if judges and beside else None
     nn.ModuleList(part for part in (encoder, head, bilinear) if part is not None).to_empty(device="cpu").eval()
     network = Network(encoder, head, bilinear)
     load_huggingface_weights(network, folder)

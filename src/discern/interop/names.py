@@ -8,13 +8,13 @@ from discern.errors import ConfigError
 from discern.model.bert import BertEncoder
 from discern.model.embeddings import DisentangledEmbeddings
 from discern.model.encoder import Encoder
-from discern.model.heads import ReplacedTokenHead
+from discern.model.heads import CopyMLMHead, TokenHead
 from discern.model.network import Network
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 HEAD_NAME = "discern_head.safetensors"
-"""The whole head of a discriminator that ELECTRA can hold only in part."""
+"""What ELECTRA cannot hold of a head: a bilinear discriminator's as a whole, the gate of one that copies."""
 DISCRIMINATOR_CLASS = "ElectraForPreTraining"
 ENCODER_CLASS = "ElectraModel"
 GENERATOR_CLASS = "ElectraForMaskedLM"
@@ -32,12 +32,13 @@ _BLOCK_LAYERS = {
 }
 _DISCRIMINATOR_LAYERS = {"dense": "dense", "output": "dense_prediction"}
 _GENERATOR_LAYERS = {"dense": "dense", "norm": "LayerNorm"}
+_COPY_GATE = "head.copy_gate"
 _TABLES = {"word": "word_embeddings", "position": "position_embeddings", "token_type": "token_type_embeddings"}
 
 
 def parameter_names(network: Network) -> dict[str, str]:
     """Hugging Face's name of every parameter, by ours: `encoder.<name in the encoder>`, `head.<name in the head>`, and
-    `bilinear.<name in the term>`, for which the name is our own.
+    `bilinear.<name in the term>`, for which the name is our own, as it is for the gate of a head that copies.
 
     The tied output matrix of a masked language model is the word table and is named once, as that.
 
@@ -45,13 +46,16 @@ def parameter_names(network: Network) -> dict[str, str]:
         ConfigError: the encoder is not the BERT-style one.
     """
     names = {f"encoder.{ours}": f"electra.{theirs}" for ours, theirs in encoder_names(network.encoder).items()}
-    if isinstance(network.head, ReplacedTokenHead):
+    if isinstance(network.head, TokenHead):
         for ours, theirs in _DISCRIMINATOR_LAYERS.items():
             names |= _both(f"head.{ours}", f"discriminator_predictions.{theirs}")
         return names | ({} if network.bilinear is None else {"bilinear.context.weight": "bilinear_term.context.weight"})
+    copies = isinstance(network.head, CopyMLMHead)
+    words = "head.words" if copies else "head"
     for ours, theirs in _GENERATOR_LAYERS.items():
-        names |= _both(f"head.{ours}", f"generator_predictions.{theirs}")
-    return names | {"head.bias": "generator_lm_head.bias"}
+        names |= _both(f"{words}.{ours}", f"generator_predictions.{theirs}")
+    names |= {f"{words}.bias": "generator_lm_head.bias"}
+    return names | (_both(_COPY_GATE, "copy_gate") if copies else {})
 
 
 def encoder_names(encoder: Encoder) -> dict[str, str]:
@@ -64,8 +68,8 @@ def encoder_names(encoder: Encoder) -> dict[str, str]:
     """
     if not isinstance(encoder, BertEncoder):
         raise ConfigError(
-            f"encoder '{encoder.config.encoder}' has no Hugging Face ELECTRA form",
-            hint="only encoder 'bert' can be exported to ELECTRA",
+            f"encoder '{encoder.config.encoder}' has no Hugging Face ELECTRA form as {type(encoder).__name__}",
+            hint="only a BertEncoder can be exported to ELECTRA; leave out --all-networks, or choose another with --network",
         )
     if encoder.config.normalisation != "post":
         raise ConfigError(
@@ -85,10 +89,12 @@ def encoder_names(encoder: Encoder) -> dict[str, str]:
 def names_by_file(network: Network) -> dict[str, dict[str, str]]:
     """`parameter_names` by the file that the parameters stand in."""
     names = parameter_names(network)
-    if network.bilinear is None:
-        return {WEIGHTS_NAME: names}
-    encoder = {ours: theirs for ours, theirs in names.items() if ours.startswith("encoder.")}
-    return {WEIGHTS_NAME: encoder, HEAD_NAME: {ours: theirs for ours, theirs in names.items() if ours not in encoder}}
+    if network.bilinear is not None:
+        beside = {ours: theirs for ours, theirs in names.items() if not ours.startswith("encoder.")}
+    else:
+        beside = {ours: theirs for ours, theirs in names.items() if ours.startswith(_COPY_GATE)}
+    held = {ours: theirs for ours, theirs in names.items() if ours not in beside}
+    return {WEIGHTS_NAME: held, HEAD_NAME: beside} if beside else {WEIGHTS_NAME: held}
 
 
 def named_parameters(network: Network) -> dict[str, Tensor]:
@@ -113,7 +119,7 @@ def architecture(network: Network) -> str:
     """The class of transformers that holds what ELECTRA can hold of the network."""
     if network.bilinear is not None:
         return ENCODER_CLASS
-    return DISCRIMINATOR_CLASS if isinstance(network.head, ReplacedTokenHead) else GENERATOR_CLASS
+    return DISCRIMINATOR_CLASS if isinstance(network.head, TokenHead) else GENERATOR_CLASS
 
 
 def _both(ours: str, theirs: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from discern.model.dropout import Dropout
 from discern.model.embeddings import TokenEmbeddings
 from discern.model.encoder import Encoder
 from discern.model.joints import States, as_states, linear_gelu, linear_residual_norm, normalised
-from discern.model.layout import Layout, lay_out
+from discern.model.layout import Direction, Layout, lay_out
 
 
 class Block(nn.Module, abc.ABC):
@@ -73,13 +73,22 @@ class BertEncoder(Encoder):
         embeddings: read by this encoder, possibly shared with another.
         config: sizes; its embedding_size is not used here, the embeddings have theirs.
         gradient_checkpointing: recompute each block in the backward pass.
+        direction: what a token sees; one way, this is the tower of a language model.
 
     Reference: Devlin et al. 2019; factorised embeddings as in Clark et al. 2020, appendix A.
     """
 
-    def __init__(self, embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self,
+        embeddings: TokenEmbeddings,
+        config: ModelConfig,
+        *,
+        gradient_checkpointing: bool = False,
+        direction: Direction = "both",
+    ) -> None:
         super().__init__()
         self.config = config
+        self.direction = direction
         self.gradient_checkpointing = gradient_checkpointing
         self.embeddings = embeddings
         width = embeddings.embedding_size
@@ -99,7 +108,7 @@ class BertEncoder(Encoder):
     ) -> Float[Tensor, "B L D"]:
         """Hidden states of the last block; what stands at padding means nothing."""
         shape = input_ids.shape
-        layout = lay_out(input_ids, attention_mask, document_ids, self.embeddings.weights)
+        layout = lay_out(input_ids, attention_mask, document_ids, self.embeddings.weights, self.direction)
         if layout.places is not None:
             input_ids, token_type_ids, position_ids = _real(layout.places, input_ids, token_type_ids, position_ids)
         hidden = self.embeddings(input_ids, token_type_ids, position_ids)

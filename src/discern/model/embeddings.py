@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import abc
 import copy
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parameter import Parameter
 
 from discern.model.config import ModelConfig
 from discern.model.dropout import Dropout
@@ -51,6 +53,10 @@ class TokenEmbeddings(nn.Module, abc.ABC):
     @abc.abstractmethod
     def segments(self, token_type_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         """Vectors of the segments."""
+
+    def borrowed(self) -> Iterable[Parameter]:
+        """Parameters of another network that are read without sending gradient back."""
+        return ()
 
     def forward(
         self,
@@ -127,6 +133,9 @@ class DisentangledEmbeddings(TokenEmbeddings):
         self.difference = nn.Embedding(shared.vocab_size, shared.embedding_size)
         self.norm = nn.LayerNorm(shared.embedding_size, eps=config.layer_norm_epsilon)
         self.dropout = Dropout(config.hidden_dropout)
+
+    def borrowed(self) -> Iterable[Parameter]:
+        return self.shared.parameters()
 
     @torch.no_grad()
     def merged(self) -> Embeddings:

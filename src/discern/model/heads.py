@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,20 +43,69 @@ class MaskedLMHead(nn.Module):
         return F.linear(inner, self.word_embeddings.weight, self.bias)
 
 
-class ReplacedTokenHead(nn.Module):
-    """One logit a token: positive means *replaced*, as in the released code and Hugging Face.
+class CopyMLMHead(nn.Module):
+    """Words at every position, and beside them whether the token there is to be copied.
 
-    Reference: Clark et al. 2020, section 2; the released code's dense layer and GELU in between.
+    Args:
+        config: of the encoder below.
+        word_embeddings: tied output matrix, (V, E).
+
+    Reference: Clark et al. 2020, section 3.3 (all-tokens MLM): one sigmoid layer.
     """
+
+    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
+        super().__init__()
+        self.words = MaskedLMHead(config, word_embeddings)
+        self.copy_gate = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits of the words that are written where nothing is copied."""
+        logits: Tensor = self.words(hidden)
+        return logits
+
+    def copy_logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
+        """Logit of each token; positive means that copying is the likelier."""
+        logits: Tensor = self.copy_gate(hidden).squeeze(-1)
+        return logits
+
+
+class TokenHead(nn.Module, abc.ABC):
+    """One number a token: dense, GELU, dense. What it means, each subclass says."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, 1)
 
+    @abc.abstractmethod
+    def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        """The number of each token."""
+
+    def _numbers(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        return self.output(linear_gelu(self.dense, hidden)).squeeze(-1)  # type: ignore[no-any-return]
+
+
+class ReplacedTokenHead(TokenHead):
+    """One logit a token: positive means *replaced*, as in the released code and Hugging Face.
+
+    Reference: Clark et al. 2020, section 2; the released code's dense layer and GELU in between.
+    """
+
     def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
         """Logit of each token."""
-        return self.output(linear_gelu(self.dense, hidden)).squeeze(-1)  # type: ignore[no-any-return]
+        return self._numbers(hidden)
+
+
+class EnergyHead(TokenHead):
+    """Energy of each token in its context, in nats: high means unlikely, exp(-energy) is its probability unnormalised.
+
+    Differs: the paper's energy is one product w . h; the released code has the discriminator's dense layer and GELU before it.
+    Reference: Clark et al. 2020 (Electric), section 2.1.
+    """
+
+    def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        """Energy of each token."""
+        return self._numbers(hidden)
 
 
 class BilinearTerm(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from discern.model.bert import BertEncoder, Block
 from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings, Embeddings
-from discern.model.heads import MaskedLMHead, ReplacedTokenHead
+from discern.model.heads import MaskedLMHead, TokenHead
 
 # Of the local start: radians a position of the fastest and the slowest wave, and the strength of positions (against the
 # words') and of queries and keys; and the strength of what each part adds to the residual, against its fan-in.
@@ -113,7 +113,7 @@ def _glorot_layers(module: nn.Module) -> list[nn.Module]:
     for part in module.modules():
         if isinstance(part, BertEncoder) and part.projection is not None:
             found.append(part.projection)
-        if isinstance(part, ReplacedTokenHead):
+        if isinstance(part, TokenHead):
             found.append(part.output)
     return found
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from discern import kernels
+
+Direction = Literal["both", "left-to-right", "right-to-left"]
+"""What a token sees of its document: all of it, itself and what stands before it, or itself and what stands behind."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,17 @@ def lay_out(
     attention_mask: Bool[Tensor, "B L"] | None,
     document_ids: Int[Tensor, "B L"] | None,
     weights: Tensor,
+    direction: Direction = "both",
 ) -> Layout:
     """The layout that is fastest for these rows: real tokens alone where kernels attend to spans, else rows of equal length.
 
     Args:
         document_ids: equal ids of a row stand together.
         weights: any of the encoder's; kernels take float32 on the CPU.
+        direction: the kernels attend in both directions only.
     """
+    if direction != "both":
+        return Layout(visible_one_way(input_ids, attention_mask, document_ids, direction))
     if not kernels.usable(parameters=[weights]) or not input_ids.numel():
         if document_ids is not None and attention_mask is None:
             attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
@@ -68,3 +76,20 @@ def visible_keys(attention_mask: Bool[Tensor, "B L"], document_ids: Int[Tensor, 
         return keys | ~attention_mask.any(1)[:, None, None, None]
     same_piece = document_ids[:, None, :, None] == document_ids[:, None, None, :]
     return same_piece & (keys | ~attention_mask[:, None, :, None])
+
+
+def visible_one_way(
+    input_ids: Int[Tensor, "B L"],
+    attention_mask: Bool[Tensor, "B L"] | None,
+    document_ids: Int[Tensor, "B L"] | None,
+    direction: Direction,
+) -> Bool[Tensor, "#B 1 L L"]:
+    """True where a query may see a key that does not lie ahead of it: itself always, so that no softmax is over nothing."""
+    length = input_ids.shape[1]
+    square = torch.ones(length, length, dtype=torch.bool, device=input_ids.device)
+    visible = (square.tril() if direction == "left-to-right" else square.triu())[None, None]
+    if document_ids is not None:
+        visible = visible & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+    if attention_mask is not None:
+        visible = visible & (attention_mask[:, None, None, :] | torch.eye(length, dtype=torch.bool, device=input_ids.device))
+    return visible

@@ -9,3 +9,19 @@ from discern.registry import Registry
 objectives: Registry[Any] = Registry("objective", "discern.objectives")
 objectives.register("rtd", "discern.objectives.rtd:ReplacedTokenDetection")
 objectives.register("mlm", "discern.objectives.mlm:MaskedLanguageModel")
+objectives.register("electric", "discern.objectives.electric:Electric")
+objectives.register("rtd-masked-only", "discern.objectives.rtd_masked_only:MaskedOnlyReplacedTokenDetection")
+objectives.register("replace-mlm", "discern.objectives.replace_mlm:ReplaceMLM")
+objectives.register("all-tokens-mlm", "discern.objectives.all_tokens_mlm:AllTokensMLM")
+
+# What proposes the replacements of objective `rtd`, and how its two networks are trained.
+generators: Registry[Any] = Registry("generator", "discern.generators")
+generators.register("mlm", "discern.objectives.generator:MaskedLMGenerator")
+generators.register("two-tower", "discern.objectives.generator:TwoTowerGenerator")
+generators.register("uniform", "discern.objectives.generator:UniformGenerator")
+generators.register("unigram", "discern.objectives.generator:UnigramGenerator")
+
+algorithms: Registry[Any] = Registry("algorithm", "discern.algorithms")
+algorithms.register("joint", "discern.objectives.algorithm:Joint")
+algorithms.register("two-stage", "discern.objectives.two_stage:TwoStage")
+algorithms.register("adversarial", "discern.objectives.adversarial:Adversarial")

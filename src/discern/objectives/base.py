@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from discern.corruption.randomness import Randomness
@@ -25,20 +26,29 @@ class Phase:
         steps: how many updates it lasts.
         trains: names of the networks whose parameters move; None: all.
         start: called once when the phase begins (not when it is resumed), to copy weights for instance.
+        fresh_optimizer: its moments begin at zero; False: those of the phase before go on, where weights still move.
     """
 
     name: str
     steps: int
     trains: frozenset[str] | None = None
     start: Callable[[], None] | None = None
+    fresh_optimizer: bool = True
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What an objective needs to know of the tokenizer."""
+    """What an objective needs to know of the tokenizer, and of the text that it is trained on.
+
+    Attributes:
+        size: V.
+        special: ids of the special tokens.
+        token_counts: (V,) how often each id occurs in the training split, int64; None where that isn't known.
+    """
 
     size: int
     special: SpecialTokens
+    token_counts: Int[Tensor, "V"] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,10 @@ class Objective(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
-        """How many items each loss term sums over, known before any forward pass."""
+        """How many items each loss term sums over, known before any forward pass.
+
+        In training, terms may come and go with the phase, by what `requires_grad` says.
+        """
 
     @abc.abstractmethod
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:

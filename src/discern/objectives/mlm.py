@@ -59,7 +59,7 @@ class MaskedLanguageModel(Objective):
         return mask_batch(batch, self.config, self.vocabulary, randomness)
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
-        return {"mlm": batch.num_masked}
+        return {"mlm": batch.num_targets}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens, positions = batch.tokens, batch.masked_positions
@@ -69,7 +69,7 @@ class MaskedLanguageModel(Objective):
         logits = self.head(gather_positions(hidden, positions))
         targets = tokens.input_ids[positions]
         observations = {"mlm_logits": logits.detach(), "mlm_targets": targets}
-        return StepOutput({"mlm": masked_token_loss(logits, targets)}, observations)
+        return StepOutput({"mlm": masked_token_loss(logits, targets, draws=batch.target_draws)}, observations)
 
     def networks(self) -> dict[str, Network]:
         return {"encoder": Network(self.encoder, self.head)}

@@ -13,7 +13,7 @@ from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.parallel import Ranks
 from discern.training.precision import autocast
-from discern.types import TokenBatch
+from discern.types import CorruptedBatch, StepOutput, TokenBatch
 
 # The same corruption for every run and every step: figures then differ because the networks do.
 EVALUATION_SEED = key_of("evaluation")
@@ -31,6 +31,14 @@ class HeldoutRows(Protocol):
         """The rows of these numbers."""
 
 
+@runtime_checkable
+class Observer(Protocol):
+    """Looks on while an evaluation runs."""
+
+    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
+        """Take in one batch of this rank."""
+
+
 @torch.no_grad()
 def evaluate(
     objective: Objective,
@@ -41,6 +49,7 @@ def evaluate(
     batch_size: int = 32,
     precision: str = "float32",
     progress: Progress | None = None,
+    observer: Observer | None = None,
 ) -> dict[str, float]:
     """The objective's figures over held-out rows, dropout off.
 
@@ -63,6 +72,8 @@ def evaluate(
         with autocast(precision, ranks.device):
             output = objective(corrupted, randomness.to(ranks.device))
         evaluator.update(output, corrupted)
+        if observer is not None:
+            observer.update(output, corrupted)
         if progress is not None:
             progress.advance(len(rows))
     objective.train(was_training)

@@ -22,9 +22,12 @@ from discern.objectives.base import Objective, Phase
 from discern.progress import Progress
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.diagnosis import Watchman
 from discern.training.evaluation import HeldoutRows, evaluate
+from discern.training.flops import RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal
+from discern.training.memory import peak_memory
 from discern.training.meter import Meter
 from discern.training.optimizer import AdamW, clip_gradients, parameter_groups
 from discern.training.parallel import Ranks
@@ -65,6 +68,8 @@ class Parts:
         watch: what the evaluations decide, if anything.
         precision: 'float32' or 'bfloat16'.
         header: what made this run, written into every checkpoint.
+        flops: arithmetic of the run, for the journal; None where rows have no common length.
+        watchman: looks at the evaluations and warns, where there is one.
     """
 
     objective: Objective
@@ -80,6 +85,8 @@ class Parts:
     stop: StopRequest
     header: dict[str, Any] = field(default_factory=dict)
     watch: Watch | None = None
+    flops: RunFlops | None = None
+    watchman: Watchman | None = None
 
 
 @dataclass
@@ -138,9 +145,9 @@ def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader:
     if state.step == first and phase.start is not None:
         phase.start()
     forward, optimizer = begin_phase(parts, phase)
-    if state.step > first:
-        names = {parameter: name for name, parameter in parts.objective.named_parameters()}
-        optimizer.load_tensors(state.optimizer, names, state.updates)
+    names = {parameter: name for name, parameter in parts.objective.named_parameters()}
+    if state.step > first or not phase.fresh_optimizer:
+        optimizer.load_tensors(_moving(state.optimizer, names), names, state.updates)
     meter = Meter(state.seconds)
     record: dict[str, Any] = {}
     upcoming = reader.submit(read_share, parts, state.step)
@@ -162,6 +169,7 @@ def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader:
         out_of_time = parts.train.max_hours is not None and seconds >= parts.train.max_hours * 3600
         state.over = state.step >= parts.train.max_steps or stopping or out_of_time
         record = _write(parts, state, optimizer, meter, norm) or record
+    state.optimizer = optimizer.tensors(names)
     return record
 
 
@@ -216,6 +224,7 @@ def update(parts: Parts, optimizer: AdamW, step: int, seconds: float) -> None:
 def _forward_backward(parts: Parts, forward: nn.Module, share: Share, counts: dict[str, int], step: int) -> dict[str, float]:
     """Gradients of the step's exact mean loss; gives the mean of each term over all ranks."""
     sums = dict.fromkeys(counts, 0.0)
+    figures: dict[str, tuple[float, float]] = {}
     for number, (batch, randomness) in enumerate(share.batches):
         torch.manual_seed(key_of(parts.train.seed, "dropout", step, number, parts.ranks.rank))
         with _synchronise_after(forward, last=number == len(share.batches) - 1):
@@ -226,11 +235,17 @@ def _forward_backward(parts: Parts, forward: nn.Module, share: Share, counts: di
             (loss * parts.ranks.world).backward()
         for name, term in output.terms.items():
             sums[name] += float(term.total.detach())
-    totals = parts.ranks.sum(list(sums.values()))
+        for name, figure in output.figures.items():
+            total, count = figures.get(name, (0.0, 0.0))
+            figures[name] = total + float(figure.total), count + figure.count
+    # One exchange for all of them.
+    numbers = parts.ranks.sum([*sums.values(), *(number for pair in figures.values() for number in pair)])
+    totals, pairs = numbers[: len(sums)], numbers[len(sums) :]
     means = {name: total / max(counts[name], 1) for name, total in zip(sums, totals, strict=True)}
+    logged = {name: pairs[2 * place] / max(pairs[2 * place + 1], 1) for place, name in enumerate(figures)}
     weights = {name: term.weight for name, term in output.terms.items()}
     losses = {f"{name}_loss": mean for name, mean in means.items()}
-    return {"loss": sum(weights[name] * mean for name, mean in means.items()), **losses}
+    return {"loss": sum(weights[name] * mean for name, mean in means.items()), **losses, **logged}
 
 
 def _write(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: float) -> dict[str, Any] | None:
@@ -250,6 +265,8 @@ def _write(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: flo
             "learning_rate": optimizer.param_groups[0]["lr"],
             "grad_norm": norm,
             **meter.means(),
+            **({} if parts.flops is None else {"flops": round(parts.flops.after(state.step).executed)}),
+            "peak_memory_bytes": int(parts.ranks.sum([float(peak_memory(parts.ranks.device))])[0]),
         }
         meter.restart()
     if evaluates and parts.heldout is not None and record is not None:
@@ -259,6 +276,8 @@ def _write(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: flo
             )
         record |= {f"heldout_{name}" if name in record else name: value for name, value in held.items()}
         parts.progress.note(f"step {state.step}: held out {_summary(held)}")
+        for warning in [] if parts.watchman is None else parts.watchman.notes(state.step, held):
+            parts.progress.note(warning)
         if parts.watch is not None:
             _weigh(parts, parts.watch, state, optimizer, held[parts.watch.metric])
     if record is not None and parts.journal is not None:
@@ -318,10 +337,14 @@ def _freeze_all_but(objective: Objective, trains: frozenset[str] | None) -> None
     objective.requires_grad_(trains is None)
     for name, network in objective.networks().items():
         if trains is not None and name in trains:
-            network.encoder.requires_grad_(True)
-            network.head.requires_grad_(True)
-            if network.bilinear is not None:
-                network.bilinear.requires_grad_(True)
+            for parameter in network.trained():
+                parameter.requires_grad_(True)
+
+
+def _moving(moments: dict[str, Tensor], names: dict[nn.Parameter, str]) -> dict[str, Tensor]:
+    """The moments of the parameters that move, and of those that are unknown, which the optimizer refuses."""
+    still = {name for parameter, name in names.items() if not parameter.requires_grad}
+    return {key: value for key, value in moments.items() if key.rpartition(".")[0] not in still}
 
 
 def compile_encoders(parts: Parts) -> None:

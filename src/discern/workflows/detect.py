@@ -7,7 +7,7 @@ from pathlib import Path
 
 from discern.data.tokenizer import load_tokenizer
 from discern.errors import ConfigError
-from discern.model.heads import ReplacedTokenHead
+from discern.model.heads import EnergyHead, ReplacedTokenHead
 from discern.progress import Progress
 from discern.scoring.detection import Detection, Detector, detect_replaced
 from discern.workflows.models import load_model
@@ -42,8 +42,10 @@ def load_detector(model: Path, warn: Callable[[str], None]) -> Detector:
     loaded = load_model(model, warn=warn)
     judges = [network for network in loaded.networks.values() if isinstance(network.head, ReplacedTokenHead)]
     if not judges:
+        energies = any(isinstance(network.head, EnergyHead) for network in loaded.networks.values())
+        does = "gives energies, no probabilities" if energies else "fills masks"
         raise ConfigError(
-            f"{model} holds no discriminator: its {' and '.join(loaded.networks)} fills masks",
+            f"{model} holds no discriminator: its {' and '.join(loaded.networks)} {does}",
             hint="give a run of objective 'rtd', or what `discern export RUN --out DIR --network discriminator` writes",
         )
     return Detector(judges[0], load_tokenizer(loaded.tokenizer_path), loaded.max_length)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.errors import ConfigError, DataError
@@ -123,9 +125,24 @@ def _fill(objective: Objective, folder: Path, present: list[str]) -> None:
             f"{folder} holds the {present[0]} alone, and measuring it needs the {' and the '.join(missing)} too",
             hint="export the run again: discern export RUN --out DIR --all-networks",
         )
+    held = {id(tensor) for network in networks.values() for tensor in _tensors(network)}
+    lost = [name for name, tensor in [*objective.named_parameters(), *objective.named_buffers()] if id(tensor) not in held]
+    if lost:
+        raise ConfigError(
+            f"{folder} is an export, and measuring this objective needs what no export holds: {', '.join(lost[:3])}",
+            hint="give the run itself: discern evaluate RUN",
+        )
     # Those that read another's embeddings last.
     for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, DisentangledEmbeddings)):
         load_huggingface_weights(networks[name], folder if name == present[0] else folder / name)
+
+
+def _tensors(network: Network) -> Iterator[Tensor]:
+    """Parameters and buffers of what an export holds."""
+    for part in (network.encoder, network.head, network.bilinear):
+        if part is not None:
+            yield from part.parameters()
+            yield from part.buffers()
 
 
 def folder_config(folder: Path, families: Sequence[str] = ("electra",)) -> dict[str, Any]:

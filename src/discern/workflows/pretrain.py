@@ -16,25 +16,32 @@ from discern.data.packing import build_packing
 from discern.data.shards import TokenData
 from discern.data.stream import ExampleStream
 from discern.errors import CheckpointError, ConfigError, DataError
-from discern.objectives.base import Objective, Vocabulary
+from discern.objectives.base import Objective
 from discern.progress import Progress, Silent
 from discern.training import checkpoint
+from discern.training.diagnosis import Watchman
+from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, stop_on_signals
 from discern.training.journal import Journal, read_metrics
 from discern.training.loop import Parts, State, train
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.precision import resolve_precision
 from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.generator_start import start_generator
 from discern.workflows.runs import (
     CHECKPOINTS,
     CONFIG_FILE,
+    COUNTS_FILE,
     RECORD_FILE,
     TOKENIZER_FILE,
     arithmetic,
     build_objective,
+    check_words,
     is_run,
     make_record,
     read_record,
+    vocabulary_of,
+    write_counts,
 )
 from discern.workflows.settings import PretrainConfig
 
@@ -90,7 +97,9 @@ def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | N
         check_shares(config, ranks)
         for dropped in resolved.dropped if ranks.writes else ():
             progress.note(f"{dropped.key} = {dropped.value} of the {dropped.origin} does not apply: {dropped.reason}")
-        objective = build_objective(config, Vocabulary(data.vocab_size, data.special_tokens))
+        check_words(config, data)
+        objective = build_objective(config, vocabulary_of(data))
+        objective.phases(config.train.max_steps)  # refuses what the steps don't suffice for, before anything is written
         state = _start_or_resume(request, config, data, objective, progress, ranks)
         objective.to(ranks.device)
         if is_complete(state, config):
@@ -133,6 +142,8 @@ def _train(
                 progress=listener,
                 stop=stop,
                 header={"data_fingerprint": data.fingerprint, "tokenizer_fingerprint": data.tokenizer_fingerprint},
+                watchman=Watchman(config.optimizer.warmup_steps),
+                flops=run_flops(objective, config.train.max_steps, config.data.sequence_length, config.train.sequences_per_step),
             ),
             state,
         )
@@ -170,6 +181,9 @@ def _start_or_resume(
     if request.resume == "must" and contents is None:
         raise CheckpointError(f"{out} holds no checkpoint to resume from", hint="leave --resume out to start a new run")
     objective.initialise(config.train.seed)
+    begin = getattr(config.objective, "generator_checkpoint", None)
+    if begin is not None and contents is None:
+        start_generator(objective, Path(begin), data.tokenizer_fingerprint, progress.note)
     ranks.barrier()
     if ranks.writes:
         computed = arithmetic(ranks.device, resolve_precision(config.train.precision, ranks.device))
@@ -206,6 +220,7 @@ def _prepare_folder(
         out.mkdir(parents=True, exist_ok=True)
         checkpoint.clean(out / CHECKPOINTS)
         checkpoint.write_text(out / TOKENIZER_FILE, (data.folder / TOKENIZER_NAME).read_text(encoding="utf-8"))
+        write_counts(out, data)
         checkpoint.write_text(out / CONFIG_FILE, to_toml(config))
         checkpoint.write_text(out / RECORD_FILE, json.dumps(record, indent=1) + "\n")
     except OSError as problem:
@@ -216,7 +231,7 @@ def _may_hold_run(out: Path) -> bool:
     """Whether a folder is free for a run: absent, empty, or left by one that was killed while it began."""
     if not out.exists():
         return True
-    own = {CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE}
+    own = {CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, COUNTS_FILE}
     return out.is_dir() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} <= own
 
 

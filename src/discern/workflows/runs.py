@@ -14,16 +14,21 @@ import tokenizers
 import torch
 
 from discern import __version__, kernels
+from discern.corruption import MASKINGS_OF_WORDS
 from discern.data.shards import TokenData
-from discern.errors import CheckpointError, DataError
+from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
+from discern.objectives.config import PositionsConfig
 from discern.training import checkpoint
 from discern.types import SpecialTokens
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.settings import PretrainConfig
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, CHECKPOINTS = "config.toml", "run.json", "tokenizer.json", "checkpoints"
+COUNTS_FILE = "token-counts.txt"
+_FEWEST_TOKENS_A_WORD = 1.01
+EVALUATION_FILE = "evaluation.json"
 FORMAT = 1
 
 
@@ -67,7 +72,7 @@ def load_run(folder: Path, *, warn: Callable[[str], None]) -> LoadedRun:
     """
     record = read_record(folder)
     config = load_pretrain_config(folder / CONFIG_FILE, None, []).config
-    vocabulary = Vocabulary(record["vocab_size"], SpecialTokens(**record["special_tokens"]))
+    vocabulary = Vocabulary(record["vocab_size"], SpecialTokens(**record["special_tokens"]), _read_counts(folder))
     contents = checkpoint.load_newest(folder / CHECKPOINTS, warn)
     if contents is None:
         raise CheckpointError(
@@ -78,6 +83,38 @@ def load_run(folder: Path, *, warn: Callable[[str], None]) -> LoadedRun:
     checkpoint.load_model_tensors(objective, contents.model, str(folder))
     objective.load_carry_state(contents.carry)
     return LoadedRun(folder, config, objective.eval(), contents.step, vocabulary, folder / TOKENIZER_FILE, record)
+
+
+def vocabulary_of(data: TokenData) -> Vocabulary:
+    """What an objective must know of a data set: its words, and how often each stands in the training split."""
+    return Vocabulary(data.vocab_size, data.special_tokens, torch.from_numpy(data.token_counts()))
+
+
+def check_words(config: PretrainConfig, data: TokenData) -> None:
+    """Raise where a masking of words would choose single tokens, as the data set knows hardly any word of several.
+
+    Raises:
+        ConfigError: so it is; the hint says how to store words.
+    """
+    objective, found = config.objective, data.manifest.statistics.tokens_per_word
+    if isinstance(objective, PositionsConfig) and objective.masking in MASKINGS_OF_WORDS and found < _FEWEST_TOKENS_A_WORD:
+        raise ConfigError(
+            f"objective.masking '{objective.masking}' chooses whole words, but in {data.folder} nearly every token is one "
+            f"({found:.3f} tokens a word)",
+            hint="Chinese: prepare the data again with --segmenter jieba, which leaves the ids as they are; "
+            "otherwise set objective.masking=uniform, which does the same here",
+        )
+
+
+def write_counts(folder: Path, data: TokenData) -> None:
+    """Keep in a run's folder how often each token occurs in its training split, one number a line."""
+    checkpoint.write_text(folder / COUNTS_FILE, "".join(f"{count}\n" for count in data.token_counts().tolist()))
+
+
+def _read_counts(folder: Path) -> torch.Tensor | None:
+    """What `write_counts` kept; None in runs made before it was."""
+    path = folder / COUNTS_FILE
+    return torch.tensor([int(line) for line in path.read_text().split()]) if path.is_file() else None
 
 
 def build_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:

@@ -1,0 +1,164 @@
+"""Held-out figures taken apart: by how frequent a token is, by where it stands, and by how sure the discriminator is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from discern.corruption.masking import maskable_positions
+from discern.objectives.metrics import area_under_curve, ratio
+from discern.types import CorruptedBatch, StepOutput
+
+# Occurrences in a million tokens; a token belongs to the first class that it reaches.
+_CLASSES = ((1000.0, "1,000 and more"), (100.0, "100 to 1,000"), (10.0, "10 to 100"), (1.0, "1 to 10"), (0.0, "below 1"))
+_PARTS = ("first quarter", "second quarter", "third quarter", "last quarter")
+_BINS = 10
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Tokens that the discriminator gives about the same probability of being replaced.
+
+    Attributes:
+        tokens: how many.
+        probability: their mean probability.
+        replaced: the share of them that was replaced.
+    """
+
+    tokens: int
+    probability: float
+    replaced: float
+
+
+class Breakdown:
+    """Gathers what the networks say of each token, over many batches.
+
+    A token counts by what the text had in its place, not by what a generator put there.
+
+    Args:
+        token_counts: (V,) how often each id occurs in the text that was trained on.
+    """
+
+    def __init__(self, token_counts: NDArray[np.int64]) -> None:
+        rate = token_counts / max(int(token_counts.sum()), 1) * 1e6
+        # searchsorted wants rising bounds; classes fall.
+        bounds = np.array([bound for bound, _ in _CLASSES[:-1]])
+        self._class_of = (len(_CLASSES) - 1 - np.searchsorted(bounds[::-1], rate, side="right")).astype(np.int64)
+        self._judged: list[Floats] = []  # columns: logit, truth, class, part
+        self._predicted: list[Floats] = []  # columns: loss, correct, class, part
+
+    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
+        """Take in one batch; what an objective does not observe is left out."""
+        groups = self._groups(batch)
+        judged = _judgements(output.observations, batch)
+        if judged is not None:
+            logits, truth, mask = judged
+            columns = [logits[mask].float().cpu().numpy(), truth[mask].cpu().numpy()]
+            self._judged.append(_table([*columns, *(group[mask.cpu().numpy()] for group in groups)]))
+        predicted = _predictions(output.observations, batch)
+        if predicted is not None:
+            loss, correct, mask = predicted
+            columns = [loss.cpu().numpy(), correct.cpu().numpy()]
+            self._predicted.append(_table([*columns, *(group[mask.cpu().numpy()] for group in groups)]))
+
+    def figures(self) -> dict[str, Any]:
+        """`by_frequency`, `by_position` (a row a group) and, where there is a discriminator, `calibration`."""
+        judged, predicted = _stacked(self._judged), _stacked(self._predicted)
+        found: dict[str, Any] = {
+            "by_frequency": _rows(judged, predicted, 2, [name for _, name in _CLASSES]),
+            "by_position": _rows(judged, predicted, 3, _PARTS),
+        }
+        if len(judged):
+            probability = 1 / (1 + np.exp(-judged[:, 0]))
+            bins = calibration(probability, judged[:, 1] > 0)
+            error = ratio(sum(each.tokens * abs(each.probability - each.replaced) for each in bins), len(judged))
+            found["calibration"] = {"expected_calibration_error": error, "bins": [asdict(each) for each in bins]}
+        return found
+
+    def _groups(self, batch: CorruptedBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Class of frequency (-1: special tokens), and quarter of its row's real tokens, of each token: (B, L) both."""
+        ids, real = batch.tokens.input_ids.cpu().numpy(), batch.tokens.attention_mask.cpu().numpy()
+        lengths = np.maximum(real.sum(1, keepdims=True), 1)
+        places = np.minimum(np.arange(ids.shape[1])[None, :], lengths - 1)
+        special = batch.tokens.special_tokens_mask.cpu().numpy()
+        return np.where(special, -1, self._class_of[ids]), places * len(_PARTS) // lengths
+
+
+def calibration(probability: Floats, replaced: NDArray[np.bool_]) -> list[Bin]:
+    """Tokens in ten bins of equal width by their probability of *replaced*; empty bins are left out.
+
+    Reference: Guo et al. 2017, "On calibration of modern neural networks", section 2, for the class *replaced*.
+    """
+    places = np.minimum((probability * _BINS).astype(np.int64), _BINS - 1)
+    members = [places == place for place in range(_BINS)]
+    return [
+        Bin(int(member.sum()), float(probability[member].mean()), float(replaced[member].mean()))
+        for member in members
+        if member.any()
+    ]
+
+
+def _judgements(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The discriminator's logits, the truth, and which tokens it is asked about: (B, L) each; None where there is none."""
+    if "discriminator_logits" in seen:
+        return seen["discriminator_logits"], seen["is_replaced"], batch.tokens.attention_mask
+    if "energy" in seen:
+        logits = seen["energy"].float() + seen["log_noise_probability"] + seen["log_noise_odds"]
+        # A row that is all noise, or none, has infinite odds.
+        return logits.clamp(-50, 50), seen["is_noise"], maskable_positions(batch.tokens)
+    return None
+
+
+def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Loss (N,) and rightness (N,) of the words predicted, the generator's where there is one, and where (B, L)."""
+    for name in ("generator", "mlm"):
+        logits, targets = seen.get(f"{name}_logits"), seen.get(f"{name}_targets")
+        if logits is None or targets is None:
+            continue
+        for mask in (batch.masked_positions, maskable_positions(batch.tokens)):
+            if int(mask.sum()) == len(targets) == len(logits):
+                loss = F.cross_entropy(logits.float(), targets, reduction="none")
+                return loss, logits.argmax(-1) == targets, mask
+    return None
+
+
+def _rows(judged: Floats, predicted: Floats, column: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The figures of each group; a group without a token is left out."""
+    found = []
+    for number, name in enumerate(names):
+        row: dict[str, Any] = {"group": name}
+        mine = judged[judged[:, column] == number]
+        if len(mine):
+            logits, truth = mine[:, 0], mine[:, 1] > 0
+            row |= {
+                "tokens": len(mine),
+                "replaced_fraction": float(truth.mean()),
+                "discriminator_loss": float(np.logaddexp(0, np.where(truth, -logits, logits)).mean()),
+                "discriminator_auc": area_under_curve(logits.astype(np.float32), truth),
+                "discriminator_recall": ratio(int((truth & (logits > 0)).sum()), int(truth.sum())),
+            }
+        mine = predicted[predicted[:, column] == number]
+        if len(mine):
+            row |= {
+                "predicted_tokens": len(mine),
+                "prediction_loss": float(mine[:, 0].mean()),
+                "prediction_accuracy": float(mine[:, 1].mean()),
+            }
+        if len(row) > 1:
+            found.append(row)
+    return found
+
+
+def _table(columns: Sequence[NDArray[Any]]) -> Floats:
+    return np.stack([column.astype(np.float64) for column in columns], axis=1)
+
+
+def _stacked(parts: list[Floats]) -> Floats:
+    return np.concatenate(parts) if parts else np.zeros((0, 4))

@@ -1,0 +1,167 @@
+"""Electric: an energy for every token in its context, learned by telling text from noise."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from discern.corruption.masking import maskable_positions
+from discern.corruption.randomness import Randomness, key_of
+from discern.corruption.sampling import replace_positions, sample_tokens
+from discern.model.encoder import build_encoder
+from discern.model.heads import BilinearTerm, EnergyHead, gather_positions
+from discern.model.initialisation import initialise
+from discern.model.network import Network
+from discern.model.two_tower import two_tower_generator
+from discern.objectives.base import BuildSettings, Objective, Phase
+from discern.objectives.config import ObjectiveConfig, PositionsConfig
+from discern.objectives.losses import masked_token_loss, noise_contrastive_loss
+from discern.objectives.masked import choose_positions
+from discern.objectives.metrics import NoiseContrastiveEvaluator
+from discern.objectives.passes import Pass
+from discern.objectives.replacement import context_of, shared_embeddings
+from discern.types import CorruptedBatch, StepOutput, TokenBatch
+
+
+class ElectricConfig(PositionsConfig):
+    """Settings of Electric. No [MASK] is used: both networks read words."""
+
+    name: str = Field("electric", description="Objective, by its name in the registry.")
+    generator_size: float = Field(
+        0.25, gt=0, le=1, description="Width of each of the generator's two towers, a fraction of the discriminator's."
+    )
+    generator_depth: float = Field(1.0, gt=0, le=1, description="Depth likewise.")
+    tying: Literal["embeddings", "token", "none", "gradient-disentangled"] = Field(
+        "embeddings", description="What generator and discriminator share, as in objective 'rtd'."
+    )
+    discriminator_head: Literal["dense", "bilinear"] = Field(
+        "dense", description="What turns the discriminator's states into energies, as in objective 'rtd'."
+    )
+    generator_weight: float = Field(1.0, ge=0, description="Factor of the generator's loss.")
+    discriminator_weight: float = Field(50.0, ge=0, description="Factor of the noise-contrastive loss. Electric: 50.")
+
+
+class Electric(Objective):
+    """A cloze generator q proposes noise for some tokens; the energy of each token learns its probability given the others.
+
+    exp(-energy) estimates p(x_t | all the others) without a sum over the vocabulary: the noise-contrastive loss is least
+    where it is normalised. Unlike ELECTRA, it asks whether a token *came from* q, even if q happened to draw the original.
+    q learns from clean text and draws the noise from it. What a drawn or untouched token is held against is q given the
+    noised text around it, in a second pass without gradient: energy and q then are of the same context. [CLS], [SEP] and
+    padding, for which q is not trained, are not judged.
+
+    Differs: the released code takes q given the clean text at every position, which biases the energies wherever a
+    neighbour is noise; it draws positions with replacement, takes the share of noise to be mask_probability in every row,
+    and judges [CLS] and [SEP]. The paper rounds the number of noise tokens up, here it is that of the masking.
+    Reference: Clark et al. 2020, "Pre-training transformers as energy-based cloze models", algorithm 2.
+    """
+
+    Config: ClassVar[type[ObjectiveConfig]] = ElectricConfig
+
+    def __init__(self, config: ElectricConfig, settings: BuildSettings) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = settings.vocabulary
+        self._model = settings.model
+        model, checkpointing = settings.model, settings.gradient_checkpointing
+        small = model.shrunk(config.generator_size, config.generator_depth)
+        read, read_by_generator = shared_embeddings(settings.vocabulary.size, model, small, config.tying)
+        self.discriminator = build_encoder(read, model, gradient_checkpointing=checkpointing)
+        self.discriminator_head = EnergyHead(model)
+        bilinear = config.discriminator_head == "bilinear"
+        self.discriminator_bilinear = BilinearTerm(model, read.embedding_size) if bilinear else None
+        generator = two_tower_generator(read_by_generator, small, gradient_checkpointing=checkpointing)
+        self.generator, self.generator_head = generator.encoder, generator.head
+
+    def initialise(self, seed: int) -> None:
+        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
+
+    def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
+        positions = choose_positions(batch, self.config, self.vocabulary, randomness).positions
+        return CorruptedBatch(
+            tokens=batch,
+            masked_ids=batch.input_ids,
+            masked_positions=positions,
+            num_masked=int(positions.sum()),
+            num_tokens=int(batch.attention_mask.sum()),
+        )
+
+    def counts(self, batch: CorruptedBatch) -> dict[str, int]:
+        maskable = int(maskable_positions(batch.tokens).sum())
+        return {"generator": maskable, "discriminator": maskable}
+
+    def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
+        tokens, is_noise = batch.tokens, batch.masked_positions
+        context, words = context_of(tokens), maskable_positions(tokens)
+
+        logits = self.generator_head(gather_positions(self.generator(tokens.input_ids, *context), words))
+        targets = tokens.input_ids[words]
+        uniforms = randomness.uniforms("replacements", words.shape[1])[is_noise]
+        sampled = sample_tokens(logits.detach()[is_noise[words]], uniforms)
+        corrupted_ids = replace_positions(tokens.input_ids, is_noise, sampled)
+
+        with torch.no_grad():
+            around = gather_positions(self.generator(corrupted_ids, *context), words)
+            log_noise = log_probability(self.generator_head(around), corrupted_ids[words])
+        energy = self.networks()["discriminator"].token_logits(corrupted_ids, *context)
+        log_noise_probability = torch.zeros_like(energy, dtype=torch.float32).masked_scatter(words, log_noise)
+        log_noise_odds = noise_odds(is_noise, words)
+        generator_weight, weight = self.config.generator_weight, self.config.discriminator_weight
+        terms = {
+            "generator": masked_token_loss(logits, targets, generator_weight),
+            "discriminator": noise_contrastive_loss(
+                energy, log_noise_probability, log_noise_odds, is_noise, words, targets.shape[0], weight
+            ),
+        }
+        observations = {
+            "generator_logits": logits.detach(),
+            "generator_targets": targets,
+            "sampled_ids": sampled,
+            "sampled_targets": tokens.input_ids[is_noise],
+            "corrupted_ids": corrupted_ids,
+            "is_noise": is_noise,
+            "energy": energy.detach(),
+            "log_noise_probability": log_noise_probability,
+            "log_noise_odds": log_noise_odds,
+        }
+        return StepOutput(terms, observations)
+
+    def networks(self) -> dict[str, Network]:
+        return {
+            "discriminator": Network(self.discriminator, self.discriminator_head, self.discriminator_bilinear),
+            "generator": Network(self.generator, self.generator_head),
+        }
+
+    def passes(self, phase: Phase) -> list[Pass]:
+        """Both heads everywhere, and the generator a second time without gradient."""
+        networks = self.networks()
+        generator = networks["generator"]
+        return [Pass(networks["discriminator"], 1.0), Pass(generator, 1.0), Pass(generator, 1.0, trains=False)]
+
+    def evaluator(self) -> NoiseContrastiveEvaluator:
+        return NoiseContrastiveEvaluator(self.config.generator_weight, self.config.discriminator_weight)
+
+    def initial_loss(self) -> float:
+        """ln V, and 50 times the loss of telling noise by q = 1/V and energy 0, with the share of noise as it is meant."""
+        config, share = self.config, self.config.mask_probability
+        odds = share / (1 - share) / self.vocabulary.size
+        contrastive = share * math.log1p(1 / odds) + (1 - share) * math.log1p(odds)
+        return config.generator_weight * math.log(self.vocabulary.size) + config.discriminator_weight * contrastive
+
+
+@torch.no_grad()
+def log_probability(logits: Float[Tensor, "N V"], ids: Tensor) -> Float[Tensor, "N"]:
+    """Log of the softmax at one id a row, in float32; no gradient."""
+    logits = logits.float()
+    return logits.gather(1, ids[:, None]).squeeze(1) - logits.logsumexp(1)
+
+
+def noise_odds(is_noise: Tensor, words: Tensor) -> Float[Tensor, "B 1"]:
+    """log(k / (n - k)) of each row, k of its n words being noise; infinite where all or none are."""
+    noise, number = is_noise.sum(1, keepdim=True), words.sum(1, keepdim=True)
+    return torch.log(noise.float()) - torch.log((number - noise).float())

@@ -1,0 +1,53 @@
+"""Two processes against one, where phases, shared tables and rewards could go wrong between ranks."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.distributed.test_two_ranks import run_ranks
+
+PROGRAM = """
+import json
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, {root!r})
+from discern.training.loop import State, train
+from discern.training.parallel import join_ranks
+from tests.objectives.rtd_options import OPTIONS, build_option
+from tests.training.test_loop import parts
+
+with join_ranks("cpu") as ranks:
+    for name in json.loads(sys.argv[2]):
+        out = Path(sys.argv[1]) / name.replace(" ", "-")
+        out = out if ranks.writes else out.with_name(out.name + "-other")
+        run = parts(out, build_option(OPTIONS[name]), max_steps=6, log_every_steps=1)
+        object.__setattr__(run, "ranks", ranks)
+        train(run, State())
+"""
+NAMES = ["tying gradient-disentangled", "algorithm two-stage", "algorithm adversarial", "sentence-contrastive"]
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(root=str(Path(__file__).parents[2])))
+    found = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        out.mkdir()
+        run_ranks(processes, program, str(out), json.dumps(NAMES))
+        found.append(out)
+    for name in (name.replace(" ", "-") for name in NAMES):
+        one, two = (load_file(out / name / "checkpoints" / "step-00000006" / "model.safetensors") for out in found)
+        assert one.keys() == two.keys()
+        for key, tensor in one.items():
+            torch.testing.assert_close(
+                tensor, two[key], rtol=0, atol=1e-5, msg=lambda text, key=key, name=name: f"{name} {key}: {text}"
+            )
+        first, second = (json.loads((out / name / "metrics.jsonl").read_text().splitlines()[0]) for out in found)
+        same = [key for key in first if key.endswith("loss") or key in ("grad_norm", "generator_entropy")]
+        assert {key: second[key] for key in same} == pytest.approx({key: first[key] for key in same}, rel=1e-5)

@@ -1,0 +1,73 @@
+"""The networks of every objective: which of them transformers can hold, and that they come back as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+from discern.errors import ConfigError
+from discern.interop.huggingface import MARK, is_discriminator, network_from_huggingface, to_huggingface
+from discern.model.heads import CopyMLMHead, EnergyHead
+from discern.model.network import Network
+from discern.model.two_tower import TwoTowerEncoder
+from discern.objectives import objectives
+from discern.objectives.base import Objective, Vocabulary
+from tests.support import SPECIAL, settings
+
+VOCABULARY = Vocabulary(50, SPECIAL)
+IDS = torch.randint(5, 50, (3, 11), generator=torch.Generator().manual_seed(0))
+
+
+def build(name: str) -> Objective:
+    factory = objectives.load(name)
+    objective: Objective = factory(factory.Config(), settings(initializer_range=0.3))
+    objective.initialise(0)
+    return objective.eval()
+
+
+def back(network: Network, folder: Path) -> Network:
+    to_huggingface(network, VOCABULARY).write(folder)
+    return network_from_huggingface(folder)
+
+
+@pytest.mark.parametrize("name", objectives.names())
+def test_the_first_network_comes_back_and_transformers_agrees(name: str, tmp_path: Path) -> None:
+    network = next(iter(build(name).networks().values()))
+    model = to_huggingface(network, VOCABULARY)
+    judges = model.config["architectures"] == ["ElectraForPreTraining"]
+    theirs = (ElectraForPreTraining if judges else ElectraForMaskedLM)(ElectraConfig(**model.config)).eval()
+    state = model.tensors if judges else model.tensors | {"generator_lm_head.weight": network.encoder.embeddings.weights}
+    theirs.load_state_dict(state, strict=True)
+    again = back(network, tmp_path)
+    assert is_discriminator(tmp_path) is judges
+    assert type(again.head) is type(network.head)
+    with torch.no_grad():
+        torch.testing.assert_close(network.token_logits(IDS), theirs(IDS).logits, atol=1e-5, rtol=0)
+        assert torch.equal(network.token_logits(IDS), again.token_logits(IDS))
+
+
+def test_the_copy_gate_comes_back(tmp_path: Path) -> None:
+    network = build("all-tokens-mlm").networks()["encoder"]
+    again = back(network, tmp_path)
+    assert isinstance(network.head, CopyMLMHead)
+    assert isinstance(again.head, CopyMLMHead)
+    assert torch.equal(again.head.copy_gate.weight, network.head.copy_gate.weight)
+    assert torch.equal(again.head.copy_gate.bias, network.head.copy_gate.bias)
+
+
+def test_energies_are_marked_as_such(tmp_path: Path) -> None:
+    """They are no logits of *replaced*, and whoever reads the folder must not take them for that."""
+    network = build("electric").networks()["discriminator"]
+    assert to_huggingface(network, VOCABULARY).config[MARK] == {"gives": "energy"}
+    assert isinstance(back(network, tmp_path).head, EnergyHead)
+
+
+def test_two_towers_are_refused() -> None:
+    network = build("electric").networks()["generator"]
+    assert isinstance(network.encoder, TwoTowerEncoder)
+    with pytest.raises(ConfigError, match="no Hugging Face ELECTRA form as TwoTowerEncoder") as caught:
+        to_huggingface(network, VOCABULARY)
+    assert "--network" in str(caught.value)

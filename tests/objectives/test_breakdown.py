@@ -1,0 +1,70 @@
+"""Figures by group, on a batch small enough to compute by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from discern.objectives.breakdown import Breakdown, calibration
+from discern.types import CorruptedBatch, StepOutput
+from tests.support import SPECIAL, make_batch
+
+# Ids 5, 6, 7 make up 90 %, a little under 10 % and 5 in a million of the text.
+COUNTS = np.array([0, 0, 0, 0, 0, 900_000, 99_995, 5], np.int64)
+
+
+def batch_of(ids: list[list[int]], masked: list[list[bool]]) -> CorruptedBatch:
+    tokens, positions = make_batch(ids), torch.tensor(masked)
+    return CorruptedBatch(tokens, tokens.input_ids, positions, int(positions.sum()), int(tokens.attention_mask.sum()))
+
+
+def test_tokens_count_by_the_frequency_and_the_place_of_the_original() -> None:
+    batch = batch_of([[SPECIAL.cls, 5, 7, SPECIAL.sep]], [[False, True, True, False]])
+    observed = {
+        "generator_logits": torch.tensor([[0.0] * 5 + [9.0, 0.0, 0.0], [0.0] * 8]),
+        "generator_targets": torch.tensor([5, 7]),
+        "discriminator_logits": torch.tensor([[-5.0, -5.0, 5.0, -5.0]]),
+        "is_replaced": torch.tensor([[False, False, True, False]]),
+    }
+    breakdown = Breakdown(COUNTS)
+    breakdown.update(StepOutput({}, observed), batch)
+    found = breakdown.figures()
+    frequent, rare = found["by_frequency"]
+    assert (frequent["group"], rare["group"]) == ("1,000 and more", "1 to 10")
+    assert (frequent["tokens"], rare["tokens"]) == (1, 1)  # [CLS] and [SEP] belong to no class
+    assert (frequent["prediction_accuracy"], rare["prediction_accuracy"]) == (1.0, 0.0)
+    assert rare["prediction_loss"] == pytest.approx(math.log(8))
+    assert (frequent["replaced_fraction"], rare["replaced_fraction"]) == (0.0, 1.0)
+    assert rare["discriminator_loss"] == pytest.approx(math.log1p(math.exp(-5)))
+    assert rare["discriminator_recall"] == 1.0
+    assert [row["group"] for row in found["by_position"]] == ["first quarter", "second quarter", "third quarter", "last quarter"]
+    assert [row["tokens"] for row in found["by_position"]] == [1, 1, 1, 1]
+    assert ["predicted_tokens" in row for row in found["by_position"]] == [False, True, True, False]
+    share = 1 / (1 + math.exp(5))
+    assert found["calibration"]["expected_calibration_error"] == pytest.approx(share)
+    assert [each["tokens"] for each in found["calibration"]["bins"]] == [3, 1]
+
+
+def test_padding_is_in_no_group_and_a_row_is_cut_by_its_real_tokens() -> None:
+    batch = batch_of([[SPECIAL.cls, 5, 5, 5, 5, 5, 5, SPECIAL.sep], [SPECIAL.cls, SPECIAL.sep]], [[False] * 8, [False] * 8])
+    logits = torch.zeros(2, 8)
+    breakdown = Breakdown(COUNTS)
+    breakdown.update(StepOutput({}, {"discriminator_logits": logits, "is_replaced": logits > 1}), batch)
+    assert [row["tokens"] for row in breakdown.figures()["by_position"]] == [3, 2, 3, 2]
+
+
+def test_what_an_objective_does_not_observe_is_left_out() -> None:
+    breakdown = Breakdown(COUNTS)
+    assert breakdown.figures() == {"by_frequency": [], "by_position": []}
+    breakdown.update(StepOutput({}, {}), batch_of([[SPECIAL.cls, 5, SPECIAL.sep]], [[False, True, False]]))
+    assert breakdown.figures() == {"by_frequency": [], "by_position": []}
+
+
+def test_calibration_of_one_who_is_always_right_about_his_doubts() -> None:
+    probability = np.repeat([0.25, 0.75, 1.0], 4)
+    replaced = np.array([True, False, False, False, True, True, True, False, True, True, True, True])
+    bins = calibration(probability, replaced)
+    assert [(each.tokens, each.probability, each.replaced) for each in bins] == [(4, 0.25, 0.25), (4, 0.75, 0.75), (4, 1.0, 1.0)]

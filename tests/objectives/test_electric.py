@@ -1,0 +1,218 @@
+"""Electric: the loss by hand, q at every position, and a joint distribution that can be enumerated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from discern.corruption.masking import maskable_positions
+from discern.corruption.randomness import Randomness
+from discern.objectives.electric import Electric, ElectricConfig, log_probability, noise_odds
+from discern.objectives.losses import noise_contrastive_loss
+from discern.types import StepOutput, TokenBatch, map_tensors
+from tests.support import SPECIAL, make_batch, settings
+
+FIRST, WORDS, PLACES = 5, 5, 3
+EVERY = torch.tensor(list(product(range(WORDS), repeat=PLACES)))  # (125, 3)
+
+
+def electric(**changes: object) -> Electric:
+    model = settings(FIRST + WORDS, hidden_dropout=0.0, attention_dropout=0.0, **changes)
+    objective = Electric(ElectricConfig(generator_size=1.0), model)
+    objective.initialise(0)
+    return objective
+
+
+def sentences(words: Tensor) -> TokenBatch:
+    return make_batch([[SPECIAL.cls, *row, SPECIAL.sep] for row in (words + FIRST).tolist()])
+
+
+def run(objective: Electric, tokens: TokenBatch, step: int = 0) -> StepOutput:
+    numbers = Randomness(0, step, tokens.slot)
+    output: StepOutput = objective(objective.corrupt(tokens, numbers), numbers)
+    return output
+
+
+def test_the_loss_by_hand() -> None:
+    """Four tokens, one of them noise: the odds are 1 to 3. What is not judged counts nowhere."""
+    energy = torch.tensor([[0.5, 2.0, -1.0, 0.0, 99.0]])
+    q = torch.tensor([[0.2, 0.1, 0.5, 0.25, 1.0]])
+    judged = torch.tensor([[True, True, True, True, False]])
+    noise = torch.tensor([[False, True, False, False, False]])
+    term = noise_contrastive_loss(energy, q.log(), torch.tensor([[math.log(1 / 3)]]), noise, judged, count=4, weight=50.0)
+
+    def noise_probability(at: int) -> float:
+        from_noise, from_text = 1 * float(q[0, at]), 3 * math.exp(-float(energy[0, at]))
+        return from_noise / (from_noise + from_text)
+
+    expected = -math.log(noise_probability(1)) - sum(math.log(1 - noise_probability(at)) for at in (0, 2, 3))
+    assert term.total.item() == pytest.approx(expected, rel=1e-6)
+    assert (term.count, term.weight) == (4, 50.0)
+
+
+def test_energies_that_are_log_probabilities_are_where_the_loss_is_least() -> None:
+    """k of n from q, n - k from p, at every word of a known p: the gradient vanishes at energy = -log p and nowhere else."""
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
+    share = 0.15
+    for shift, vanishes in ((0.0, True), (0.3, False)):
+        energy = (-p.log() + shift).requires_grad_()
+        loss = torch.zeros(())
+        for source, is_noise, weight in ((p, False, 1 - share), (q, True, share)):
+            for word in range(3):
+                at = slice(word, word + 1)
+                odds = torch.tensor([[math.log(share / (1 - share))]])
+                here = torch.ones(1, 1, dtype=torch.bool)
+                term = noise_contrastive_loss(energy[None, at], q.log()[None, at], odds, here & is_noise, here, count=1)
+                loss = loss + weight * source[word] * term.total
+        (gradient,) = torch.autograd.grad(loss, energy)
+        assert bool((gradient.abs() < 1e-6).all()) is vanishes
+
+
+def test_rows_of_noise_alone_cost_nothing() -> None:
+    energy = torch.tensor([[1.0, 2.0], [1.0, 2.0]], requires_grad=True)
+    noise = torch.tensor([[True, False], [False, False]])
+    odds = noise_odds(noise, torch.tensor([[True, False], [False, False]]))
+    assert odds[0].item() == math.inf
+    term = noise_contrastive_loss(energy, torch.zeros(2, 2), odds, noise, torch.ones(2, 2, dtype=torch.bool), count=1)
+    term.total.backward()
+    assert term.total.item() == 0
+    assert energy.grad is not None
+    assert not energy.grad.any()
+
+
+def test_the_odds_are_those_of_each_row() -> None:
+    noise = torch.tensor([[True, True, False, False, False], [False, True, False, False, False]])
+    words = torch.tensor([[True, True, True, True, True], [True, True, False, False, False]])
+    assert noise_odds(noise, words).flatten().tolist() == pytest.approx([math.log(2 / 3), 0.0])
+
+
+def test_a_lucky_sample_is_noise_all_the_same() -> None:
+    """One word in the vocabulary of the data: q soon draws nothing else, and what it draws equals what stood there."""
+    objective = electric()
+    with torch.no_grad():
+        objective.generator_head.bias[FIRST] = 50.0
+    tokens = sentences(torch.zeros(4, PLACES, dtype=torch.long))
+    output = run(objective, tokens)
+    seen = output.observations
+    assert torch.equal(seen["corrupted_ids"], tokens.input_ids)
+    assert seen["is_noise"].sum(1).tolist() == [1, 1, 1, 1]
+    evaluator = objective.evaluator()
+    numbers = Randomness(0, 0, tokens.slot)
+    evaluator.update(output, objective.corrupt(tokens, numbers))
+    figures = evaluator.compute()
+    assert figures["replaced_fraction"] == 0
+    assert figures["sampled_accuracy"] == 1
+    assert figures["noise_fraction"] == pytest.approx(1 / 3)
+
+
+def test_figures_by_hand() -> None:
+    objective, tokens = electric().eval(), sentences(EVERY[:40])
+    numbers = Randomness(0, 0, tokens.slot)
+    corrupted = objective.corrupt(tokens, numbers)
+    with torch.no_grad():
+        output = objective(corrupted, numbers)
+    evaluator = objective.evaluator()
+    evaluator.update(output, corrupted)
+    figures, seen, words = evaluator.compute(), output.observations, maskable_positions(tokens)
+    noise = corrupted.masked_positions
+    logits = seen["energy"] + seen["log_noise_probability"] + math.log(1 / 2)
+    right = ((logits > 0) == noise)[words]
+    assert figures["discriminator_accuracy"] == pytest.approx(right.float().mean().item())
+    assert figures["energy"] == pytest.approx(seen["energy"][words & ~noise].mean().item())
+    changed = (seen["corrupted_ids"] != tokens.input_ids).sum().item()
+    assert figures["replaced_fraction"] == pytest.approx(changed / 120)
+    assert figures["sampled_accuracy"] == pytest.approx(1 - changed / 40)
+    terms = output.terms
+    assert figures["loss"] == pytest.approx((terms["generator"].total + 50 * terms["discriminator"].total).item() / 120)
+
+
+def noise_distribution(objective: Electric, words: Tensor) -> Tensor:
+    """q over the whole vocabulary at each of the three places, (N, 3, V)."""
+    tokens = sentences(words)
+    with torch.no_grad():
+        logits = objective.networks()["generator"].token_logits(tokens.input_ids, tokens.visible_mask)
+    return logits[:, 1:-1].softmax(-1)
+
+
+def test_q_is_exact_at_every_position() -> None:
+    """It sums to one, does not depend on the token at its own place, and is what the loss and the samples are made with."""
+    objective = electric(initializer_range=0.5).eval()
+    q = noise_distribution(objective, EVERY)
+    torch.testing.assert_close(q.sum(-1), torch.ones(125, PLACES))
+    for place in range(PLACES):
+        # (5, 5, 5, V) with the axis of the place's own word first: all along it must be the same.
+        same = q[:, place].reshape(WORDS, WORDS, WORDS, -1).movedim(place, 0)
+        assert torch.equal(same, same[:1].expand_as(same))
+        others = same[0].reshape(WORDS * WORDS, -1)
+        assert len(others.unique(dim=0)) == WORDS * WORDS
+    seen = run(objective, sentences(EVERY)).observations
+    noised = seen["corrupted_ids"][:, 1:-1]
+    keep = ((noised >= FIRST) & (noised < FIRST + WORDS)).all(1)
+    expected = noise_distribution(objective, noised[keep] - FIRST).gather(2, noised[keep][..., None]).squeeze(2)
+    torch.testing.assert_close(seen["log_noise_probability"][keep, 1:-1], expected.log(), atol=1e-5, rtol=1e-5)
+    assert not seen["log_noise_probability"][:, [0, -1]].any()
+
+
+def test_samples_follow_q() -> None:
+    objective = electric(initializer_range=0.5).eval()
+    words = torch.tensor([[1, 4, 2]])
+    q = noise_distribution(objective, words)[0]
+    tokens = sentences(words.expand(3000, -1))
+    seen = run(objective, tokens).observations
+    noise = seen["is_noise"][:, 1:-1]
+    assert noise.sum(1).eq(1).all()
+    for place in range(PLACES):
+        drawn = seen["corrupted_ids"][noise[:, place], 1 + place]
+        share = drawn.bincount(minlength=FIRST + WORDS) / len(drawn)
+        assert (share - q[place]).abs().max() < 4 * math.sqrt(0.25 / len(drawn))
+
+
+def test_log_probability_is_that_of_the_softmax() -> None:
+    logits = torch.tensor([[0.0, math.log(3)], [1.0, 1.0]])
+    assert log_probability(logits, torch.tensor([1, 0])).tolist() == pytest.approx([math.log(3 / 4), math.log(1 / 2)])
+
+
+@pytest.mark.slow
+def test_learned_conditionals_are_the_true_ones() -> None:
+    """A random chain of three words out of five: both networks come to know every word given the two others."""
+    rng = torch.Generator().manual_seed(0)
+    first, second = (0.8 * torch.randn(2, WORDS, WORDS, generator=rng)).exp()
+    joint = first[:, :, None] * second[None]
+    joint = joint / joint.sum()
+    config = ElectricConfig(generator_size=1.0, tying="none", discriminator_head="bilinear")
+    sizes = {"hidden_size": 32, "embedding_size": 32, "feedforward_size": 64, "initializer_range": 0.15}
+    objective = Electric(config, settings(FIRST + WORDS, hidden_dropout=0.0, attention_dropout=0.0, **sizes))
+    objective.initialise(0)
+    optimizer = torch.optim.Adam(objective.parameters())
+    every, steps, rows = sentences(EVERY), 1200, 300
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / steps)
+        drawn = torch.multinomial(joint.flatten(), rows, replacement=True, generator=rng)
+        tokens = replace(map_tensors(every, drawn_rows(drawn)), slot=torch.arange(rows))
+        terms = run(objective, tokens, step).terms
+        optimizer.zero_grad()
+        torch.stack([term.weight * term.total / term.count for term in terms.values()]).sum().backward()
+        optimizer.step()
+    objective.eval()
+    with torch.no_grad():
+        energy = objective.networks()["discriminator"].token_logits(every.input_ids)[:, 1:-1]
+    q = noise_distribution(objective, EVERY)[..., FIRST:]
+    for place in range(PLACES):
+        true = joint / joint.sum(place, keepdim=True)
+        unnormalised = (-energy[:, place]).exp().reshape(joint.shape)
+        by_energy = unnormalised / unnormalised.sum(place, keepdim=True)
+        by_noise = q[:, place].gather(1, EVERY[:, place, None]).reshape(joint.shape)
+        assert (joint * (true / by_noise).log()).sum() < 0.01
+        assert (joint * (true / by_energy).log()).sum() < 0.01
+        # No sum over the vocabulary was ever taken, and none is needed.
+        assert (joint * unnormalised.sum(place, keepdim=True).log().abs()).sum() < 0.1
+
+
+def drawn_rows(drawn: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor[drawn]
