@@ -35,7 +35,7 @@ try:
     from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
     from discern.progress import Silent
     from discern.training.config import OptimizerConfig, TrainConfig
-    from discern.training.flops import executed_flops
+    from discern.training.flops import step_flops
     from discern.training.interrupt import StopRequest
     from discern.training.loop import Parts, agree, begin_phase, compute_gradients, read_share, update
     from discern.training.meter import Meter
@@ -416,7 +416,7 @@ def measure(
             prepare(run)
         (phase,) = run.objective.phases(run.train.max_steps)
         timing = time_training(run, phase, Span(None, 1.0 if small else 3.0))
-        flops = executed_flops(run.objective.networks().values(), length, 1, 0.15) / length
+        flops = step_flops(run.objective, phase, length, 1).executed / length
         tell(
             **labels,
             tokens_per_second=timing.tokens_per_second,

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from discern.data.shards import TokenData
 from discern.objectives.base import Vocabulary
-from discern.training.flops import executed_flops
+from discern.training.flops import step_flops
 from discern.training.journal import read_metrics
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.runs import build_objective
@@ -117,11 +117,8 @@ def flops_of_a_step(config: PretrainConfig, data: Path) -> float:
     opened = TokenData.open(data)
     with torch.device("meta"):
         objective = build_objective(config, Vocabulary(opened.vocab_size, opened.special_tokens))
-    networks = list(objective.networks().values())
-    length, sequences = config.data.sequence_length, config.train.sequences_per_step
-    flops = executed_flops(networks, length, sequences, config.objective.mask_probability)  # type: ignore[attr-defined]
-    extra = sum(network.bilinear.context.weight.numel() for network in networks if network.bilinear is not None)
-    return flops + 3 * 2 * extra * length * sequences
+    (phase,) = objective.phases(config.train.max_steps)
+    return step_flops(objective, phase, config.data.sequence_length, config.train.sequences_per_step).executed
 
 
 def folder(out: Path, way: Way, seed: int) -> Path:

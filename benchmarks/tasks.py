@@ -51,7 +51,8 @@ def main() -> None:
             run(task, network, further, request)
     print(
         "| task | metric | pre-trained: median (seeds) | untrained: median (seeds) | rows to train, to judge | minutes |\n"
-        + "|---" * 6 + "|"
+        + "|---" * 6
+        + "|"
     )
     for task in tasks:
         found = [results(request.out / f"{task}-{network}") for network in NETWORKS]

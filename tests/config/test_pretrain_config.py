@@ -14,7 +14,24 @@ from discern.errors import ConfigError
 from discern.workflows.configuration import differences, load_pretrain_config
 from discern.workflows.settings import PretrainConfig
 
-PRESETS = ["cpu-small", "demo", "electra-base", "electra-large", "electra-small", "electra-small-plusplus", "mlm-small", "tiny"]
+PRESETS = [
+    "cpu-small",
+    "demo",
+    "electra-base",
+    "electra-base-google",
+    "electra-base-plusplus",
+    "electra-large",
+    "electra-large-1.75m",
+    "electra-small",
+    "electra-small-google",
+    "electra-small-plusplus",
+    "electric-base",
+    "electric-small",
+    "mlm-base",
+    "mlm-large",
+    "mlm-small",
+    "tiny",
+]
 
 
 def load(preset: str, *overrides: str) -> PretrainConfig:
@@ -135,3 +152,15 @@ def test_the_machinery_imports_no_torch():
     program += "print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("size", ["small", "base"])
+def test_the_released_code_differs_from_the_paper_in_these_keys_only(size: str):
+    assert {key for key, *_ in differences(f"electra-{size}", f"electra-{size}-google")} == {
+        "data.overflow",
+        "objective.masking",
+        "objective.mask_token_probability",
+        "optimizer.bias_correction",
+        "optimizer.schedule",
+        "train.precision",
+    }

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.diagnosis import Watchman
+from discern.training.flops import Flops, RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal, read_metrics
 from discern.training.loop import Parts, State, train
@@ -50,6 +53,16 @@ def parts(folder: Path, objective: ReplacedTokenDetection | None = None, **optio
         progress=Silent(),
         stop=StopRequest(),
     )
+
+
+class Notes(Silent):
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
 
 
 def build(dropout: float = 0.1) -> ReplacedTokenDetection:
@@ -124,10 +137,26 @@ def test_the_journal_has_the_agreed_keys(tmp_path: Path) -> None:
     assert [record["step"] for record in records] == [1, 4, 8, 12]
     expected = "step tokens seconds tokens_per_second learning_rate grad_norm loss generator_loss discriminator_loss"
     assert all(set(expected.split()) <= record.keys() for record in records)
+    assert all(record["peak_memory_bytes"] > 2**20 for record in records)
+    assert "flops" not in records[0]
     held = "generator_accuracy sampled_accuracy discriminator_accuracy discriminator_auc discriminator_precision"
     assert set(held.split()) <= records[-2].keys()
     assert "discriminator_auc" not in records[1]
     assert records[0]["loss"] == pytest.approx(math.log(50) + 50 * math.log(2), rel=0.05)
+
+
+def test_the_journal_has_the_arithmetic_so_far(tmp_path: Path) -> None:
+    flops = RunFlops([(5, Flops(10.0, 0.0)), (7, Flops(100.0, 0.0))])
+    train(replace(parts(tmp_path), flops=flops), State())
+    assert {record["step"]: record["flops"] for record in read_metrics(tmp_path)} == {1: 10.0, 4: 40.0, 8: 350.0, 12: 750.0}
+
+
+def test_what_ails_a_run_is_told_once(tmp_path: Path) -> None:
+    told = Notes()
+    train(replace(parts(tmp_path, evaluate_every_steps=4), watchman=Watchman(8), progress=told), State())
+    warnings = [note for note in told.notes if note.startswith("warning: ")]
+    assert len(warnings) == len({warning.split()[1] for warning in warnings}) > 0
+    assert told.notes.index(warnings[0]) > told.notes.index(next(note for note in told.notes if note.startswith("step 8: ")))
 
 
 def test_lines_beyond_the_checkpoint_are_dropped_when_the_run_goes_on(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def _beside(left: str, right: str, found: list[tuple[str, Any, Any]]) -> Table |
     if not found:
         return f"{left} and {right} are the same"
     table = Table(box=SIMPLE_HEAD)
-    for heading in ("", left, right):
+    for heading in ("key", left, right):
         table.add_column(heading)
     for key, first, second in found:
         table.add_row(*(Text(word) for word in (key, _word(first), _word(second))))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from matplotlib import style
 from matplotlib.axes import Axes
@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 # Stand-ins that matplotlib accepts as colours; in the SVG each becomes a variable of the page's style sheet.
-_INK, _GRID = "#a0b0c0", "#a0b0c9"
-_LINES = ("#a0b0c1", "#a0b0c2", "#a0b0c3", "#a0b0c4")
-_VARIABLES = {_INK: "currentColor", _GRID: "var(--grid)"} | {line: f"var(--line-{i})" for i, line in enumerate(_LINES, 1)}
+INK, _GRID = "#a0b0c0", "#a0b0c9"
+_LINES = tuple(f"#a0b0c{number}" for number in range(1, 9))
+_VARIABLES = {INK: "currentColor", _GRID: "var(--grid)"} | {line: f"var(--line-{i})" for i, line in enumerate(_LINES, 1)}
 
 _STYLE = {
     "svg.fonttype": "none",
@@ -27,10 +27,10 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "grid.color": _GRID,
     "axes.facecolor": "none",
     "figure.facecolor": "none",
@@ -42,11 +42,16 @@ _MARKED_UP_TO = 40  # points; more would hide the line
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: a value at each of some steps."""
+    """One curve: a value at each of some steps.
+
+    Attributes:
+        colour: number of its colour, from 1; None: by its place among the lines.
+    """
 
     label: str
-    steps: Sequence[int]
+    steps: Sequence[float]
     values: Sequence[float]
+    colour: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Chart:
 
     Attributes:
         unit: of the vertical axis.
-        lines: at most 4.
+        lines: at most 8.
         logarithmic: the vertical axis; every value is then positive.
         level: a horizontal line to compare with.
         level_label: what that line is.
@@ -72,8 +77,39 @@ class Chart:
         if len(self.lines) > len(_LINES):
             raise ValueError(f"chart '{self.title}' has {len(self.lines)} lines; there are {len(_LINES)} colours")
 
+    def draw(self, axes: Axes) -> None:
+        """Put the curves on the axes."""
+        _draw(axes, self)
 
-def chart_svg(chart: Chart, name: str) -> str:
+
+@runtime_checkable
+class Picture(Protocol):
+    """What a page shows under a title: a `Chart`, or something that draws itself.
+
+    Attributes:
+        lines: for the key below the title, which shows their labels and colours.
+        level, level_label: the dotted line of the key, if any.
+    """
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def lines(self) -> Sequence[Line]: ...
+    @property
+    def level(self) -> float | None: ...
+    @property
+    def level_label(self) -> str: ...
+
+    def draw(self, axes: Axes) -> None:
+        """Put it on the axes, in `INK` and the colours of `line_colour`."""
+
+
+def line_colour(number: int) -> str:
+    """The colour of that number, from 1; the page decides what it looks like. Past the last the first comes again."""
+    return _LINES[(number - 1) % len(_LINES)]
+
+
+def chart_svg(chart: Picture, name: str) -> str:
     """An `<svg>` element, as wide as its place, without reference to anything outside it.
 
     Args:
@@ -82,15 +118,16 @@ def chart_svg(chart: Chart, name: str) -> str:
     stream = StringIO()
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=_INCHES, layout="constrained")
-        _draw(figure.add_subplot(), chart)
+        chart.draw(figure.add_subplot())
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return _inline(stream.getvalue(), chart, name)
+    return _inline(stream.getvalue(), name)
 
 
 def _draw(axes: Axes, chart: Chart) -> None:
     if chart.level is not None:
-        axes.axhline(chart.level, color=_INK, linewidth=1, linestyle=(0, (2, 3)))
-    for line, colour in zip(chart.lines, _LINES, strict=False):
+        axes.axhline(chart.level, color=INK, linewidth=1, linestyle=(0, (2, 3)))
+    for number, line in enumerate(chart.lines, 1):
+        colour = line_colour(line.colour or number)
         marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(line.steps) <= _MARKED_UP_TO else {}
         axes.plot(line.steps, line.values, color=colour, linewidth=1.6, **marker)
     axes.set_xlim(left=0)
@@ -107,7 +144,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
 
 
-def _inline(document: str, chart: Chart, name: str) -> str:
+def _inline(document: str, name: str) -> str:
     """The element alone: HTML needs no prologue and no name spaces, and ids must be unique in the page."""
     svg = document[document.index("<svg") :].strip()
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href=", "href=")

@@ -12,7 +12,7 @@ from discern.report.charts import Chart, Line
 HELD_OUT = "heldout_"
 Records = Sequence[Mapping[str, Any]]
 
-_OF_TRAINING = {"step", "tokens", "seconds", "tokens_per_second", "learning_rate", "grad_norm"}
+_OF_TRAINING = {"step", "tokens", "seconds", "tokens_per_second", "learning_rate", "grad_norm", "flops", "peak_memory_bytes"}
 
 _MEANINGS = {
     "heldout_loss": ("Loss", "What training minimises: the weighted sum of the losses below, in nats. Lower is better."),
@@ -138,6 +138,14 @@ def _losses(records: Records) -> list[Chart]:
         )
         for name in names
     ]
+
+
+def figure_title(key: str) -> str:
+    """A key of the journal in words, whether of training or held out."""
+    if key in _MEANINGS and not key.startswith(HELD_OUT):
+        return f"{_MEANINGS[key][0]}, held out"
+    words = _loss_title(key.removeprefix(HELD_OUT))
+    return f"{words}, held out" if key.startswith(HELD_OUT) else f"{words}, training" if key.endswith("loss") else words
 
 
 def _loss_title(key: str) -> str:

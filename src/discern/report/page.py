@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from discern.report.charts import Chart, chart_svg
+from discern.report.charts import Picture, chart_svg
 from discern.report.journal import HeldOutFigure
 from discern.report.shading import ShadedText, cut
 
@@ -47,7 +47,7 @@ class Page:
 
     title: str
     facts: Sequence[tuple[str, str]]
-    curves: Sequence[Chart]
+    curves: Sequence[Picture]
     figures: Sequence[HeldOutFigure] = ()
     evaluated_at: int | None = None
     tables: Sequence[Table] = ()

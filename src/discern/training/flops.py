@@ -1,88 +1,178 @@
-"""Arithmetic of a configuration by two conventions: the ELECTRA paper's, and what is executed."""
+"""Arithmetic of a run by two conventions: what is executed, and the ELECTRA paper's.
+
+    arithmetic = run_flops(objective, config.train.max_steps, config.data.sequence_length, config.train.sequences_per_step)
+    arithmetic.after(1000).executed    # of the first 1000 steps
+    arithmetic.steps_within(1e15)      # how many steps 1e15 executed FLOPs pay for
+
+The objective may stand on the meta device: only its shapes are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from discern.model.config import ModelConfig
+from torch import nn
+
+from discern.model.attention import SelfAttention
+from discern.model.encoder import Encoder
 from discern.model.heads import MaskedLMHead
 from discern.model.network import Network
-from discern.objectives.config import MaskingConfig, ObjectiveConfig
-
-# Operations an element, as the paper's script counts them.
-_DROPOUT, _LAYER_NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
-_OUTPUT_SHARE = 0.15625  # of the positions that the paper's script gives a softmax: 20 of 128
+from discern.objectives.base import Objective, Phase
+from discern.objectives.passes import Pass, has_vocabulary, step_passes
+from discern.training.paper_flops import MASKED_SHARE, PaperTransformer
 
 
-def paper_flops(networks: Iterable[Network], sequence_length: int, sequences: int) -> float:
-    """Training FLOPs by the convention of the paper's `flops_computation.py`.
+@dataclass(frozen=True)
+class Flops:
+    """One amount of arithmetic by both conventions.
 
-    A product of m x n numbers counts 2 m n; backward costs as much as forward; looking an embedding up counts as the
-    dense product with a one-hot vector, which no program executes but the published totals contain.
+    Attributes:
+        executed: multiplications and additions of the matrix products that run: forward, twice that backward, and what gradient
+            checkpointing computes anew. A row counts with its padding.
+        paper: by the released `flops_computation.py`.
+    """
+
+    executed: float = 0.0
+    paper: float = 0.0
+
+    def __add__(self, other: Flops) -> Flops:
+        return Flops(self.executed + other.executed, self.paper + other.paper)
+
+    def times(self, factor: float) -> Flops:
+        """So many of it."""
+        return Flops(self.executed * factor, self.paper * factor)
+
+
+@dataclass(frozen=True)
+class RunFlops:
+    """Arithmetic of a run, whose steps may differ from phase to phase.
+
+    Attributes:
+        stretches: of each phase the number of steps and the cost of one.
+    """
+
+    stretches: Sequence[tuple[int, Flops]]
+
+    @property
+    def total(self) -> Flops:
+        """Of all steps."""
+        return self.after(sum(steps for steps, _ in self.stretches))
+
+    def after(self, steps: int) -> Flops:
+        """Of the first `steps` steps; beyond the last phase its steps go on."""
+        found, left = Flops(), steps
+        for number, (length, each) in enumerate(self.stretches, 1):
+            taken = left if number == len(self.stretches) else min(left, length)
+            found, left = found + each.times(taken), left - taken
+        return found
+
+    def steps_within(self, executed: float) -> int:
+        """The most steps that cost no more than `executed`; may be more than the run has."""
+        first = int(executed // max(each.executed for _, each in self.stretches))
+        last = int(executed // min(each.executed for _, each in self.stretches)) + 1
+        return first + bisect_right(range(first, last + 1), executed, key=lambda steps: self.after(steps).executed) - 1
+
+
+def run_flops(objective: Objective, max_steps: int, sequence_length: int, sequences_per_step: int) -> RunFlops:
+    """Arithmetic of a run, from the shapes of its networks.
 
     Args:
         sequence_length: positions a row.
-        sequences: rows of the whole run, batch times steps.
-
-    Reference: Clark et al. 2020, section 3.1 and the released script; ELECTRA-Small at 1M steps is 1.2937e18.
+        sequences_per_step: rows an update, over all ranks.
     """
-    each = 0.0
-    for network in networks:
-        config, embeddings = network.encoder.config, network.encoder.embeddings
-        table = embeddings.embedding_size, embeddings.vocab_size
-        each += config.num_layers * _block(config, sequence_length) + _embedding(config.hidden_size, *table, sequence_length)
-        if isinstance(network.head, MaskedLMHead):
-            each += _OUTPUT_SHARE * _softmax_head(config.hidden_size, *table)
-        else:
-            each += 2 * config.hidden_size**2 + (1 + _ACTIVATION + 2) * config.hidden_size
-    return 2 * each * sequence_length * sequences
+    return RunFlops(
+        [
+            (phase.steps, step_flops(objective, phase, sequence_length, sequences_per_step))
+            for phase in objective.phases(max_steps)
+        ]
+    )
 
 
-def executed_flops(networks: Iterable[Network], sequence_length: int, sequences: int, masked_share: float) -> float:
-    """FLOPs of the matrix products that training executes: forward once, backward twice that.
+def step_flops(objective: Objective, phase: Phase, sequence_length: int, sequences: int) -> Flops:
+    """Arithmetic of one update of a phase."""
+    passes = step_passes(objective, phase)
+    return Flops(executed_flops(passes, sequence_length, sequences), paper_flops(passes, sequence_length, sequences))
+
+
+def executed_flops(passes: Iterable[Pass], sequence_length: int, sequences: int, *, recomputed: bool = True) -> float:
+    """FLOPs of the matrix products of a step: those of linear layers, attention and vocabulary, by their shapes.
 
     Args:
-        masked_share: share of the positions on which the vocabulary's head runs.
+        recomputed: what gradient checkpointing computes a second time counts; False: what the model asks for.
     """
-    each = 0.0
-    for network in networks:
-        config, embeddings = network.encoder.config, network.encoder.embeddings
-        hidden, width = config.hidden_size, embeddings.embedding_size
-        attention = 4 * hidden**2 + 2 * hidden * sequence_length
-        each += config.num_layers * 2 * (attention + 2 * hidden * config.feedforward_size)
-        each += 2 * hidden * width if hidden != width else 0
-        if isinstance(network.head, MaskedLMHead):
-            head_width = network.head.word_embeddings.embedding_dim
-            each += masked_share * 2 * (hidden * head_width + head_width * network.head.word_embeddings.num_embeddings)
-        else:
-            each += 2 * (hidden**2 + hidden)
-    return 3 * each * sequence_length * sequences
+    return sum(_executed(each, sequence_length, recomputed=recomputed) for each in passes) * sequence_length * sequences
 
 
-def masked_share(config: ObjectiveConfig) -> float:
-    """Share of the positions that the vocabulary's head runs on."""
-    return config.mask_probability if isinstance(config, MaskingConfig) else 1.0
+def paper_flops(passes: Iterable[Pass], sequence_length: int, sequences: int) -> float:
+    """FLOPs of a step by the paper's convention; a frozen network counts its forward half."""
+    total = 0.0
+    for each in passes:
+        network = each.network
+        towers = [_paper(tower, sequence_length) for tower in _towers(network.encoder)]
+        head = towers[0].binary_head
+        if has_vocabulary(network):
+            # The script's share stands for "at the masked positions", whatever their number.
+            head = _vocabulary_head(network, sequence_length) * (MASKED_SHARE if each.head_share < 1 else 1.0)
+        forward = sum(tower.body for tower in towers) + head
+        total += (2 if each.trains else 1) * forward * sequence_length * sequences
+    return total
 
 
-def _block(config: ModelConfig, length: int) -> float:
-    """One transformer block, a token."""
-    size, inner, heads = config.hidden_size, config.feedforward_size, config.num_heads
-    projections = 6 * size**2 + 3 * size
-    attention = 4 * size * length + (_SOFTMAX + _DROPOUT + 1) * length * heads
-    # The script counts this LayerNorm once a token instead of once an element; kept, as the totals contain it.
-    attention_output = 2 * size**2 + (2 + _DROPOUT) * size + _LAYER_NORM
-    feedforward = 4 * size * inner + (1 + _ACTIVATION) * inner + (2 + _DROPOUT + _LAYER_NORM) * size
-    return projections + attention + attention_output + feedforward
+def _executed(each: Pass, length: int, *, recomputed: bool) -> float:
+    """One pass, a token."""
+    network = each.network
+    times = 3 if each.trains else 1
+    total = times * each.head_share * _head(network)
+    for tower in _towers(network.encoder):
+        inside = _linear(tower) + _attention(tower, length)
+        again = recomputed and each.trains and getattr(tower, "gradient_checkpointing", False)
+        projection = getattr(tower, "projection", None)
+        kept = 0 if projection is None else _linear(projection)
+        total += times * inside + (inside - kept if again else 0)
+    return total
 
 
-def _embedding(hidden: int, width: int, vocabulary: int, length: int) -> float:
-    """Embedding lookup as dense products, a token."""
-    tables = 2 * width * vocabulary + 2 * width * (2 + length)
-    projection = 2 * hidden * width + hidden if hidden != width else 0
-    return tables + (2 + _LAYER_NORM + _DROPOUT) * width + projection
+def _linear(module: nn.Module) -> float:
+    """The linear layers of a module, each once a token."""
+    return float(sum(2 * part.in_features * part.out_features for part in module.modules() if isinstance(part, nn.Linear)))
 
 
-def _softmax_head(hidden: int, width: int, vocabulary: int) -> float:
-    """Transform, logits over the vocabulary and softmax, a position."""
-    transform = 2 * hidden * width + (1 + _ACTIVATION + _LAYER_NORM) * width
-    return transform + 2 * width * vocabulary + (_SOFTMAX + 2) * vocabulary
+def _attention(module: nn.Module, length: int) -> float:
+    """Scores and weighted values of each attention, a token that sees `length` others."""
+    return float(sum(4 * part.value.out_features * length for part in module.modules() if isinstance(part, SelfAttention)))
+
+
+def _head(network: Network) -> float:
+    """What stands on an encoder, a position: its linear layers, and the product with the words."""
+    words = [part.word_embeddings for part in network.head.modules() if isinstance(part, MaskedLMHead)]
+    vocabulary = sum(2 * table.embedding_dim * table.num_embeddings for table in words)
+    bilinear = 0.0 if network.bilinear is None else _linear(network.bilinear)
+    return _linear(network.head) + vocabulary + bilinear
+
+
+def _towers(encoder: Encoder) -> list[Encoder]:
+    """The encoders of which an encoder consists: itself, unless it holds others."""
+    inner = [part for part in encoder.modules() if isinstance(part, Encoder) and part is not encoder]
+    return [tower for part in inner for tower in _towers(part)] if inner else [encoder]
+
+
+def _vocabulary_head(network: Network, length: int) -> float:
+    """The paper's count of the head, a position; it may read the states of several towers side by side."""
+    head = next(part for part in network.head.modules() if isinstance(part, MaskedLMHead))
+    width = head.dense.in_features
+    return replace(_paper(_towers(network.encoder)[0], length), hidden_size=width).vocabulary_head
+
+
+def _paper(encoder: Encoder, length: int) -> PaperTransformer:
+    config, embeddings = encoder.config, encoder.embeddings
+    return PaperTransformer(
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        sequence_length=length,
+        vocab_size=embeddings.vocab_size,
+        embedding_size=embeddings.embedding_size,
+        feedforward_size=config.feedforward_size,
+        num_heads=config.num_heads,
+    )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import resource
 import statistics
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from discern.objectives.base import Phase
 from discern.training.loop import Parts, agree, begin_phase, compile_encoders, compute_gradients, read_share, update
+from discern.training.memory import peak_memory
 from discern.training.meter import Meter
 from discern.training.parallel import Ranks
 from discern.training.precision import autocast
@@ -155,16 +153,3 @@ def _seconds(call: _Trainer | _Reader, ranks: Ranks) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def peak_memory(device: torch.device) -> int:
-    """Bytes: of tensors on a GPU, of the whole process otherwise; the largest until now."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        # What getrusage tells includes the process that started this one, where that was larger.
-        status = Path("/proc/self/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -17,8 +17,9 @@ from discern import kernels
 from discern.data.synthetic import SPECIAL, SyntheticRows
 from discern.errors import ConfigError
 from discern.objectives.base import Objective, Phase, Vocabulary
+from discern.objectives.passes import step_passes
 from discern.progress import Progress, Silent
-from discern.training.flops import executed_flops, masked_share
+from discern.training.flops import executed_flops
 from discern.training.interrupt import StopRequest
 from discern.training.loop import Parts
 from discern.training.parallel import Ranks, join_ranks
@@ -65,7 +66,9 @@ def bench(request: BenchRequest, progress: Progress) -> dict[str, Any] | None:
     config = load_pretrain_config(request.config, request.preset, request.overrides).config
     with join_ranks(request.device) as ranks:
         check_shares(config, ranks)
-        objective = build_objective(config, Vocabulary(request.vocab_size, SPECIAL))
+        # Speed doesn't depend on which words are frequent, so any counts will do.
+        counts = torch.ones(request.vocab_size, dtype=torch.int64)
+        objective = build_objective(config, Vocabulary(request.vocab_size, SPECIAL, counts))
         objective.initialise(config.train.seed)
         objective.to(ranks.device)
         listener = progress if ranks.writes else Silent()
@@ -81,7 +84,7 @@ def bench(request: BenchRequest, progress: Progress) -> dict[str, Any] | None:
             raise _out_of_memory(config, ranks.world) from problem
         finally:
             listener.finish()
-        speeds = _speeds(parts, forward, list(zip(training, phases, strict=True)), masked_share(config.objective))
+        speeds = _speeds(parts, forward, list(zip(training, phases, strict=True)))
         return _described(request, config, parts) | speeds if ranks.writes else None
 
 
@@ -106,7 +109,7 @@ def _parts(request: BenchRequest, config: PretrainConfig, objective: Objective, 
     )
 
 
-def _speeds(parts: Parts, forward: Timing, training: Sequence[tuple[Timing, Phase]], share: float) -> dict[str, Any]:
+def _speeds(parts: Parts, forward: Timing, training: Sequence[tuple[Timing, Phase]]) -> dict[str, Any]:
     """The figures. Several phases count by how many steps of a run they are."""
     ranks, timer = parts.ranks, ProductTimer(parts.ranks.device)
     timings, weights = [timing for timing, _ in training], [phase.steps for _, phase in training]
@@ -117,7 +120,8 @@ def _speeds(parts: Parts, forward: Timing, training: Sequence[tuple[Timing, Phas
     products = sum(timing.flops * weight for timing, weight in zip(timings, weights, strict=True)) / sum(weights)
     (all_products,) = ranks.sum([products])
     tokens = timings[0].recorded_tokens
-    model_flops, peak = _model_flops(parts, share) / tokens, max(fastest_product(ranks.device, parts.precision), timer.fastest())
+    asked = sum(_model_flops(parts, phase) * phase.steps for _, phase in training) / sum(weights)
+    model_flops, peak = asked / tokens, max(fastest_product(ranks.device, parts.precision), timer.fastest())
     return {
         "tokens_per_second": speed,
         "tokens_per_second_forward": forward.tokens_per_second,
@@ -146,16 +150,12 @@ def _limit(timing: Timing, timer: ProductTimer, ranks: Ranks) -> float:
     return timing.recorded_tokens / slowest
 
 
-def _model_flops(parts: Parts, share: float) -> float:
-    """FLOPs of a step that the model asks for: of real tokens, nothing computed twice.
-
-    Args:
-        share: of the positions that the vocabulary's head runs on.
-    """
+def _model_flops(parts: Parts, phase: Phase) -> float:
+    """FLOPs of a step of a phase that the model asks for: of real tokens, nothing computed twice."""
     numbers = np.arange(parts.train.sequences_per_step)
     lengths = parts.source.batch(numbers, numbers).attention_mask.sum(1).tolist()
-    networks = list(parts.objective.networks().values())
-    return sum(executed_flops(networks, length, count, share) for length, count in Counter(lengths).items())
+    passes = step_passes(parts.objective, phase)
+    return sum(executed_flops(passes, length, count, recomputed=False) for length, count in Counter(lengths).items())
 
 
 def _described(request: BenchRequest, config: PretrainConfig, parts: Parts) -> dict[str, Any]:

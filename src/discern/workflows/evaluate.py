@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any
 
 from discern.data.shards import TokenData
 from discern.errors import ConfigError, DataError
+from discern.objectives.breakdown import Breakdown
 from discern.progress import Progress
+from discern.training.checkpoint import write_text
 from discern.training.evaluation import evaluate as held_out_figures
 from discern.training.parallel import Ranks, choose_device
 from discern.workflows.models import TrainedObjective, load_objective
 from discern.workflows.pretrain import heldout_stream
+from discern.workflows.runs import EVALUATION_FILE, is_run
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,9 @@ class EvaluateRequest:
 
 
 def evaluate(request: EvaluateRequest, progress: Progress, warn: Callable[[str], None]) -> dict[str, Any]:
-    """The model's figures on held-out text, with the step they are of.
+    """The model's figures on held-out text, with the step they are of; whole, and taken apart.
+
+    Those of a run on its own data set are also kept in its folder, where `discern report` finds them.
 
     Raises:
         ConfigError: the model is not all that its objective consists of, or it is an export and no data set is given.
@@ -54,6 +60,7 @@ def evaluate(request: EvaluateRequest, progress: Progress, warn: Callable[[str],
         )
     ranks = Ranks(0, 1, choose_device(request.device))
     rows = min(request.sequences or stream.num_rows, stream.num_rows)
+    breakdown = Breakdown(data.token_counts())
     progress.start("evaluating", rows, "rows")
     try:
         figures = held_out_figures(
@@ -64,10 +71,22 @@ def evaluate(request: EvaluateRequest, progress: Progress, warn: Callable[[str],
             batch_size=request.batch_size,
             precision=request.precision,
             progress=progress,
+            observer=breakdown,
         )
     finally:
         progress.finish()
-    return {"step": model.step, "rows": rows, **figures}
+    found = {"step": model.step, "rows": rows, **figures, **breakdown.figures()}
+    if is_run(request.model) and model.data is not None and data.folder.resolve() == model.data.resolve():
+        _keep(request.model, found, warn)
+    return found
+
+
+def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None:
+    """Leave the figures with the run; a folder that cannot be written to is no reason to fail."""
+    try:
+        write_text(run / EVALUATION_FILE, json.dumps(found, indent=1) + "\n")
+    except OSError as problem:
+        warn(f"the figures are not kept for the report: {run / EVALUATION_FILE}: {problem.strerror}")
 
 
 def _data(request: EvaluateRequest, model: TrainedObjective) -> TokenData:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +11,15 @@ from discern.config.tree import to_toml
 from discern.data.packing import build_packing
 from discern.data.shards import TokenData
 from discern.model.network import Network
-from discern.objectives.base import Vocabulary
-from discern.training.flops import executed_flops, masked_share, paper_flops
+from discern.objectives.base import Objective
+from discern.objectives.passes import has_vocabulary, step_passes
+from discern.training.flops import run_flops
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
 from discern.training.products import fastest_product
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.pretrain import PretrainRequest
-from discern.workflows.runs import build_objective
+from discern.workflows.runs import build_objective, check_words, vocabulary_of
 from discern.workflows.settings import PretrainConfig
 
 # Share of the speed of plain matrix products that a whole training step was measured to reach on CPUs.
@@ -43,23 +43,23 @@ def plan(request: PretrainRequest) -> Plan:
     data = TokenData.open(request.data)
     device = choose_device(request.device)
     precision = resolve_precision(config.train.precision, device)
+    check_words(config, data)
+    vocabulary = vocabulary_of(data)
     with torch.device("meta"):
-        objective = build_objective(config, Vocabulary(data.vocab_size, data.special_tokens))
-    networks = list(objective.networks().values())
+        objective = build_objective(config, vocabulary)
     parameters = sum(parameter.numel() for parameter in objective.parameters())
     rows = build_packing(data.split("train"), data.special_tokens, config.data, config.train.seed, training=True).num_rows
     sequences = config.train.sequences_per_step * config.train.max_steps
     length = config.data.sequence_length
-    share = masked_share(config.objective)
-    flops = executed_flops(networks, length, sequences, share)
-    seconds = flops / (fastest_product(device, precision) * _SHARE_OF_PRODUCTS)
+    flops = run_flops(objective, config.train.max_steps, length, config.train.sequences_per_step).total
+    seconds = flops.executed / (fastest_product(device, precision) * _SHARE_OF_PRODUCTS)
     hours = config.train.max_hours
     values = {
         "parameters": parameters,
         "parameters_by_network": {name: _size(network) for name, network in objective.networks().items()},
-        "flops": flops,
-        "flops_paper_convention": paper_flops(networks, length, sequences),
-        "memory_bytes": _memory(networks, config, parameters, share, precision),
+        "flops": flops.executed,
+        "flops_paper_convention": flops.paper,
+        "memory_bytes": _memory(objective, config, parameters, precision),
         "estimated_seconds": seconds if hours is None else min(seconds, hours * 3600),
         "epochs": sequences / rows,
         "precision": precision,
@@ -75,20 +75,21 @@ def _size(network: Network) -> int:
     return sum(parts.values())
 
 
-def _memory(networks: Sequence[Network], config: PretrainConfig, parameters: int, share: float, precision: str) -> int:
+def _memory(objective: Objective, config: PretrainConfig, parameters: int, precision: str) -> int:
     """Bytes: weights, gradients and two moments in float32, and what the forward pass keeps for the backward one."""
     rows = config.train.micro_batch_size or config.train.sequences_per_step
     length = config.data.sequence_length
     number = 2 if precision == "bfloat16" else 4
-    kept = 0.0
-    for network in networks:
+    kept, logits = 0.0, 0.0
+    for network in objective.networks().values():
         sizes = network.encoder.config
         # Inputs and outputs of the products, dropout masks and normalised states; probabilities thrice: raw, mask, dropped.
         block = 14 * sizes.hidden_size + 3 * sizes.feedforward_size + 3 * length * sizes.num_heads
         layers = 1 if config.train.gradient_checkpointing else sizes.num_layers
         kept += rows * length * number * layers * block
-    vocabulary = networks[0].encoder.embeddings.vocab_size
-    logits = 4 * 4 * rows * length * share * vocabulary
+    for each in (each for phase in objective.phases(config.train.max_steps) for each in step_passes(objective, phase)):
+        if has_vocabulary(each.network):
+            logits = max(logits, 4 * 4 * rows * length * each.head_share * each.network.encoder.embeddings.vocab_size)
     return int(16 * parameters + kept + logits)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from discern.config.tree import to_toml
 from discern.errors import DataError
 from discern.model.config import ModelConfig
 from discern.objectives.base import Vocabulary
+from discern.report.evaluation import evaluation_pictures, evaluation_tables
 from discern.report.journal import held_out_figures, is_number, run_charts
 from discern.report.page import Page, render_page
 from discern.report.shading import ShadedText
@@ -20,12 +22,16 @@ from discern.training.checkpoint import write_text
 from discern.training.journal import METRICS_FILE, read_metrics
 from discern.types import SpecialTokens
 from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.runs import CONFIG_FILE, build_objective, read_record
+from discern.workflows.runs import CONFIG_FILE, EVALUATION_FILE, build_objective, read_record
 from discern.workflows.settings import PretrainConfig
 
 REPORT_FILE = "report.html"
 
-_OBJECTIVES = {"rtd": "replaced token detection (ELECTRA)", "mlm": "masked language modelling (BERT)"}
+_OBJECTIVES = {
+    "rtd": "replaced token detection (ELECTRA)",
+    "mlm": "masked language modelling (BERT)",
+    "electric": "noise-contrastive energies (Electric)",
+}
 _UNKNOWN = "not recorded"
 
 
@@ -48,15 +54,17 @@ def report(run: Path, out: Path | None, detections: Sequence[Detection] = ()) ->
         )
     config = load_pretrain_config(run / CONFIG_FILE, None, []).config
     step, figures = held_out_figures(lines)
+    evaluation = _evaluation(run)
     page = Page(
         title=f"discern: {run.resolve().name}",
         facts=_facts(config, record, lines[-1]),
-        curves=run_charts(lines),
+        curves=[*run_charts(lines), *evaluation_pictures(evaluation)],
+        tables=evaluation_tables(evaluation) if evaluation else (),
         figures=figures,
         evaluated_at=step,
         detections=[ShadedText(found.text, found.offsets, found.replaced_probability) for found in detections],
         configuration=to_toml(config),
-        notes=_notes(config, step),
+        notes=_notes(config, step, has_more=bool(evaluation)),
     )
     target = out or run / REPORT_FILE
     if target.is_dir():
@@ -68,6 +76,15 @@ def report(run: Path, out: Path | None, detections: Sequence[Detection] = ()) ->
             f"cannot write {target}: {problem.strerror}", hint="name a file in a folder that exists and is yours: --out FILE.html"
         ) from problem
     return target
+
+
+def _evaluation(run: Path) -> dict[str, Any]:
+    """What the last `discern evaluate` left in the run; nothing where there is none, or a damaged one."""
+    try:
+        found = json.loads((run / EVALUATION_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and {"step", "rows"} <= found.keys() else {}
 
 
 def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -88,6 +105,7 @@ def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str,
         ("Rows a step", f"{_number(train.sequences_per_step)} of at most {_number(config.data.sequence_length)} tokens"),
         ("Tokens read, repetitions included", _number(last.get("tokens"))),
         ("Time in training", _duration(last.get("seconds"))),
+        *_cost(last),
         ("Precision setting", train.precision),
         ("Data set", f"{_number(statistics.get('documents'))} documents, {_number(statistics.get('tokens'))} tokens"),
         ("Unknown tokens", _UNKNOWN if unknown is None else f"{unknown:.3%}"),
@@ -96,15 +114,28 @@ def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str,
     ]
 
 
-def _notes(config: PretrainConfig, evaluated_at: int | None) -> list[str]:
+def _cost(last: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Arithmetic and memory, where the journal has them."""
+    found = []
+    if is_number(last.get("flops")):
+        found.append(("FLOPs executed", f"{last['flops']:.3e}"))
+    if is_number(last.get("peak_memory_bytes")):
+        found.append(("Largest memory", f"{last['peak_memory_bytes'] / 2**30:.2f} GiB"))
+    return found
+
+
+def _notes(config: PretrainConfig, evaluated_at: int | None, *, has_more: bool) -> list[str]:
     notes = [
         "A point of a training curve is the mean over the steps since the point before; held-out figures are without dropout."
     ]
     if evaluated_at is None:
         return [*notes, "Nothing was held out, or nothing evaluated yet: there are no held-out figures."]
     rows = config.train.evaluate_sequences
+    more = (
+        "" if has_more else " `discern evaluate RUN` measures more, and adds figures by frequency and position and a calibration."
+    )
     amount = f"at most {rows:,} rows, evenly spread over the held-out text" if rows else "all held-out text"
-    return [*notes, f"Every evaluation is of the same rows and masked positions: {amount}. `discern evaluate RUN` measures more."]
+    return [*notes, f"Every evaluation is of the same rows and masked positions: {amount}.{more}"]
 
 
 def _size(size: ModelConfig) -> str:

@@ -1,0 +1,276 @@
+"""A comparison as a page: scores with their spread, what the numbers allow one to say, cost, and curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from discern.report.charts import Line, Picture
+from discern.report.comparison_charts import COLOURS, Scatter, SeedCurves
+from discern.report.journal import figure_title
+from discern.report.page import Page, Table
+
+Found = Mapping[str, Any]
+
+_EQUAL = {"flops": "FLOPs", "seconds": "seconds of training", "tokens": "tokens"}
+_BLANK = "–"
+
+
+def comparison_page(found: Found) -> Page:
+    """The page of what `discern compare` found; the same input gives the same page.
+
+    Args:
+        found: what comparison.json holds.
+    """
+    state = "" if found["complete"] else " (not finished)"
+    rows = ", ".join(row["name"] for row in found["runs"])
+    return Page(
+        title=f"discern: {rows} at equal {_EQUAL[found['equal']]}{state}",
+        facts=_facts(found),
+        curves=[*_pareto(found), *_curves(found)],
+        tables=[
+            table
+            for table in (
+                _scores(found),
+                _significance(found),
+                _cost(found),
+                _held_out(found),
+                _settings(found),
+                _failures(found),
+            )
+            if table.rows
+        ],
+        notes=_notes(found),
+    )
+
+
+def score_columns(found: Found) -> list[str]:
+    """The mean (where there are several tasks), then each task."""
+    return (["mean"] if len(found["tasks"]) > 1 else []) + list(found["tasks"])
+
+
+def with_spread(entry: Mapping[str, Any]) -> str:
+    """ "0.712 (0.701 to 0.720)"; a single value stands alone."""
+    if entry["median"] is None:
+        return _BLANK
+    single = sum(value is not None for value in entry["values"]) == 1
+    return f"{entry['median']:.4g}" if single else f"{entry['median']:.4g} ({entry['lowest']:.4g} to {entry['highest']:.4g})"
+
+
+def p_text(entry: Mapping[str, Any]) -> str:
+    """The p of a difference, as the tables show it."""
+    return _BLANK if entry["p"] is None else f"{entry['p']:.3f}"
+
+
+def significance_notes(found: Found) -> list[str]:
+    """What the test is, and what it cannot say at these numbers of seeds."""
+    entries = found["significance"]
+    if not entries:
+        return []
+    sizes = sorted({tuple(entry["seeds"]) for entry in entries})
+    lines = [
+        f"p: exact permutation test of the difference of the means over pre-training seeds, two-sided, unpaired, against "
+        f"'{found['reference']}'; not corrected for the {len(entries)} comparisons of the table."
+    ]
+    for first, second in sizes:
+        smallest = next(entry["smallest_p"] for entry in entries if tuple(entry["seeds"]) == (first, second))
+        if min(first, second) < 2:
+            lines.append("With one seed on a side nothing can be said of chance: a second run of the same may differ as much.")
+        elif smallest > 0.05:
+            lines.append(
+                f"With {first} and {second} seeds the smallest p that any test of this kind can give is {smallest:.3g}: no "
+                "difference can reach 0.05, however large. Four seeds on each side give 0.029 at best, five 0.008."
+            )
+        else:
+            lines.append(f"With {first} and {second} seeds the smallest p that this test can give is {smallest:.2g}.")
+    lines.append(
+        "A seed changes the weights at the start, the order of the text, masks and samples; the files of the tasks stay the "
+        "same, so the spread says nothing of other test examples."
+    )
+    return lines
+
+
+def _facts(found: Found) -> list[tuple[str, str]]:
+    reference = found["runs"][0]
+    shape, data = reference["shape"], found["data"]
+    budget = found["budget"]
+    machines = ["; ".join(f"{key} {value}" for key, value in machine.items()) for machine in found["machines"]]
+    versions = [", ".join(f"{key} {value}" for key, value in each.items()) for each in found["versions"]]
+    return [
+        ("Equal for all", _EQUAL[found["equal"]]),
+        ("Budget of a whole share", _BLANK if budget is None else f"{budget:.4g} {_EQUAL[found['equal']]}"),
+        ("Reference", found["reference"]),
+        ("Pre-trainings of each", f"{len(found['seeds'])} seeds: {', '.join(map(str, found['seeds']))}"),
+        ("Fine-tunings of each encoder on each task", str(found["finetune_seeds"])),
+        (
+            "Judged network of the reference",
+            f"{reference['network']}: {shape['num_layers']} layers, {shape['hidden_size']} wide, attention heads "
+            f"{shape['num_heads']}, feed-forward {shape['feedforward_size']}",
+        ),
+        ("Rows a step of the reference", f"{shape['sequences_per_step']:,} of {shape['sequence_length']:,} tokens"),
+        (
+            "Data set",
+            f"{_whole(data['documents'])} documents, {_whole(data['tokens'])} tokens; vocabulary {data['vocab_size']:,}",
+        ),
+        ("Fingerprint of the data", str(data["fingerprint"])[:12]),
+        *(("Machine", machine) for machine in machines),
+        *(("Versions", version) for version in versions),
+    ]
+
+
+def _scores(found: Found) -> Table:
+    columns = score_columns(found)
+    first = found["runs"][0]["scores"]
+    heads = [f"{column} ({first[column]['metric']})" if first[column]["metric"] else column for column in columns]
+    rows = [
+        [
+            row["name"],
+            *(with_spread(row["scores"][column]) for column in columns),
+            f"{row['finished_seeds']} of {len(found['seeds'])}",
+        ]
+        for row in found["runs"]
+        if columns
+    ]
+    note = "Median over the pre-training seeds, with the lowest and the highest; a failed fine-tuning counts like any other."
+    return Table("Scores after fine-tuning", ["run", *heads, "seeds"], rows, note)
+
+
+def _failures(found: Found) -> Table:
+    rows = [[row["name"], seed, "pre-training", reason] for row in found["runs"] for seed, reason in row["failures"].items()]
+    rows += [
+        [row["name"], str(found["seeds"][int(number)]), f"{task}, fine-tuning seed {seed}", reason]
+        for row in found["runs"]
+        for task in found["tasks"]
+        for number, each in row["scores"][task]["failed_finetunings"].items()
+        for seed, reason in each.items()
+    ]
+    return Table("What failed", ["run", "seed", "part", "reason"], rows)
+
+
+def _significance(found: Found) -> Table:
+    rows = [
+        [entry["run"], entry["task"], f"{entry['difference_of_medians']:+.4f}", p_text(entry), entry["verdict"]]
+        for entry in found["significance"]
+    ]
+    columns = ["run", "score", "difference of the medians", "p", "seeds"]
+    return Table(f"Against {found['reference']}", columns, rows, " ".join(significance_notes(found)))
+
+
+def _cost(found: Found) -> Table:
+    rows = [
+        [
+            row["name"],
+            _whole(row["steps"]),
+            _short(row["flops"]),
+            _short(row["flops_paper_convention"]),
+            _short(row["seconds"], 1),
+            _whole(row["positions"]),
+            _whole(row["parameters"]),
+        ]
+        for row in found["runs"]
+    ]
+    columns = ["run", "steps", "FLOPs", "FLOPs, paper", "seconds", "positions read", "parameters"]
+    note = f"Medians over the seeds, of pre-training alone. FLOPs: {found['convention']}. 'Paper': by the paper's script."
+    return Table("What each was given", columns, rows, note)
+
+
+def _held_out(found: Found) -> Table:
+    trained = [row for row in found["runs"] if row["held_out"]]
+    keys = {key: None for row in trained for key in row["held_out"] if key != "heldout_loss"}
+    rows = [
+        [figure_title(key), *(with_spread(row["held_out"][key]) if key in row["held_out"] else "" for row in trained)]
+        for key in keys
+    ]
+    note = (
+        "Of held-out text, each by its own objective: losses of different objectives are of different things and don't compare."
+    )
+    return Table("Held-out figures", ["figure", *(row["name"] for row in trained)], rows, note)
+
+
+def _settings(found: Found) -> Table:
+    rows = [
+        [row["name"], key, json.dumps(value).strip('"')]
+        for row in found["runs"]
+        for key, value in row["settings"].items()
+        if value is not None
+    ]
+    note = f"Settings of {found['reference']} that another objective doesn't have are left out."
+    return Table(f"Settings that differ from those of {found['reference']}", ["run", "setting", "value"], rows, note)
+
+
+def _pareto(found: Found) -> list[Picture]:
+    """The main score against what was spent: arithmetic, and time."""
+    columns = score_columns(found)
+    if not columns:
+        return []
+    score = columns[0]
+    label = "mean score" if score == "mean" else f"{score}: {found['runs'][0]['scores'][score]['metric']}"
+    trained = [row for row in found["runs"] if row["trained"]][:COLOURS]
+    baseline = next((row["scores"][score]["median"] for row in found["runs"] if not row["trained"]), None)
+    pictures: list[Picture] = []
+    for key, unit in (("flops", "FLOPs of pre-training"), ("seconds", "seconds of pre-training")):
+        points = [
+            Line(row["name"], [row[key]], [value for value in row["scores"][score]["values"] if value is not None], number)
+            for number, row in enumerate(trained, 1)
+            if row[key] is not None and row["scores"][score]["median"] is not None
+        ]
+        if points:
+            pictures.append(Scatter(f"Score against {unit}", unit, label, points, baseline, "untrained"))
+    return pictures
+
+
+def _curves(found: Found) -> list[Picture]:
+    """Losses, accuracies and AUC over what is equal, a line for each seed."""
+    axis = found["equal"]
+    trained = [row for row in found["runs"] if row["trained"]][:COLOURS]
+    keys = {key: None for row in trained for each in row["curves"] for point in each["points"] for key in point}
+    pictures: list[Picture] = []
+    for key in keys:
+        if key == "loss" or not key.endswith(("_loss", "_accuracy", "_auc")) or key == "heldout_loss":
+            continue
+        groups = [(number, row["name"], _lines(row, key, axis, number)) for number, row in enumerate(trained, 1)]
+        drawn = [(number, name, lines) for number, name, lines in groups if lines]
+        if any(len(line.values) > 1 for _, _, lines in drawn for line in lines):
+            seeds = [line for _, _, lines in drawn for line in lines]
+            # The page shows no key of a single line.
+            title = figure_title(key) if len(drawn) > 1 else f"{figure_title(key)}: {drawn[0][1]}"
+            pictures.append(SeedCurves(title, _EQUAL[axis], [Line(name, [], [], n) for n, name, _ in drawn], seeds))
+    return pictures
+
+
+def _lines(row: Mapping[str, Any], key: str, axis: str, colour: int) -> list[Line]:
+    lines = []
+    for each in row["curves"]:
+        points = [(point[axis], point[key]) for point in each["points"] if point.get(key) is not None and axis in point]
+        if points:
+            lines.append(Line(row["name"], [x for x, _ in points], [y for _, y in points], colour))
+    return lines
+
+
+def _notes(found: Found) -> list[str]:
+    notes = [*found["notes"], *significance_notes(found)]
+    if found["equal"] == "seconds":
+        notes.append(
+            f"'{found['reference']}' ran to its train.max_steps; the others had its time with the same seed, on this machine as "
+            "busy as it then was. Their learning rate falls with the time from the first step on, its own after the warm-up."
+        )
+    else:
+        notes.append(
+            "The steps of the other runs follow from the budget; their learning rate falls to its end with their own last step, "
+            "and settings that count steps, such as the warm-up, were stretched in proportion."
+        )
+    if sum(row["trained"] for row in found["runs"]) > COLOURS:
+        notes.append(f"The pictures show the first {COLOURS} runs; the tables show all.")
+    return notes
+
+
+def _whole(value: float | None) -> str:
+    return _BLANK if value is None else f"{round(value):,}"
+
+
+def _short(value: float | None, digits: int = 4) -> str:
+    """A cost: as it is where people can read it, otherwise with its power of ten."""
+    if value is None:
+        return _BLANK
+    return f"{value:,.{min(digits, 1)}f}" if value < 1e6 else f"{value:.{digits}e}"

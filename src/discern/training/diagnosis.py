@@ -1,0 +1,274 @@
+"""What a run's figures say of its health: each with the band it usually lies in, the likely cause and the setting to turn.
+
+The bands and where they come from: docs/howto/doctor.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from discern.objectives.base import Objective
+from discern.types import StepOutput
+
+Verdict = Literal["fine", "low", "high", "unknown"]
+
+# A generator that draws the original this often is strong (the authors, on their released models) ...
+_STRONG_SAMPLES = 0.6
+# ... and one that only knows how frequent words are does so for 0.006 of them; one that has begun to learn for 0.04 and more.
+_WEAK_SAMPLES = 0.02
+# A discriminator that answers "original" everywhere: 0.000; one that learns: 0.045 and more.
+_LEAST_RECALL = 0.02
+# 50 to 1, from the first step (0.77) over the unigram plateau (0.74) to a good generator (0.87).
+_WEIGHTS = {"generator": 1.0, "discriminator": 50.0}
+_LOSS_SHARE = (0.7, 0.9)
+_COSINE = (-0.1, 1.0)  # measured: between -0.05 and 0.03
+_DRIFT = 3.0  # measured: 1.1 to 1.4 where the networks learn, 3.3 to 3.8 where they stay at the frequencies
+_DUPLICATES = 0.14  # the most repetitive of four common corpora
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One figure and what to make of it.
+
+    Attributes:
+        name: as in the journal, where it stands there.
+        value: None where it cannot be had; `cause` then says why.
+        usual: lowest and highest usual value; None: there is no telling.
+        verdict: where the value lies.
+        cause: what it says or what most likely brings it about.
+        knob: what to change; "" where there is nothing to change.
+    """
+
+    name: str
+    value: float | None
+    usual: tuple[float, float] | None
+    verdict: Verdict
+    cause: str
+    knob: str = ""
+
+
+def judge(
+    name: str,
+    value: float,
+    usual: tuple[float, float],
+    *,
+    fine: str,
+    low: tuple[str, str] = ("", ""),
+    high: tuple[str, str] = ("", ""),
+) -> Finding:
+    """A finding about a value by its band.
+
+    Args:
+        fine: what a value inside says.
+        low: cause and knob below the band.
+        high: cause and knob above it.
+    """
+    if value < usual[0]:
+        return Finding(name, value, usual, "low", *low)
+    if value > usual[1]:
+        return Finding(name, value, usual, "high", *high)
+    return Finding(name, value, usual, "fine", fine)
+
+
+def judge_held_out(figures: Mapping[str, float]) -> list[Finding]:
+    """What held-out figures say of generator and discriminator; nothing of what is not among them."""
+    found = []
+    replaced, sampled = figures.get("replaced_fraction"), figures.get("sampled_accuracy")
+    if replaced is not None and sampled is not None and sampled < 1:
+        found.append(_replaced_fraction(replaced, replaced / (1 - sampled)))
+    if (recall := figures.get("discriminator_recall")) is not None:
+        found.append(
+            judge(
+                "discriminator_recall",
+                recall,
+                (_LEAST_RECALL, 1.0),
+                fine="the discriminator calls some of the replaced tokens replaced",
+                low=(
+                    f"the discriminator answers 'original' to everything (AUC {figures.get('discriminator_auc', 0.0):.2f}; 0.5 "
+                    "is guessing): early in a run, or where the learning rate is too high or the network too small to begin",
+                    "a lower optimizer.learning_rate; for small networks model.initialisation = 'local', objective.tying = "
+                    "'gradient-disentangled' and objective.discriminator_head = 'bilinear' (preset cpu-small)",
+                ),
+            )
+        )
+    return found
+
+
+def _replaced_fraction(replaced: float, chosen: float) -> Finding:
+    """The band follows from how many of the `chosen` positions the generator restores by its samples."""
+    return judge(
+        "replaced_fraction",
+        replaced,
+        (chosen * (1 - _STRONG_SAMPLES), chosen * (1 - _WEAK_SAMPLES)),
+        fine=f"the generator's samples are neither always right nor always wrong: {1 - replaced / chosen if chosen else 0:.3f} "
+        "of them are the original",
+        low=(
+            "the generator is too strong: most of its samples are the original, so the discriminator sees few replaced tokens",
+            "a smaller objective.generator_size, or a larger objective.mask_probability (the paper's large model: 0.25)",
+        ),
+        high=(
+            "the generator is weak: hardly a sample is the original, as long as it knows no more than how frequent words are",
+            "longer training; for small networks model.initialisation = 'local'; a larger objective.generator_size",
+        ),
+    )
+
+
+def judge_loss_shares(output: StepOutput) -> list[Finding]:
+    """The share of each weighted term in the loss of a batch; how much is usual is known for ELECTRA with weights 1 and 50."""
+    is_electra = "is_replaced" in output.observations
+    weights = {name: term.weight for name, term in output.terms.items()}
+    parts = {name: weights[name] * float(term.total.detach()) / max(term.count, 1) for name, term in output.terms.items()}
+    whole = sum(parts.values())
+    if len(parts) < 2 or whole <= 0:
+        return []
+    found = []
+    for name, part in parts.items():
+        share, title = part / whole, f"{name}_loss_share"
+        if name == "discriminator" and is_electra and weights == _WEIGHTS:
+            found.append(
+                judge(
+                    title,
+                    share,
+                    _LOSS_SHARE,
+                    fine="as usual for the weights 1 and 50",
+                    low=(
+                        "the generator's loss outweighs: the discriminator has an easy task",
+                        "a larger objective.generator_size",
+                    ),
+                    high=("the discriminator's loss outweighs: it learns too little", "objective.discriminator_weight"),
+                )
+            )
+        else:
+            found.append(Finding(title, share, None, "unknown", "share of the weighted loss", f"objective.{name}_weight"))
+    return found
+
+
+def embedding_gradients(objective: Objective, output: StepOutput) -> dict[str, Tensor]:
+    """The gradient that each weighted term sends to the word embeddings, (V, E) by name; terms that send none are left out.
+
+    Args:
+        output: of a forward pass with gradient.
+    """
+    table = next(iter(objective.networks().values())).encoder.embeddings.weights
+    found = {}
+    for name, term in output.terms.items():
+        loss = term.total * (term.weight / max(term.count, 1))
+        (gradient,) = torch.autograd.grad(loss, [table], retain_graph=True, allow_unused=True)
+        if gradient is not None and bool(gradient.any()):
+            found[name] = gradient
+    return found
+
+
+def judge_cosine(gradients: Mapping[str, Tensor]) -> Finding:
+    """How the gradients of the generator and of the rest agree where both move the same word embeddings."""
+    name, own, others = "embedding_gradient_cosine", gradients.get("generator"), _of_the_rest(gradients)
+    if own is None or others is None:
+        senders = " and ".join(gradients) or "nothing"
+        return Finding(name, None, None, "unknown", f"only {senders} moves the shared word embeddings: there is no conflict")
+    value = float(torch.cosine_similarity(own.flatten(), others.flatten(), dim=0))
+    return judge(
+        name,
+        value,
+        _COSINE,
+        fine="both networks move the shared embeddings, and do not pull them apart",
+        low=("the two networks pull the shared embeddings apart", "objective.tying = 'gradient-disentangled'"),
+    )
+
+
+def compare_lengths(gradients: Mapping[str, Tensor]) -> list[Finding]:
+    """How many times longer the other gradients of the shared word embeddings are than the generator's."""
+    own, others = gradients.get("generator"), _of_the_rest(gradients)
+    if own is None or others is None:
+        return []
+    cause = "length of the other terms' gradient, as a multiple of the generator's: who moves the shared embeddings"
+    return [
+        Finding(
+            "embedding_gradient_ratio",
+            float(others.norm() / own.norm()),
+            None,
+            "unknown",
+            cause,
+            "objective.discriminator_weight, or objective.tying",
+        )
+    ]
+
+
+def _of_the_rest(gradients: Mapping[str, Tensor]) -> Tensor | None:
+    """The sum of all but the generator's; None where there are none."""
+    others = [gradient for term, gradient in gradients.items() if term != "generator"]
+    return torch.stack(others).sum(0) if others else None
+
+
+def judge_duplicates(documents: int, duplicates: int) -> list[Finding]:
+    """How much of a data set is there twice."""
+    if not documents:
+        return []
+    return [
+        judge(
+            "duplicate_fraction",
+            duplicates / documents,
+            (0.0, _DUPLICATES),
+            fine="share of the documents whose text is exactly that of an earlier one",
+            high=(
+                "the text repeats itself: the networks learn it by heart, and what is held out may have been read",
+                "remove the repeated documents, then `discern prepare` again",
+            ),
+        )
+    ]
+
+
+def judge_drift(now: Tensor, before: Tensor) -> Finding:
+    """Mean length of the word embeddings, as a multiple of what it was at the start.
+
+    Args:
+        now: (V, E).
+        before: likewise.
+    """
+    return judge(
+        "embedding_norm_drift",
+        float(now.norm(dim=1).mean() / before.norm(dim=1).mean()),
+        (0.0, _DRIFT),
+        fine="length of the word embeddings, as a multiple of what it was at the start",
+        high=(
+            "the word embeddings have grown far beyond their start: what they do while only the words' frequencies are learned, "
+            "or at too high a learning rate",
+            "a larger model.initializer_range with model.initialisation = 'local', or a lower optimizer.learning_rate",
+        ),
+    )
+
+
+class Watchman:
+    """Tells of what is not fine while a run goes on, each thing once.
+
+    Args:
+        quiet_steps: at the beginning of a run, when nothing has been learned yet.
+    """
+
+    def __init__(self, quiet_steps: int) -> None:
+        self._quiet = quiet_steps
+        self._told: set[str] = set()
+
+    def notes(self, step: int, figures: Mapping[str, float]) -> list[str]:
+        """New warnings after an evaluation."""
+        if step < self._quiet:
+            return []
+        return [self._note(finding) for finding in judge_held_out(figures) if self._is_new(finding)]
+
+    def _is_new(self, finding: Finding) -> bool:
+        if finding.verdict not in ("low", "high") or finding.name in self._told:
+            return False
+        self._told.add(finding.name)
+        return True
+
+    def _note(self, finding: Finding) -> str:
+        return f"warning: {finding.name} {finding.value:.4f} is {finding.verdict}: {finding.cause}; try {finding.knob}"
+
+
+def ailing(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that are not fine."""
+    return [finding for finding in findings if finding.verdict in ("low", "high")]

@@ -1,0 +1,140 @@
+"""The page of a comparison: what it shows of figures made by hand."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from discern.report.charts import chart_svg
+from discern.report.comparison import comparison_page, significance_notes, with_spread
+from discern.report.comparison_charts import pareto_front
+from discern.report.page import render_page
+from tests.report.test_page import NASTY, assert_stands_alone, structure
+
+
+def spread(*values: float | None) -> dict[str, Any]:
+    present = sorted(value for value in values if value is not None)
+    ends = {"lowest": present[0], "highest": present[-1]} if present else {"lowest": None, "highest": None}
+    return {"median": present[len(present) // 2] if present else None, **ends, "values": list(values)}
+
+
+def row(name: str, score: float | None, flops: float | None, *, trained: bool = True) -> dict[str, Any]:
+    values = spread(score, None if score is None else score + 0.1)
+    points = [{"step": step, "flops": 100.0 * step, "mlm_loss": 5.0 / step, "heldout_mlm_loss": 6.0 / step} for step in (1, 2)]
+    return {
+        "name": name,
+        "objective": "mlm",
+        "trained": trained,
+        "network": "encoder",
+        "finished_seeds": 2,
+        "steps": 2,
+        "flops": flops,
+        "flops_paper_convention": flops,
+        "seconds": None if flops is None else 1.5,
+        "positions": 100,
+        "parameters": 12,
+        "shape": {
+            "num_layers": 2,
+            "hidden_size": 8,
+            "num_heads": 2,
+            "feedforward_size": 16,
+            "sequence_length": 32,
+            "sequences_per_step": 4,
+        },
+        "scores": {"rte": {"metric": "accuracy", "split": "dev", "examples": 9, "failed_finetunings": {}, **values}},
+        "held_out": {"heldout_mlm_loss": spread(3.0, 3.5)} if trained else {},
+        "failures": {},
+        "settings": {"objective.name": name},
+        "curves": [{"seed": seed, "points": points} for seed in (0, 1)] if trained else [],
+    }
+
+
+def comparison(*rows: dict[str, Any], p: float | None = 0.1, seeds: int = 3) -> dict[str, Any]:
+    return {
+        "complete": True,
+        "equal": "flops",
+        "convention": "executed",
+        "budget": 200.0,
+        "reference": rows[0]["name"],
+        "seeds": [0, 1],
+        "finetune_seeds": 1,
+        "tasks": ["rte"],
+        "data": {"fingerprint": "abcdef0123456789", "vocab_size": 92, "documents": 3, "tokens": None},
+        "machines": [{"processor": "six hamsters", "cores": 2}],
+        "versions": [{"torch": "2.13.0"}],
+        "runs": list(rows),
+        "significance": [
+            {
+                "run": each["name"],
+                "against": rows[0]["name"],
+                "task": "rte",
+                "difference_of_medians": 0.1,
+                "p": p,
+                "smallest_p": {3: 0.1, 5: 2 / 252}.get(seeds, 1.0),
+                "verdict": "the seeds overlap",
+                "seeds": [seeds, seeds],
+            }
+            for each in rows[1:]
+        ],
+        "notes": [],
+    }
+
+
+def test_a_page_stands_alone_and_shows_everything() -> None:
+    found = comparison(row("a", 0.5, 200.0), row("b", 0.6, 201.0), row("untrained", 0.4, 0.0, trained=False))
+    html = render_page(comparison_page(found))
+    assert_stands_alone(html)
+    structure(html)
+    for shown in ("six hamsters", "0.7 (0.6 to 0.7)", "rte (accuracy)", "smallest p", "untrained"):
+        assert shown in html, shown
+    assert html.count("<svg") == 4  # score against FLOPs and seconds; loss in training and held out
+    assert render_page(comparison_page(found)) == html
+
+
+def test_every_text_is_escaped() -> None:
+    found = comparison(row(NASTY, 0.5, 200.0), row("b", 0.6, 200.0))
+    assert "<script" not in render_page(comparison_page(found))
+
+
+def test_colours_stay_with_their_runs() -> None:
+    other = row("c", 0.6, 200.0)
+    for each in other["curves"]:
+        each["points"] = [{"step": s, "flops": 100.0 * s, "generator_loss": 2.0} for s in (1, 2)]
+    page = comparison_page(comparison(row("a", 0.5, 200.0), row("b", 0.6, 200.0), other))
+    (generator,) = [chart for chart in page.curves if chart.title == "Generator loss, training: c"]
+    assert [(line.label, line.colour) for line in generator.lines] == [("c", 3)]
+    assert "var(--line-3)" in chart_svg(generator, "c")
+
+
+def test_unfinished_without_tasks_and_with_failures() -> None:
+    bare = comparison(row("a", None, None), row("b", 0.6, 1e7))
+    bare["complete"] = False
+    bare["runs"][0]["failures"] = {"1": "step 3: the gradient is not finite"}
+    html = render_page(comparison_page(bare))
+    assert "(not finished)" in html
+    assert "gradient is not finite" in html
+    none = copy.deepcopy(bare) | {"tasks": [], "significance": []}
+    assert "Scores after" not in render_page(comparison_page(none))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "p", "says"),
+    [(3, 0.1, "no difference can reach 0.05"), (1, None, "nothing can be said of chance"), (5, 0.01, "is 0.0079")],
+)
+def test_the_limits_of_few_seeds_are_said(seeds: int, p: float | None, says: str) -> None:
+    lines = significance_notes(comparison(row("a", 0.5, 1.0), row("b", 0.6, 1.0), p=p, seeds=seeds))
+    assert says in " ".join(lines)
+    assert significance_notes(comparison(row("a", 0.5, 1.0))) == []
+
+
+def test_spread_of_one_value_is_that_value() -> None:
+    assert with_spread(spread(0.5)) == "0.5"
+    assert with_spread(spread(None)) == "–"
+
+
+def test_pareto_front() -> None:
+    points = [(1.0, 0.2), (2.0, 0.5), (2.0, 0.4), (3.0, 0.5), (4.0, 0.6), (1.0, 0.2)]
+    assert pareto_front(points) == [(1.0, 0.2), (2.0, 0.5), (4.0, 0.6)]
+    assert pareto_front([]) == []

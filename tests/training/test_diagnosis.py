@@ -1,0 +1,119 @@
+"""What figures are called ill, and what is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from discern.corruption.randomness import Randomness
+from discern.objectives.base import Objective
+from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
+from discern.training.diagnosis import (
+    Watchman,
+    compare_lengths,
+    embedding_gradients,
+    judge_cosine,
+    judge_drift,
+    judge_duplicates,
+    judge_held_out,
+    judge_loss_shares,
+)
+from discern.types import LossTerm, StepOutput
+from tests.support import make_batch, settings
+
+
+def verdicts(**figures: float) -> dict[str, str]:
+    return {finding.name: finding.verdict for finding in judge_held_out(figures)}
+
+
+def test_a_generator_that_is_too_strong_or_too_weak() -> None:
+    # 0.15 of the tokens were chosen each time.
+    assert verdicts(replaced_fraction=0.15 * 0.3, sampled_accuracy=0.7) == {"replaced_fraction": "low"}
+    assert verdicts(replaced_fraction=0.15 * 0.5, sampled_accuracy=0.5) == {"replaced_fraction": "fine"}
+    assert verdicts(replaced_fraction=0.15 * 0.99, sampled_accuracy=0.01) == {"replaced_fraction": "high"}
+    assert verdicts(sampled_accuracy=1.0, replaced_fraction=0.0) == {}
+
+
+def test_a_discriminator_that_answers_original_to_everything() -> None:
+    (found,) = judge_held_out({"discriminator_recall": 0.0, "discriminator_auc": 0.501})
+    assert found.verdict == "low"
+    assert "answers 'original' to everything (AUC 0.50; 0.5 is guessing)" in found.cause
+    assert "optimizer.learning_rate" in found.knob
+    assert verdicts(discriminator_recall=0.05) == {"discriminator_recall": "fine"}
+
+
+def test_figures_of_other_objectives_are_left_alone() -> None:
+    assert judge_held_out({"mlm_loss": 3.0, "mlm_accuracy": 0.2}) == []
+
+
+def test_loss_shares_are_of_the_weighted_means() -> None:
+    terms = {"generator": LossTerm(torch.tensor(20.0), 10, 1.0), "discriminator": LossTerm(torch.tensor(8.0), 100, 50.0)}
+    seen = {"is_replaced": torch.zeros(1, 1, dtype=torch.bool)}
+    generator, discriminator = judge_loss_shares(StepOutput(terms, seen))
+    assert judge_loss_shares(StepOutput(terms))[1].usual is None  # Electric has these names and weights too
+    assert (generator.value, discriminator.value) == (pytest.approx(2 / 6), pytest.approx(4 / 6))
+    assert (generator.usual, discriminator.verdict) == (None, "low")
+    terms["discriminator"] = LossTerm(torch.tensor(8.0), 100, 20.0)
+    assert [finding.usual for finding in judge_loss_shares(StepOutput(terms, seen))] == [None, None]
+    assert judge_loss_shares(StepOutput({"mlm": LossTerm(torch.tensor(1.0), 1)})) == []
+
+
+def rtd(tying: str) -> tuple[Objective, StepOutput]:
+    objective = ReplacedTokenDetection(RTDConfig(tying=tying, generator_size=1.0), settings())
+    objective.initialise(0)
+    randomness = Randomness(0, 0, torch.arange(2))
+    batch = objective.eval().corrupt(make_batch([[2, *range(5, 25), 3], [2, *range(20, 40), 3]]), randomness)
+    return objective, objective(batch, randomness)
+
+
+def test_gradients_are_those_of_each_term_alone() -> None:
+    objective, output = rtd("embeddings")
+    found = embedding_gradients(objective, output)
+    assert set(found) == {"generator", "discriminator"}
+    whole = sum(term.total * (term.weight / term.count) for term in output.terms.values())
+    assert isinstance(whole, torch.Tensor)
+    whole.backward()
+    table = objective.networks()["generator"].encoder.embeddings.weights
+    torch.testing.assert_close(found["generator"] + found["discriminator"], table.grad)
+    cosine = judge_cosine(found)
+    assert cosine.value is not None
+    assert -1 <= cosine.value <= 1
+    assert compare_lengths(found)[0].value == pytest.approx(float(found["discriminator"].norm() / found["generator"].norm()))
+
+
+def test_without_shared_gradient_there_is_no_conflict() -> None:
+    objective, output = rtd("gradient-disentangled")
+    found = embedding_gradients(objective, output)
+    assert set(found) == {"generator"}
+    cosine = judge_cosine(found)
+    assert (cosine.value, cosine.verdict) == (None, "unknown")
+    assert "only generator" in cosine.cause
+    assert compare_lengths(found) == []
+
+
+def test_cosine_of_gradients_that_pull_apart() -> None:
+    gradient = torch.tensor([[1.0, 2.0]])
+    apart = judge_cosine({"generator": gradient, "discriminator": -3 * gradient})
+    assert (apart.value, apart.verdict) == (pytest.approx(-1.0), "low")
+    assert "gradient-disentangled" in apart.knob
+    assert judge_cosine({"generator": gradient, "discriminator": gradient, "sentence": gradient}).value == pytest.approx(1.0)
+
+
+def test_drift_and_duplicates() -> None:
+    start = torch.eye(3)
+    assert judge_drift(2 * start, start).value == pytest.approx(2.0)
+    assert judge_drift(4 * start, start).verdict == "high"
+    assert [finding.verdict for finding in judge_duplicates(100, 1)] == ["fine"]
+    assert [finding.verdict for finding in judge_duplicates(100, 20)] == ["high"]
+    assert judge_duplicates(0, 0) == []
+
+
+def test_the_watchman_waits_for_the_warm_up_and_says_each_thing_once() -> None:
+    watchman = Watchman(quiet_steps=100)
+    ill = {"discriminator_recall": 0.0, "discriminator_auc": 0.5}
+    assert watchman.notes(50, ill) == []
+    (note,) = watchman.notes(100, ill)
+    assert note.startswith("warning: discriminator_recall 0.0000 is low: ")
+    assert "; try a lower optimizer.learning_rate" in note
+    assert watchman.notes(200, ill) == []
+    assert watchman.notes(300, {"mlm_loss": 2.0}) == []
