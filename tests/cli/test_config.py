@@ -107,7 +107,7 @@ def test_diff_takes_presets_files_and_runs(config, tmp_path: Path):
     assert {"key": "objective.generator_size", "left": 0.5} in found["differences"]
     assert {"key": "train.max_hours", "left": None, "right": 1.0} in found["differences"]
     table = [line.split() for line in config("diff", "tiny", tmp_path / "run").out.splitlines()]
-    assert table[0] == ["tiny", str(tmp_path / "run")]
+    assert table[0] == ["key", "tiny", str(tmp_path / "run")]
     assert ["objective.generator_size", "0.5", "-"] in table
     assert ["train.max_hours", "none", "1.0"] in table
     assert config("diff", "tiny", file).out == f"tiny and {file} are the same\n"

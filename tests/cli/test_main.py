@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 
 import pytest
@@ -45,6 +45,12 @@ def on_terminal(*arguments: str, **environment: str) -> str:
     return shown.decode()
 
 
+def computed() -> float:
+    """Seconds that ended child processes computed for: what the clock shows depends on who else is at work."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_is_quick_and_imports_nothing_heavy():
     heavy = "('torch', 'tokenizers', 'numpy', 'transformers', 'matplotlib', 'discern.workflows')"
     program = (
@@ -53,9 +59,9 @@ def test_help_is_quick_and_imports_nothing_heavy():
     )
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = computed()
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        times.append(time.perf_counter() - start)
+        times.append(computed() - before)
         assert done.stdout.endswith("[]\n")
         if times[-1] < 0.5:
             return

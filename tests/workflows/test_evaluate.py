@@ -16,6 +16,7 @@ from discern.progress import Silent
 from discern.workflows.evaluate import EvaluateRequest, evaluate
 from discern.workflows.export import ExportRequest, export
 from discern.workflows.prepare import PrepareRequest, prepare
+from discern.workflows.report import report
 from tests.data.small_text import made_up, plain
 from tests.interop.small_tokenizers import KINDS
 from tests.workflows.small_run import make_run
@@ -31,7 +32,9 @@ def prepared(folder: Path, tokenizer: Path) -> Path:
 
 
 def figures(model: Path, data: Path | None = None) -> dict[str, Any]:
-    return evaluate(EvaluateRequest(model, data), Silent(), pytest.fail)
+    """The figures of the whole text."""
+    found = evaluate(EvaluateRequest(model, data), Silent(), pytest.fail)
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
 def exported(run: Path, out: Path, **options: Any) -> Path:
@@ -115,3 +118,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         evaluate_command(exported(tmp_path / "run", tmp_path / "alone"), data=data)
     assert left.value.code == 2
     assert "discern export RUN --out DIR --all-networks" in capsys.readouterr().err
+
+
+def test_the_figures_stay_with_the_run_and_reach_its_page(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    data = prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
+    found = evaluate(EvaluateRequest(tmp_path / "run"), Silent(), pytest.fail)
+    kept = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert kept == found
+    assert sum(row["tokens"] for row in found["by_position"]) == sum(each["tokens"] for each in found["calibration"]["bins"])
+    assert 0 <= found["calibration"]["expected_calibration_error"] <= 1
+    page = report(tmp_path / "run", None).read_text(encoding="utf-8")
+    assert "By frequency of the original token" in page
+    assert "Calibration of the discriminator, held out" in page
+    assert "http" not in page
+    other = data.rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "evaluation.json").unlink()
+    evaluate(EvaluateRequest(tmp_path / "run", other), Silent(), pytest.fail)
+    assert not (tmp_path / "run" / "evaluation.json").exists()

@@ -130,6 +130,8 @@ def test_tagging_takes_lines_of_words_columns_and_tables(folders: Path, tmp_path
     assert said(folders / "tags", written(tmp_path / "c.txt", "the\nchef\ncooked\n"), format="conll")[0] == lines[0]
     table = csv(tmp_path / "a.jsonl", '{"words": ["the", "chef", "cooked"]}', '{"words": "hello"}')
     assert said(folders / "tags", table) == lines
+    with pytest.raises(ConfigError, match="this is standard input"):
+        said(folders / "tags", Path("-"), format="conll")
 
 
 def test_named_tasks_take_their_own_format_and_tables(folders: Path, tmp_path: Path) -> None:

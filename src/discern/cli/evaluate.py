@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from discern.cli.console import JsonOption, command
 from discern.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def evaluate(
@@ -61,9 +64,14 @@ def evaluate(
 
         figures = measure(EvaluateRequest(model, data, sequences, batch_size, device, precision), console.progress, console.warn)
         lines = [f"  {name:<26} {value:.4f}" for name, value in figures.items() if isinstance(value, float)]
+        if "calibration" in figures:
+            lines.append(f"  {'calibration_error':<26} {figures['calibration']['expected_calibration_error']:.4f}")
         console.result(
             figures, text="\n".join([f"{model} at step {figures['step']:,}, {figures['rows']:,} held-out rows", *lines])
         )
+        for title, key in (("occurrences in a million", "by_frequency"), ("part of the row", "by_position")):
+            console.print("")
+            console.print(_groups(title, figures[key]))
 
 
 def _text(found: dict[str, Any]) -> str:
@@ -71,3 +79,18 @@ def _text(found: dict[str, Any]) -> str:
     others = {name: value for name, value in found["metrics"].items() if name != found["metric"]} | {"loss": found["loss"]}
     lines = [f"{found['task']}: {found['metric']} {found['score']:.4f} on {found['file']} ({found['examples']:,} examples)"]
     return "\n".join([*lines, *(f"  {name:<26} {value:.4f}" for name, value in others.items())])
+
+
+def _groups(title: str, rows: list[dict[str, Any]]) -> Table:
+    """The figures of each group of tokens; what a group lacks is left blank."""
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "group"))
+    table = Table(title, *(name.replace("discriminator_", "").replace("_", " ") for name in names))
+    for row in rows:
+        table.add_row(row["group"], *(_cell(row.get(name)) for name in names))
+    return table
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -14,7 +14,21 @@ import typer
 import discern
 from discern.cli.console import INTERRUPTED, print_error
 
-VERBS = ("demo", "prepare", "pretrain", "evaluate", "finetune", "predict", "export", "detect", "report", "bench", "config")
+VERBS = (
+    "demo",
+    "prepare",
+    "pretrain",
+    "evaluate",
+    "finetune",
+    "predict",
+    "export",
+    "detect",
+    "report",
+    "compare",
+    "bench",
+    "doctor",
+    "config",
+)
 """In the order of `discern --help`. Each is a function (or, for a group, a `typer.Typer`) in the module of its name."""
 
 

@@ -58,6 +58,11 @@ def input_examples(
         raise ConfigError(f"--format conll is for tagging, and '{task.name}' is none", hint="leave it out")
     source = record.get("source") or {}
     if task.labels.kind == "tags" and (format == "conll" or (format is None and _is_conll(path, record, source))):
+        if str(path) == "-":
+            raise ConfigError(
+                "columns are read from a file, and this is standard input",
+                hint="write them to a file and give its name; plain text, CSV and JSON lines may come from standard input",
+            )
         if definition is not None:
             return iter(definition.source.read(path, "test", labelled=False).examples)
         return iter(read_conll(path, word_column=_word_column(path, source, columns), tag_column=None).examples)

@@ -1,0 +1,155 @@
+"""What the result files of a comparison come to: medians, spread, differences from the reference."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from discern import __version__
+from discern.config.tree import ABSENT, diff, plain
+from discern.workflows.compare_plan import CONVENTION, ComparePlan, PlannedRun
+from discern.workflows.compare_results import FORMAT, Unit
+from discern.workflows.compare_statistics import compare_samples
+
+MEAN = "mean"
+"""The column of the mean over all tasks."""
+
+_COSTS = ("steps", "flops", "flops_paper_convention", "seconds", "tokens", "positions")
+Values = Sequence[float | None]
+
+
+def summarise(plan: ComparePlan, every: Sequence[Unit]) -> dict[str, Any]:
+    """comparison.json, from the result files that are there; what isn't is None, and `complete` is False."""
+    rows = [_row(plan, run, [unit for unit in every if unit.run is run]) for run in plan.runs]
+    done = next((found for unit in every if (found := unit.pretraining()) is not None), {})
+    return {
+        "format": FORMAT,
+        "discern": __version__,
+        "complete": all(unit.is_finished(plan) for unit in every),
+        "equal": plan.config.equal,
+        "convention": CONVENTION,
+        "budget": plan.budget if plan.budget is not None else rows[0]["seconds"],
+        "reference": plan.reference.name,
+        "seeds": list(plan.seeds),
+        "finetune_seeds": plan.config.finetune.seeds,
+        "tasks": [task.name for task in plan.tasks],
+        "data": {
+            "fingerprint": plan.data.fingerprint,
+            "vocab_size": plan.data.vocab_size,
+            **{key: done.get("statistics", {}).get(key) for key in ("documents", "tokens")},
+        },
+        "machines": _distinct(found["machine"] for unit in every if (found := unit.pretraining()) is not None),
+        "versions": _distinct(found["versions"] for unit in every if (found := unit.pretraining()) is not None),
+        "runs": rows,
+        "significance": _significance(rows, [task.name for task in plan.tasks]),
+        "notes": list(plan.notes),
+    }
+
+
+def _row(plan: ComparePlan, run: PlannedRun, own: Sequence[Unit]) -> dict[str, Any]:
+    found = [unit.pretraining() for unit in own]
+    done = [record for record in found if record is not None]
+    scores = {task.name: _scores([unit.scores(task) for unit in own]) for task in plan.tasks}
+    held = {key: None for record in done for key in record["held_out"]}
+    model, train = run.config.model, run.config.train
+    return {
+        "name": run.name,
+        "objective": run.config.objective.name,
+        "trained": run.trained,
+        "network": run.network,
+        "budget_share": run.spec.budget,
+        "finished_seeds": sum(unit.is_finished(plan) for unit in own),
+        **{key: _median([record[key] for record in done]) for key in _COSTS},
+        "parameters": run.parameters,
+        "shape": {
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "num_heads": model.num_heads,
+            "feedforward_size": model.feedforward_size,
+            "sequence_length": run.config.data.sequence_length,
+            "sequences_per_step": train.sequences_per_step,
+        },
+        "scores": {**scores, **_mean_of(scores)},
+        "held_out": {key: _spread([record["held_out"].get(key) if record else None for record in found]) for key in held},
+        "failures": {
+            str(unit.seed): record["failure"] for unit, record in zip(own, found, strict=True) if record and "failure" in record
+        },
+        "settings": _differing(plan.reference, run),
+        "curves": [{"seed": unit.seed, "points": record["curve"]} for unit, record in zip(own, found, strict=True) if record],
+    }
+
+
+def _scores(found: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """One task: the median of the fine-tunings of each pre-training, and what these come to."""
+    one = next((each for each in found if each is not None), None)
+    facts = {key: one.get(key) if one else None for key in ("metric", "split", "examples")}
+    failed = {f"{number}": each["failed_seeds"] for number, each in enumerate(found) if each and each["failed_seeds"]}
+    return {**facts, **_spread([each["median"] if each else None for each in found]), "failed_finetunings": failed}
+
+
+def _mean_of(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over the tasks of each pre-training that has them all; nothing where there is one task."""
+    if len(scores) < 2:
+        return {}
+    columns = zip(*(each["values"] for each in scores.values()), strict=True)
+    values = [None if None in column else statistics.fmean(column) for column in columns]
+    return {MEAN: {"metric": "mean of the headlines", "split": None, "examples": None, **_spread(values)}}
+
+
+def _significance(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """Every row against the first, on the mean over the tasks and on each task."""
+    reference, *others = rows
+    columns = [*([MEAN] if len(tasks) > 1 else []), *tasks]
+    found = []
+    for row in others:
+        for column in columns:
+            first, second = (_present(each["scores"][column]["values"]) for each in (row, reference))
+            if first and second:
+                difference = compare_samples(first, second)
+                found.append(
+                    {
+                        "run": row["name"],
+                        "against": reference["name"],
+                        "task": column,
+                        "difference_of_medians": difference.median,
+                        "p": difference.p,
+                        "smallest_p": difference.smallest_p,
+                        "verdict": difference.verdict,
+                        "seeds": [len(first), len(second)],
+                    }
+                )
+    return found
+
+
+def _spread(values: Values) -> dict[str, Any]:
+    present = _present(values)
+    return {
+        "median": _median(values),
+        "lowest": min(present, default=None),
+        "highest": max(present, default=None),
+        "values": list(values),
+    }
+
+
+def _median(values: Values) -> float | None:
+    present = _present(values)
+    return statistics.median(present) if present else None
+
+
+def _present(values: Values) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _differing(reference: PlannedRun, run: PlannedRun) -> dict[str, Any]:
+    """Settings that differ from the reference's; None where the run has no such setting."""
+    pairs = diff(reference.config, run.config)
+    return {key: None if now is ABSENT else plain(now) for key, _, now in pairs}
+
+
+def _distinct(values: Any) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found

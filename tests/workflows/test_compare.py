@@ -1,0 +1,314 @@
+"""Comparisons end to end on small text and small tasks: equal cost, going on, refusing, tidying."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discern.data.build import BuildOptions
+from discern.data.tokenizer_choice import TokenizerChoice
+from discern.errors import ConfigError, DataError
+from discern.progress import Silent
+from discern.workflows.compare import COMPARISON_FILE, PAGE_FILE, compare
+from discern.workflows.compare_dry_run import dry_run
+from discern.workflows.compare_plan import CompareRequest, plan_comparison
+from discern.workflows.locks import held
+from discern.workflows.prepare import PrepareRequest, prepare
+from tests.report.test_page import assert_stands_alone, structure
+
+WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
+LABELS = ("entailment", "not_entailment")
+BODY = """
+[finetune]
+set = { "train.max_steps" = 6, "task.sequence_length" = 16 }
+[[run]]
+name = "rtd"
+[[run]]
+name = "mlm"
+set = { "objective.name" = "mlm" }
+"""
+
+
+LONG = BODY.replace('name = "mlm"', 'name = "mlm"\nbudget = 0.1')
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set and two task folders."""
+    folder, rng = tmp_path_factory.mktemp("world"), random.Random(0)
+    lines = [" ".join(rng.choices(WORDS, k=9)) + ("\n" if number % 5 == 4 else "") for number in range(600)]
+    (folder / "text.txt").write_text("\n".join(lines))
+    choice = TokenizerChoice(train="wordpiece", vocab_size=120, lowercase=True)
+    prepare(
+        PrepareRequest((str(folder / "text.txt"),), folder / "data", choice, build=BuildOptions(heldout=0.2, workers=1)), Silent()
+    )
+    for split, count in (("train", 24), ("dev", 8)):
+        pairs = [f"{n}\t{' '.join(rng.choices(WORDS, k=4))}\t{'cat' if n % 2 else 'dog'}\t{LABELS[n % 2]}" for n in range(count)]
+        path = folder / "tasks" / "glue" / "RTE" / f"{split}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *pairs]) + "\n")
+    for split, count in (("train", 12), ("test", 6)):
+        path = folder / "tasks" / "CoNLL-2000" / f"{split}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sentences = [
+            [f"{word} X {'B-NP' if word in ('cat', 'dog') else 'O'}" for word in rng.choices(WORDS, k=5)] for _ in range(count)
+        ]
+        path.write_text("\n\n".join("\n".join(sentence) for sentence in sentences) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A comparison that nothing stopped."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return run(request(world, folder, 'seeds = 1\ntasks = ["rte"]\n', LONG, overrides=("train.max_steps=150",)))
+
+
+def request(world: Path, folder: Path, head: str, body: str = BODY, **more: Any) -> CompareRequest:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "compare.toml"
+    path.write_text(head + body)
+    made = CompareRequest(path, world / "data", folder / "out", world / "tasks", "tiny", ("train.max_steps=16",))
+    return replace(made, **more)
+
+
+def run(asked: CompareRequest) -> dict[str, Any]:
+    return compare(asked, Silent())
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_equal_flops_two_seeds_two_tasks_and_a_baseline(world: Path, tmp_path: Path) -> None:
+    asked = request(world, tmp_path, 'seeds = 2\ntasks = ["rte", "chunk"]\nbaseline = true\n')
+    found = run(asked)
+    assert found["complete"]
+    assert found == json.loads((asked.out / COMPARISON_FILE).read_text())
+    rtd, mlm, untrained = found["runs"]
+    assert (rtd["name"], mlm["name"], untrained["name"]) == ("rtd", "mlm", "untrained")
+    assert rtd["steps"] == 16
+    assert mlm["steps"] > 16
+    assert mlm["flops"] == pytest.approx(rtd["flops"], rel=0.03)
+    assert untrained["flops"] == untrained["steps"] == 0
+    for row in found["runs"]:
+        each = row["scores"]
+        assert len(each["rte"]["values"]) == 2
+        assert each["mean"]["values"][0] == pytest.approx((each["rte"]["values"][0] + each["chunk"]["values"][0]) / 2)
+        assert each["rte"]["lowest"] <= each["rte"]["median"] <= each["rte"]["highest"]
+    assert {"heldout_generator_loss", "discriminator_auc"} <= set(rtd["held_out"])
+    assert "heldout_mlm_loss" in mlm["held_out"]
+    assert untrained["held_out"] == {}
+    assert mlm["settings"]["objective.name"] == "mlm"
+    assert mlm["settings"]["optimizer.warmup_steps"] == round(10 * mlm["steps"] / 16)
+    entry = next(entry for entry in found["significance"] if (entry["run"], entry["task"]) == ("mlm", "mean"))
+    assert entry["smallest_p"] == pytest.approx(1 / 3)
+    html = (asked.out / PAGE_FILE).read_text(encoding="utf-8")
+    assert_stands_alone(html)
+    structure(html)
+    for shown in ("<svg", "smallest p", "0.333", "Score against seconds of pre-training", "Generator loss", "torch"):
+        assert shown in html, shown
+    assert str(tmp_path) not in html
+    # The encoder stays, checkpoints and fine-tuned weights don't.
+    work = asked.out / "work" / "rtd" / "seed-1"
+    assert (work / "encoder" / "model.safetensors").is_file()
+    assert not (work / "pretraining").exists()
+    assert list(work.glob("tasks/*/seed-*/model.safetensors")) == []
+    # The seeds start from different weights, and the baseline from those of the reference.
+    weights = {path.parent.parent: path.read_bytes() for path in (asked.out / "work").glob("*/*/encoder/model.safetensors")}
+    assert len(set(weights.values())) == 6
+
+    before = times(asked.out / "results")
+    assert run(asked) == found
+    assert times(asked.out / "results") == before
+
+
+def test_results_alone_count_as_done_and_a_changed_setting_is_refused(world: Path, tmp_path: Path) -> None:
+    asked = request(world, tmp_path, 'seeds = 1\ntasks = ["rte"]\nkeep = "results"\n')
+    found = run(asked)
+    assert list((asked.out / "work").glob("*/seed-*")) == []
+    copy = replace(asked, out=tmp_path / "copy")
+    shutil.copytree(asked.out / "results", copy.out / "results")
+    assert run(copy) == found
+    assert not (copy.out / "work").exists()
+    with pytest.raises(ConfigError, match=r"rtd, seed 0: optimizer.learning_rate was 0.001, is 0.002") as caught:
+        run(replace(copy, overrides=(*copy.overrides, "optimizer.learning_rate=2e-3")))
+    assert "another name" in (caught.value.hint or "")
+    with pytest.raises(ConfigError, match=r"train\.max_steps was 16, is 20"):
+        run(replace(copy, overrides=("train.max_steps=20",)))
+    with pytest.raises(ConfigError, match="fine-tuned on rte with other set"):
+        run(request(world, tmp_path / "other", 'seeds = 1\ntasks = ["rte"]\n', BODY.replace('" = 6', '" = 7'), out=copy.out))
+    with pytest.raises(DataError, match=r"rtd, seed 0 is pre-trained, but its encoder is gone .* and chunk needs it"):
+        run(request(world, tmp_path / "more", 'seeds = 1\ntasks = ["rte", "chunk"]\n', out=copy.out))
+    changed = world / "changed"
+    if not changed.exists():
+        shutil.copytree(world / "tasks", changed)
+        with (changed / "glue" / "RTE" / "dev.tsv").open("a") as stream:
+            stream.write("8\tthe cat\tdog\tentailment\n")
+    with pytest.raises(ConfigError, match="with other files"):
+        run(replace(copy, task_data=changed))
+    # What only decides how often something is written may change.
+    assert run(replace(copy, overrides=(*copy.overrides, "train.log_every_steps=3")))["complete"]
+
+
+def test_more_seeds_more_tasks_and_more_runs_go_on(world: Path, tmp_path: Path) -> None:
+    first = run(request(world, tmp_path, 'seeds = 1\ntasks = ["rte"]\n'))
+    pretrained = times(tmp_path / "out" / "results" / "rtd" / "seed-0")
+    body = BODY.replace("[finetune]", "[finetune]\nseeds = 2") + '[[run]]\nname = "half"\nbudget = 0.5\n'
+    more = run(request(world, tmp_path, 'seeds = 2\ntasks = ["rte", "chunk"]\n', body))
+    again = times(tmp_path / "out" / "results" / "rtd" / "seed-0")
+    unchanged = [path for path in pretrained if path.endswith("pretraining.json")]
+    assert unchanged
+    assert all(again[path] == pretrained[path] for path in unchanged)
+    assert more["complete"]
+    assert more["runs"][0]["curves"][0] == first["runs"][0]["curves"][0]
+    assert more["runs"][2]["steps"] == 8
+    assert len(json.loads((tmp_path / "out" / "results" / "mlm" / "seed-1" / "chunk.json").read_text())["scores"]) == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_stopped_it_goes_on_to_the_same_result(
+    world: Path, uninterrupted: dict[str, Any], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    asked = request(world, tmp_path / "cut", 'seeds = 1\ntasks = ["rte"]\n', LONG, overrides=("train.max_steps=150",))
+    line = [
+        sys.executable,
+        "-m",
+        "discern",
+        "compare",
+        asked.config,
+        "--preset",
+        "tiny",
+        "--data",
+        asked.data,
+        "--out",
+        asked.out,
+    ]
+    line += ["--task-data", asked.task_data, "--set", "train.max_steps=150", "--json"]
+    process = subprocess.Popen([str(part) for part in line], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    checkpoint = asked.out / "work" / "rtd" / "seed-0" / "pretraining" / "checkpoints" / "step-00000040"
+    deadline = time.monotonic() + 60
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == code, messages.decode()
+    assert not (asked.out / "results" / "rtd" / "seed-0" / "rte.json").exists()
+    if number == signal.SIGINT:
+        assert json.loads((asked.out / COMPARISON_FILE).read_text())["complete"] is False
+    done = run(asked)
+    for cut, uncut in zip(done["runs"], uninterrupted["runs"], strict=True):
+        assert cut["scores"] == uncut["scores"]
+        assert cut["held_out"] == uncut["held_out"]
+        assert cut["steps"] == uncut["steps"]
+
+
+def test_what_another_process_works_on_is_left_to_it(world: Path, tmp_path: Path) -> None:
+    asked = request(world, tmp_path, "seeds = 1\n")
+    with held(asked.out / "work" / "rtd" / ".seed-0.lock") as mine:
+        assert mine
+        found = run(asked)
+    assert not found["complete"]
+    assert not (asked.out / "results" / "rtd").exists()
+    assert (asked.out / "results" / "mlm" / "seed-0" / "pretraining.json").is_file()
+    assert run(asked)["complete"]
+
+
+def test_equal_tokens(world: Path, tmp_path: Path) -> None:
+    body = BODY + '[[run]]\nname = "wide"\nset = { "train.sequences_per_step" = 16 }\n'
+    plan = plan_comparison(request(world, tmp_path, 'equal = "tokens"\nseeds = 1\n', body))
+    assert [run.steps for run in plan.runs] == [16, 16, 8]
+    assert {run.tokens for run in plan.runs} == {16 * 8 * 32}
+
+
+def test_equal_seconds(world: Path, tmp_path: Path) -> None:
+    asked = request(
+        world, tmp_path, 'equal = "seconds"\nseeds = 1\n', overrides=("train.max_steps=60", "train.log_every_steps=1")
+    )
+    found = run(asked)
+    rtd, mlm = found["runs"]
+    assert rtd["steps"] == 60
+    step = rtd["seconds"] / 60
+    assert rtd["seconds"] <= mlm["seconds"] < rtd["seconds"] + 20 * step + 0.5
+    assert run(asked) == found
+
+
+def test_settings_that_name_steps_are_stretched_unless_a_run_sets_them(world: Path, tmp_path: Path) -> None:
+    body = """
+[[run]]
+name = "whole"
+[[run]]
+name = "half"
+budget = 0.5
+[[run]]
+name = "own"
+budget = 0.5
+set = { optimizer.warmup_steps = 7 }
+"""
+    shared = (
+        "train.max_steps=40",
+        "objective.tying=none",
+        "objective.freeze_generator_at=30",
+        "objective.discriminator_weight_schedule=[[0, 0.0], [20, 1.0]]",
+    )
+    plan = plan_comparison(request(world, tmp_path, "seeds = 1\n", body, overrides=shared))
+    whole, half, own = plan.runs
+    assert whole.steps == 40
+    assert half.flops is not None
+    assert half.flops.executed == pytest.approx((plan.budget or 0) / 2, rel=0.03)
+    factor = (half.steps or 0) / 40
+    settings = vars(half.config.objective)
+    assert settings["freeze_generator_at"] == round(30 * factor)
+    assert settings["discriminator_weight_schedule"] == ((0, 0.0), (round(20 * factor), 1.0))
+    assert half.config.optimizer.warmup_steps == round(10 * factor)
+    assert own.config.optimizer.warmup_steps == 7
+
+
+def test_dry_run_says_what_would_be_done_and_writes_nothing(world: Path, tmp_path: Path) -> None:
+    asked = request(world, tmp_path, 'seeds = 3\ntasks = ["rte"]\nbaseline = true\n')
+    found = dry_run(asked)
+    assert [row["seeds_left"] for row in found["runs"]] == [3, 3, 3]
+    assert found["finetunings_left"] == 9
+    assert found["runs"][0]["steps"] == 16
+    assert found["estimated_hours_left"] > 0
+    assert found["runs"][1]["flops"] == pytest.approx(found["budget"], rel=0.03)
+    assert Path(found["tasks"]["rte"]).name == "RTE"
+    assert not asked.out.exists()
+
+
+def test_a_run_that_diverges_is_a_row_and_the_rest_goes_on(world: Path, tmp_path: Path) -> None:
+    body = BODY + '[[run]]\nname = "wild"\nset = { "optimizer.learning_rate" = 1e30, "optimizer.clip_norm" = 0.0 }\n'
+    found = run(request(world, tmp_path, 'seeds = 1\ntasks = ["rte"]\n', body))
+    wild = found["runs"][2]
+    assert "not finite" in wild["failures"]["0"]
+    assert wild["scores"]["rte"]["median"] is None
+    assert found["complete"]
+    assert found["runs"][1]["scores"]["rte"]["median"] is not None
+    assert "What failed" in (tmp_path / "out" / PAGE_FILE).read_text()
+
+
+def test_a_foreign_folder_is_refused(world: Path, tmp_path: Path) -> None:
+    asked = request(world, tmp_path, "seeds = 1\n")
+    asked.out.mkdir()
+    (asked.out / "letter.txt").write_text("mine")
+    with pytest.raises(DataError, match="holds no comparison"):
+        run(asked)
+    assert [path.name for path in asked.out.iterdir()] == ["letter.txt"]
+
+
+def test_the_clock_cannot_end_what_goes_by_steps(world: Path, tmp_path: Path) -> None:
+    body = '[[run]]\nname = "a"\n[[run]]\nname = "b"\nset.objective = { algorithm = "two-stage", generator_size = 1.0 }\n'
+    with pytest.raises(ConfigError, match="run 'b' has several phases"):
+        plan_comparison(request(world, tmp_path, 'equal = "seconds"\n', body))
+    with pytest.raises(ConfigError, match=r"run 'a' has train.max_hours = 1"):
+        plan_comparison(request(world, tmp_path, "", body, overrides=("train.max_hours=1",)))

@@ -1,0 +1,92 @@
+"""`discern doctor`: of a run, of a run whose data set is gone, and of this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from discern.cli.doctor import doctor
+from discern.cli.main import main
+from discern.errors import CheckpointError, DataError
+from discern.progress import Silent
+from discern.workflows.doctor import Diagnosis, examine
+from tests.workflows.small_run import make_run
+from tests.workflows.test_evaluate import prepared
+
+
+def look(run: Path | None, rows: int = 16) -> Diagnosis:
+    return examine(run, rows, "cpu", Silent(), pytest.fail)
+
+
+def test_a_run_is_examined_with_text_of_its_data_set(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
+    found = look(tmp_path / "run")
+    assert found.facts["text"] == "held out"
+    assert {finding.name for finding in found.findings} == {
+        "replaced_fraction",
+        "discriminator_recall",
+        "generator_loss_share",
+        "discriminator_loss_share",
+        "embedding_gradient_cosine",
+        "embedding_gradient_ratio",
+        "duplicate_fraction",
+        "embedding_norm_drift",
+    }
+    assert all(finding.cause for finding in found.findings)
+    assert all(finding.knob for finding in found.findings if finding.verdict in ("low", "high"))
+    assert look(tmp_path / "run") == found
+
+
+def test_a_masked_language_model(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=["objective.name=mlm"])
+    prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
+    names = {finding.name: finding.value for finding in look(tmp_path / "run").findings}
+    assert names["embedding_gradient_cosine"] is None
+    assert "discriminator_recall" not in names
+
+
+def test_without_its_data_set_only_the_weights_are_looked_at(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    warnings: list[str] = []
+    found = examine(tmp_path / "run", 16, "cpu", Silent(), warnings.append)
+    assert [finding.name for finding in found.findings] == ["duplicate_fraction", "embedding_norm_drift"]
+    assert "only the weights were looked at" in warnings[0]
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a run"):
+        look(tmp_path)
+
+
+def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    for path in sorted((tmp_path / "run" / "checkpoints").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+        look(tmp_path / "run")
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor(None, json_output=True)
+    shown = json.loads(capsys.readouterr().out)
+    names = {finding["name"] for finding in shown["findings"]}
+    assert {"threads", "cpu_kernels", "free_disk_bytes"} <= names
+    assert shown["torch"]
+    assert {finding["verdict"] for finding in shown["findings"]} <= {"fine", "low", "high"}
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "run")
+    prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
+    for extra in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["discern", "doctor", str(tmp_path / "run"), "--sequences", "8", *extra])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 0
+        shown = capsys.readouterr().out
+        assert all(name in shown for name in ("replaced_fraction", "discriminator_recall", "embedding_gradient_cosine"))
+    assert json.loads(shown)["step"] == 20
