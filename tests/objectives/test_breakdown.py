@@ -56,6 +56,18 @@ def test_padding_is_in_no_group_and_a_row_is_cut_by_its_real_tokens() -> None:
     assert [row["tokens"] for row in breakdown.figures()["by_position"]] == [3, 2, 3, 2]
 
 
+def test_an_objective_may_say_which_tokens_it_judges() -> None:
+    batch = batch_of([[SPECIAL.cls, 5, 5, 5, 5, 5, 5, SPECIAL.sep]], [[False, True, False, True] + [False] * 4])
+    logits = torch.tensor([[9.0, 1.0, 9.0, -1.0, 9.0, 9.0, 9.0, 9.0]])
+    seen = {"discriminator_logits": logits, "is_replaced": batch.masked_positions, "judged": batch.masked_positions}
+    breakdown = Breakdown(COUNTS)
+    breakdown.update(StepOutput({}, seen), batch)
+    found = breakdown.figures()
+    assert [row.get("tokens") for row in found["by_position"]] == [1, 1]
+    assert [row["discriminator_recall"] for row in found["by_position"]] == [1.0, 0.0]
+    assert sum(each["tokens"] for each in found["calibration"]["bins"]) == 2
+
+
 def test_what_an_objective_does_not_observe_is_left_out() -> None:
     breakdown = Breakdown(COUNTS)
     assert breakdown.figures() == {"by_frequency": [], "by_position": []}

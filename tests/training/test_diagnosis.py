@@ -19,7 +19,8 @@ from discern.training.diagnosis import (
     judge_loss_shares,
 )
 from discern.types import LossTerm, StepOutput
-from tests.support import make_batch, settings
+from tests.objectives.rtd_options import OPTIONS, build_option
+from tests.support import SPECIAL, make_batch, settings
 
 
 def verdicts(**figures: float) -> dict[str, str]:
@@ -40,6 +41,26 @@ def test_a_discriminator_that_answers_original_to_everything() -> None:
     assert "answers 'original' to everything (AUC 0.50; 0.5 is guessing)" in found.cause
     assert "optimizer.learning_rate" in found.knob
     assert verdicts(discriminator_recall=0.05) == {"discriminator_recall": "fine"}
+
+
+def test_what_was_chosen_is_no_ailment() -> None:
+    figures = {"replaced_fraction": 0.149, "sampled_accuracy": 0.001, "discriminator_recall": 0.5}
+    assert [finding.name for finding in judge_held_out(figures, generator_learns=False)] == ["discriminator_recall"]
+    # Asked about the chosen positions alone, a discriminator may answer 'replaced' to everything and have a recall of 1.
+    assert verdicts(replaced_fraction=0.95, discriminator_recall=1.0) == {}
+    assert Watchman(0, generator_learns=False).notes(5, figures) == []
+    assert len(Watchman(0).notes(5, figures)) == 1
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_of_the_embeddings_with_every_option(name: str) -> None:
+    objective = build_option(OPTIONS[name]).train()
+    tokens = make_batch([[SPECIAL.cls, *range(5, 25), SPECIAL.sep]] * 3)
+    randomness = Randomness(0, 0, tokens.slot)
+    output = objective(objective.corrupt(tokens, randomness), randomness)
+    sent = embedding_gradients(objective, output)
+    assert set(sent) <= set(output.terms)
+    assert sent
 
 
 def test_figures_of_other_objectives_are_left_alone() -> None:

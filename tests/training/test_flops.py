@@ -168,3 +168,18 @@ def test_a_run_of_two_phases() -> None:
     assert run.total == Flops(40.0, 400.0)
     assert run.after(16).executed == 44.0
     assert [run.steps_within(budget) for budget in (0.0, 1.9, 2.0, 20.0, 23.9, 24.0, 40.0, 44.0)] == [0, 0, 1, 10, 10, 11, 15, 16]
+
+
+@pytest.mark.parametrize("name", ["rtd", "replace-mlm", "all-tokens-mlm"])
+def test_a_rate_that_rises_is_counted_by_its_mean(name: str) -> None:
+    factory = objectives.load(name)
+    config = factory.Config(mask_probability=0.1, mask_probability_end=0.5, mask_probability_steps=100)
+    objective = factory(config, settings())
+    generator = objective.networks()["generator"]
+
+    def share(phase: Phase) -> float:
+        return next(each.head_share for each in step_passes(objective, phase) if each.network == generator)
+
+    assert share(Phase("train", 100)) == pytest.approx(0.3, abs=0.01)
+    assert share(Phase("second half", 50, begins=50)) == pytest.approx(0.4, abs=0.01)
+    assert share(Phase("afterwards", 50, begins=100)) == pytest.approx(0.5)

@@ -134,7 +134,7 @@ def phases_with_freezing(config: RTDConfig, max_steps: int) -> list[Phase]:
     stops = {"discriminator": config.freeze_generator_at, "generator": config.freeze_discriminator_at}
     for left, step in stops.items():
         if step is not None and step < max_steps:
-            alone = Phase(f"{left} alone", max_steps - step, frozenset({left}), fresh_optimizer=False)
+            alone = Phase(f"{left} alone", max_steps - step, frozenset({left}), fresh_optimizer=False, begins=step)
             return [Phase("train", step), alone] if step else [alone]
     return [Phase("train", max_steps)]
 

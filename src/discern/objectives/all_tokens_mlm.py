@@ -18,7 +18,7 @@ from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import copy_loss
 from discern.objectives.masked import mask_batch
 from discern.objectives.metrics import CopyEvaluator
-from discern.objectives.passes import Pass
+from discern.objectives.passes import Pass, head_share
 from discern.objectives.replacement import ReplacementConfig, context_of, replace_chosen, separate_embeddings
 from discern.types import CorruptedBatch, StepOutput, TokenBatch
 
@@ -84,7 +84,8 @@ class AllTokensMLM(Objective):
     def passes(self, phase: Phase) -> list[Pass]:
         """The generator's head at the chosen positions, the encoder's everywhere."""
         networks = self.networks()
-        return [Pass(networks["encoder"], 1.0), Pass(networks["generator"], self.config.mask_probability)]
+        generator = networks["generator"]
+        return [Pass(networks["encoder"], 1.0), Pass(generator, head_share(self, generator, phase))]
 
     def evaluator(self) -> CopyEvaluator:
         return CopyEvaluator(self.config.generator_weight)

@@ -27,6 +27,7 @@ class Phase:
         trains: names of the networks whose parameters move; None: all.
         start: called once when the phase begins (not when it is resumed), to copy weights for instance.
         fresh_optimizer: its moments begin at zero; False: those of the phase before go on, where weights still move.
+        begins: the step that it begins at.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Phase:
     trains: frozenset[str] | None = None
     start: Callable[[], None] | None = None
     fresh_optimizer: bool = True
+    begins: int = 0
 
 
 @dataclass(frozen=True)

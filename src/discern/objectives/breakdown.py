@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discern.corruption.masking import maskable_positions
-from discern.objectives.metrics import area_under_curve, ratio
+from discern.objectives.metrics import area_under_curve, judged_tokens, ratio
 from discern.types import CorruptedBatch, StepOutput
 
 # Occurrences in a million tokens; a token belongs to the first class that it reaches.
@@ -57,7 +57,7 @@ class Breakdown:
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
         """Take in one batch; what an objective does not observe is left out."""
         groups = self._groups(batch)
-        judged = _judgements(output.observations, batch)
+        judged = _judgements(output, batch)
         if judged is not None:
             logits, truth, mask = judged
             columns = [logits[mask].float().cpu().numpy(), truth[mask].cpu().numpy()]
@@ -105,10 +105,11 @@ def calibration(probability: Floats, replaced: NDArray[np.bool_]) -> list[Bin]:
     ]
 
 
-def _judgements(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+def _judgements(output: StepOutput, batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
     """The discriminator's logits, the truth, and which tokens it is asked about: (B, L) each; None where there is none."""
+    seen = output.observations
     if "discriminator_logits" in seen:
-        return seen["discriminator_logits"], seen["is_replaced"], batch.tokens.attention_mask
+        return seen["discriminator_logits"], seen["is_replaced"], judged_tokens(output, batch)
     if "energy" in seen:
         logits = seen["energy"].float() + seen["log_noise_probability"] + seen["log_noise_odds"]
         # A row that is all noise, or none, has infinite odds.

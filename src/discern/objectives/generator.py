@@ -230,6 +230,11 @@ class FixedGenerator(Generator):
             raise ValueError(f"{what} to fill from generator_checkpoint; leave that out, or set generator = 'mlm'")
         if config.freeze_generator_at is not None:
             raise ValueError(f"{what} to freeze; leave out freeze_generator_at, or set generator = 'mlm'")
+        if config.freeze_discriminator_at is not None:
+            raise ValueError(
+                f"{what}, so with the discriminator frozen nothing is trained; leave out freeze_discriminator_at, and end the "
+                "run by train.max_steps"
+            )
 
     @abc.abstractmethod
     def log_probabilities(self, device: torch.device) -> Float[Tensor, "V"]:

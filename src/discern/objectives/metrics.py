@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Self, cast
 
 import numpy as np
@@ -49,14 +48,9 @@ class MaskedTokenEvaluator(Evaluator):
         return {"loss": loss, f"{self._prefix}_loss": loss, f"{self._prefix}_accuracy": accuracy}
 
 
-def real_tokens(batch: CorruptedBatch) -> Tensor:
-    """(B, L) True at every token that is not padding: what ELECTRA's discriminator judges."""
-    return batch.tokens.attention_mask
-
-
-def chosen_tokens(batch: CorruptedBatch) -> Tensor:
-    """(B, L) True at the positions that were chosen for corruption."""
-    return batch.masked_positions
+def judged_tokens(output: StepOutput, batch: CorruptedBatch) -> Tensor:
+    """(B, L) True at the tokens that the discriminator is asked about: all but padding, unless the objective observes others."""
+    return output.observations.get("judged", batch.tokens.attention_mask)
 
 
 class GeneratorEvaluator(Evaluator):
@@ -128,27 +122,18 @@ class ReplacedTokenEvaluator(Evaluator):
     half and leaves padding out. 0/0 is 0.
 
     Differs: the released code counts padding into the AUC and averages the loss over sequences, not tokens.
-
-    Args:
-        judged: which tokens of a batch the discriminator is asked about; a function of a module, for ranks send it.
     """
 
-    def __init__(
-        self,
-        generator_weight: float,
-        discriminator_weight: float,
-        judged: Callable[[CorruptedBatch], Tensor] = real_tokens,
-    ) -> None:
+    def __init__(self, generator_weight: float, discriminator_weight: float) -> None:
         self._generator = GeneratorEvaluator()
         self._weights = generator_weight, discriminator_weight
-        self._judged = judged
         self._loss = 0.0
         self._replaced = 0
         self._count = 0
         self._judgements = Judgements()
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        seen, judged = output.observations, self._judged(batch)
+        seen, judged = output.observations, judged_tokens(output, batch)
         replaced = seen["is_replaced"][judged]
         self._generator.update(output, batch)
         self._loss += float(output.terms["discriminator"].total.detach())

@@ -54,9 +54,9 @@ def has_vocabulary(network: Network) -> bool:
 
 
 def head_share(objective: Objective, network: Network, phase: Phase) -> float:
-    """Of the positions; where the mask probability changes over training, its mean over the phase's number of steps."""
+    """Of the positions; where the mask probability changes over training, its mean over the steps of the phase."""
     config = getattr(objective, "config", None)
     if not isinstance(config, MaskingConfig) or not has_vocabulary(network):
         return 1.0
     # The change is linear, or none: a hundred points are exact to a hundredth of it.
-    return sum(config.probability_at(step * phase.steps // 100) for step in range(100)) / 100
+    return sum(config.probability_at(phase.begins + step * phase.steps // 100) for step in range(100)) / 100

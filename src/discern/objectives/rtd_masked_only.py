@@ -17,7 +17,7 @@ from discern.objectives.base import BuildSettings, Objective
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import replaced_token_loss
 from discern.objectives.masked import mask_batch
-from discern.objectives.metrics import ReplacedTokenEvaluator, chosen_tokens
+from discern.objectives.metrics import ReplacedTokenEvaluator
 from discern.objectives.replacement import ReplacementConfig, context_of, replace_chosen, shared_embeddings
 from discern.types import CorruptedBatch, StepOutput, TokenBatch
 
@@ -78,7 +78,11 @@ class MaskedOnlyReplacedTokenDetection(Objective):
         judgement = replaced_token_loss(
             logits, replaced.is_replaced, batch.masked_positions, batch.num_masked, self.config.discriminator_weight
         )
-        observations = {**replaced.observations, "discriminator_logits": logits.detach()}
+        observations = {
+            **replaced.observations,
+            "discriminator_logits": logits.detach(),
+            "judged": batch.masked_positions,
+        }
         return StepOutput({"generator": replaced.term, "discriminator": judgement}, observations)
 
     def networks(self) -> dict[str, Network]:
@@ -88,7 +92,7 @@ class MaskedOnlyReplacedTokenDetection(Objective):
         }
 
     def evaluator(self) -> ReplacedTokenEvaluator:
-        return ReplacedTokenEvaluator(self.config.generator_weight, self.config.discriminator_weight, chosen_tokens)
+        return ReplacedTokenEvaluator(self.config.generator_weight, self.config.discriminator_weight)
 
     def initial_loss(self) -> float:
         """ln V + 50 ln 2."""

@@ -67,7 +67,7 @@ class TwoStage(Algorithm):
         generator = Phase("generator", min(first, max_steps), frozenset({"generator"}))
         if first >= max_steps:
             return [generator]
-        return [generator, Phase("discriminator", max_steps - first, frozenset({"discriminator"}), copy)]
+        return [generator, Phase("discriminator", max_steps - first, frozenset({"discriminator"}), copy, begins=first)]
 
     def carry_state(self) -> dict[str, Tensor]:
         return {} if self._switch is None else {"two_stage_switch": torch.tensor([self._switch])}

@@ -75,13 +75,19 @@ def judge(
     return Finding(name, value, usual, "fine", fine)
 
 
-def judge_held_out(figures: Mapping[str, float]) -> list[Finding]:
-    """What held-out figures say of generator and discriminator; nothing of what is not among them."""
+def judge_held_out(figures: Mapping[str, float], *, generator_learns: bool = True) -> list[Finding]:
+    """What held-out figures say of generator and discriminator; nothing of what is not among them.
+
+    Args:
+        generator_learns: False where it has no weights: how strong it is was chosen.
+    """
     found = []
     replaced, sampled = figures.get("replaced_fraction"), figures.get("sampled_accuracy")
-    if replaced is not None and sampled is not None and sampled < 1:
+    if generator_learns and replaced is not None and sampled is not None and sampled < 1:
         found.append(_replaced_fraction(replaced, replaced / (1 - sampled)))
-    if (recall := figures.get("discriminator_recall")) is not None:
+    # Where most of what is judged was replaced, as in `rtd-masked-only`, 'replaced' is the easy answer and recall says nothing.
+    asked_evenly = replaced is None or replaced < 0.5
+    if asked_evenly and (recall := figures.get("discriminator_recall")) is not None:
         found.append(
             judge(
                 "discriminator_recall",
@@ -157,6 +163,8 @@ def embedding_gradients(objective: Objective, output: StepOutput) -> dict[str, T
     table = next(iter(objective.networks().values())).encoder.embeddings.weights
     found = {}
     for name, term in output.terms.items():
+        if not term.total.requires_grad:  # a generator without weights, or a term that is only told
+            continue
         loss = term.total * (term.weight / max(term.count, 1))
         (gradient,) = torch.autograd.grad(loss, [table], retain_graph=True, allow_unused=True)
         if gradient is not None and bool(gradient.any()):
@@ -247,17 +255,20 @@ class Watchman:
 
     Args:
         quiet_steps: at the beginning of a run, when nothing has been learned yet.
+        generator_learns: as of `judge_held_out`.
     """
 
-    def __init__(self, quiet_steps: int) -> None:
+    def __init__(self, quiet_steps: int, *, generator_learns: bool = True) -> None:
         self._quiet = quiet_steps
+        self._generator_learns = generator_learns
         self._told: set[str] = set()
 
     def notes(self, step: int, figures: Mapping[str, float]) -> list[str]:
         """New warnings after an evaluation."""
         if step < self._quiet:
             return []
-        return [self._note(finding) for finding in judge_held_out(figures) if self._is_new(finding)]
+        found = judge_held_out(figures, generator_learns=self._generator_learns)
+        return [self._note(finding) for finding in found if self._is_new(finding)]
 
     def _is_new(self, finding: Finding) -> bool:
         if finding.verdict not in ("low", "high") or finding.name in self._told:

@@ -84,7 +84,8 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     finally:
         progress.finish()
     facts["figures"] = figures
-    return Diagnosis(f"{folder} at step {run.step:,}", facts, judge_held_out(figures) + _gradients(run, stream, ranks) + findings)
+    held_out = judge_held_out(figures, generator_learns="generator" in objective.networks())
+    return Diagnosis(f"{folder} at step {run.step:,}", facts, held_out + _gradients(run, stream, ranks) + findings)
 
 
 def _text(run: LoadedRun) -> tuple[ExampleStream, str]:

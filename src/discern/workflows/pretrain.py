@@ -142,7 +142,7 @@ def _train(
                 progress=listener,
                 stop=stop,
                 header={"data_fingerprint": data.fingerprint, "tokenizer_fingerprint": data.tokenizer_fingerprint},
-                watchman=Watchman(config.optimizer.warmup_steps),
+                watchman=Watchman(config.optimizer.warmup_steps, generator_learns="generator" in objective.networks()),
                 flops=run_flops(objective, config.train.max_steps, config.data.sequence_length, config.train.sequences_per_step),
             ),
             state,
