@@ -15,6 +15,9 @@ from discern.types import SpecialTokens, TokenBatch
 
 SPECIAL = SpecialTokens(pad=0, unk=1, cls=2, sep=3, mask=4)
 
+MODELS: dict[str, dict[str, Any]] = {"permutation-lm": {"encoder": "xlnet", "embedding_size": 16}}
+"""What an objective needs of its model, by name, where the sizes of `settings` will not do."""
+
 
 class MemoryShard(Shard):
     """A shard that is arrays."""

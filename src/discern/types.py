@@ -18,13 +18,18 @@ BatchT = TypeVar("BatchT")
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the tokens that frame a sequence, in the vocabulary of one tokenizer."""
+    """Ids of the tokens that frame a sequence, in the vocabulary of one tokenizer.
+
+    Attributes:
+        eod: end of document, where the tokenizer has one.
+    """
 
     pad: int
     unk: int
     cls: int
     sep: int
     mask: int
+    eod: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,10 @@ class TokenBatch:
         example_index: (B,) index of each row in the stream of examples, counted over the whole run.
         slot: (B,) place of each row in the global batch: with memory, row after row of a slot continue each other.
         full: no row has padding; False where that isn't known.
+        is_reversed: (B,) True = the text of the row runs backwards; None: no row's does.
+        continues: (B,) True = the row's second segment follows the first in the text; None where that isn't known.
+        reuse_length: positions at the beginning of each row with which the next row of its slot goes on, and which see
+            nothing of what follows them; 0 where rows have no such part.
     """
 
     input_ids: Int[Tensor, "B L"]
@@ -55,6 +64,9 @@ class TokenBatch:
     example_index: Int[Tensor, "B"]
     slot: Int[Tensor, "B"]
     full: bool = False
+    is_reversed: Bool[Tensor, "B"] | None = None
+    continues: Bool[Tensor, "B"] | None = None
+    reuse_length: int = 0
 
     def to(self, device: torch.device) -> TokenBatch:
         """The same batch on another device."""

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from discern.data.synthetic import SPECIAL, SyntheticRows
+from discern.data.synthetic import SPECIAL, SyntheticParts, SyntheticRows
 
 
 def test_full_rows_are_framed_and_hold_words_only() -> None:
@@ -44,3 +44,17 @@ def test_rows_come_again_and_differ_among_themselves() -> None:
     first, again = rows.batch(np.arange(4), np.arange(4)), rows.batch(np.arange(4, 8), np.arange(4))
     assert torch.equal(first.input_ids, again.input_ids)
     assert len(first.input_ids.unique(dim=0)) == 4
+
+
+def test_rows_of_two_parts_are_laid_out_as_those_of_text() -> None:
+    batch = SyntheticParts(SyntheticRows(40, 32, 1.0, 6, 0)).batch(np.arange(4), np.arange(4))
+    assert batch.reuse_length == 16
+    assert batch.is_reversed is not None
+    assert batch.is_reversed.tolist() == [False, True, False, True]
+    for row in range(4):
+        special = batch.special_tokens_mask[row].nonzero().flatten().tolist()
+        assert special == [23, 30, 31]
+        assert batch.input_ids[row, special].tolist() == [SPECIAL.sep, SPECIAL.sep, SPECIAL.cls]
+        assert batch.token_type_ids[row].tolist() == [0] * 24 + [1] * 7 + [2]
+        words = [place for place in range(32) if place not in special]
+        assert (batch.input_ids[row, words] >= 5).all()

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from discern.data.encoder import Encoder
 from discern.data.processes import WorkerProcess
-from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, vocab_size
+from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, special_ids, vocab_size
 from discern.data.tokenizer_training import (
     SAMPLE_BYTES,
     SentenceSample,
@@ -58,6 +58,15 @@ def test_size_specials_and_frame(kind: TokenizerKind) -> None:
     assert pair.type_ids == sorted(pair.type_ids)
     written = Encoder(tokenizer.to_str(), "none").encode([["loba [MASK] ke[SEP]mi [PAD]"]]).block.tokens
     assert not set(written.tolist()) & {0, 2, 3, 4}
+
+
+def test_unigram_has_an_end_of_document_that_no_text_spells() -> None:
+    tokenizer = tokenizer_of("unigram")
+    assert tokenizer.token_to_id("<eod>") == 5
+    assert special_ids(tokenizer) == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4, "eod": 5}
+    assert "eod" not in special_ids(tokenizer_of("bpe"))
+    written = Encoder(tokenizer.to_str(), "none").encode([["loba <eod> ke"]]).block.tokens
+    assert 5 not in written.tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

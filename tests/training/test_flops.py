@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.data.synthetic import SPECIAL, SyntheticRows
+from discern.data.synthetic import SPECIAL, SyntheticParts, SyntheticRows
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Phase, Vocabulary
 from discern.objectives.passes import Pass, step_passes
@@ -21,7 +21,7 @@ from discern.training.paper_flops import MASKED_SHARE, PaperTransformer
 from discern.types import SpecialTokens
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.runs import build_objective
-from tests.support import settings
+from tests.support import MODELS, settings
 
 BERT_VOCABULARY = 30_522
 
@@ -90,11 +90,11 @@ def test_inference_of_the_paper() -> None:
     assert f"{(base.body + base.binary_head) * 128:.2e}" == "2.86e+10"
 
 
-def counted(objective: Objective, length: int, rows: int) -> int:
+def counted(objective: Objective, length: int, rows: int, source: SyntheticParts | None = None) -> int:
     """What torch counts in a step over full rows, forward and backward."""
     numbers = np.arange(rows)
     randomness = Randomness(0, 0, torch.arange(rows))
-    batch = objective.corrupt(SyntheticRows(90, length, 1.0, rows, 0).batch(numbers, numbers), randomness)
+    batch = objective.corrupt((source or SyntheticRows(90, length, 1.0, rows, 0)).batch(numbers, numbers), randomness)
     objective.initialise(0)
     objective.train()
     counter = FlopCounterMode(display=False)
@@ -127,6 +127,43 @@ def without_words(objective: Objective) -> list[Pass]:
     """The passes without the heads over the vocabulary."""
     passes = step_passes(objective, Phase("train", 10))
     return [replace(each, head_share=0.0) if each.head_share < 1 else each for each in passes]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("permutation-lm", {}),
+        ("permutation-lm", {"memory_length": 10, "span_targets": False}),
+        ("mlm", {"mask_probability": 0.2}),
+    ],
+    ids=["permutation-lm", "memory", "mlm"],
+)
+def test_what_an_xlnet_executes_is_what_torch_counts(name: str, options: dict[str, Any], checkpointing: bool) -> None:
+    factory, length, rows, size = objectives.load(name), 42, 3, 16
+    sizes = settings(**{"vocab_size": 90, "hidden_size": size, "num_heads": 2, **MODELS["permutation-lm"]})
+    vocabulary = Vocabulary(90, SPECIAL, torch.ones(90, dtype=torch.int64))
+    objective = factory(factory.Config(**options), BuildSettings(sizes.model, vocabulary, checkpointing))
+    numbers, parts = np.arange(rows), SyntheticParts(SyntheticRows(90, length, 1.0, rows, 0))
+    (each,) = step_passes(objective, Phase("train", 10))
+    batch = objective.corrupt(parts.batch(numbers, numbers), Randomness(0, 0, torch.arange(rows)))
+    each = replace(each, head_share=batch.num_masked / (rows * length))
+    found = executed_flops([each], length, rows)
+    # The keys of the distances, of rows in either direction and once for all of a kind; nothing asks for the table's gradient.
+    directions, span = (1, 2 * length) if name == "mlm" else (2, 2 * length + objective.config.memory_length)
+    distances = sizes.model.num_layers * directions * 2 * span * size**2
+    assert counted(objective, length, rows, parts) == found + (3 if checkpointing else 2) * distances
+
+
+def test_the_query_stream_costs_its_share() -> None:
+    """One block of width 16: the query stream asks at a sixth of the positions, and nobody reads the content."""
+    factory = objectives.load("permutation-lm")
+    given = settings(**{"vocab_size": 90, "num_layers": 1, "feedforward_size": 32, **MODELS["permutation-lm"]})
+    objective = factory(factory.Config(), given)
+    passes = step_passes(objective, Phase("train", 1))
+    keys_and_values, asking = 2 * 2 * 16 * 16, 2 * 2 * 16 * 16 + 2 * 16 * (42 + 84 + 42) + 2 * 2 * 16 * 32
+    expected = keys_and_values + (asking + 2 * 16 * 90) / 6
+    assert executed_flops(passes, 42, 5) == pytest.approx(3 * 5 * 42 * expected)
 
 
 def test_bilinear_head_and_recomputation_count() -> None:

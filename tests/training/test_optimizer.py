@@ -10,7 +10,9 @@ from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.optimizer import AdamW, clip_gradients, parameter_groups
 from discern.training.schedule import learning_rate
-from tests.support import settings
+from tests.parity.small_xlnet import build_network
+from tests.parity.small_xlnet import sizes as xlnet_sizes
+from tests.support import MODELS, settings
 
 
 def optimizer(parameter: nn.Parameter, **options: object) -> AdamW:
@@ -82,13 +84,15 @@ def test_foreign_state_is_refused() -> None:
 @pytest.mark.parametrize("name", objectives.names())
 def test_every_parameter_is_in_one_group(name: str) -> None:
     factory = objectives.load(name)
-    objective = factory(factory.Config(), settings())
+    objective = factory(factory.Config(), settings(**MODELS.get(name, {})))
     groups = parameter_groups(objective, OptimizerConfig(layer_decay=0.8))
     grouped = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(grouped) == sorted(id(parameter) for parameter in objective.parameters())
     decayed = {id(p) for group in groups for p in group["params"] if group["weight_decay"]}
     for key, parameter in objective.named_parameters():
-        assert (id(parameter) in decayed) == (not key.endswith("bias") and "norm" not in key), key
+        # XLNet's biases of attention are matrices, one a head, and decayed as such.
+        vector = (key.endswith("bias") and parameter.ndim == 1) or "norm" in key
+        assert (id(parameter) in decayed) != vector, key
 
 
 def test_layer_decay_by_hand() -> None:
@@ -142,3 +146,22 @@ def test_a_time_budget_ends_the_decay_when_the_time_does() -> None:
 def test_a_warmup_longer_than_the_run_is_not_an_error() -> None:
     config = OptimizerConfig(learning_rate=1.0, warmup_steps=1000)
     assert learning_rate(config, TrainConfig(max_steps=100), 99) == pytest.approx(0.1)
+
+
+def test_layer_decay_of_an_xlnet_by_hand() -> None:
+    """Its biases of attention are decayed, as in the released code; what queries start from goes with the embeddings."""
+    network = build_network(xlnet_sizes(num_layers=2))
+    model = torch.nn.ModuleDict({"encoder": network.encoder, "head": network.head})
+    groups = parameter_groups(model, OptimizerConfig(layer_decay=0.5, weight_decay=0.1))
+    found = {id(p): (group["scale"], group["weight_decay"]) for group in groups for p in group["params"]}
+    expected = {
+        "head.bias": (1.0, 0.0),
+        "encoder.blocks.1.attention.position.weight": (0.5, 0.1),
+        "encoder.blocks.1.attention.content_bias": (0.5, 0.1),
+        "encoder.blocks.0.attention.segments": (0.25, 0.1),
+        "encoder.blocks.0.expand.bias": (0.25, 0.0),
+        "encoder.embeddings.word.weight": (0.125, 0.1),
+        "encoder.query_embedding": (0.125, 0.1),
+    }
+    named = dict(model.named_parameters())
+    assert {key: found[id(named[key])] for key in expected} == expected

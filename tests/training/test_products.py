@@ -14,7 +14,7 @@ from discern.objectives.base import BuildSettings, Objective, Vocabulary
 from discern.objectives.passes import step_passes
 from discern.training.flops import executed_flops
 from discern.training.products import Product, ProductTimer, RecordProducts, record_products
-from tests.support import settings
+from tests.support import MODELS, settings
 
 PLAIN = ((0, 1), (0, 1))
 
@@ -43,7 +43,7 @@ def test_fused_attention_counts_as_the_products_it_stands_for(causal: bool) -> N
 
 def small(name: str, length: int, fill: float, *, checkpointing: bool = False) -> tuple[Objective, Callable[[], None]]:
     factory = objectives.load(name)
-    given = settings(vocab_size=90, hidden_size=16, num_heads=2, hidden_dropout=0.1)
+    given = settings(**{"vocab_size": 90, "hidden_size": 16, "num_heads": 2, "hidden_dropout": 0.1, **MODELS.get(name, {})})
     objective: Objective = factory(factory.Config(), BuildSettings(given.model, Vocabulary(90, SPECIAL), checkpointing))
     objective.initialise(0)
     numbers = np.arange(6)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from discern.config.base import Section
+
+_SHORTEST_TWO_PART = 10  # a token for each of A and B beside [SEP] [SEP] [CLS] in the second half
 
 
 class DataConfig(Section):
     """How the tokens of a data set become rows."""
 
     sequence_length: int = Field(128, ge=8, description="Positions a row. ELECTRA, table 6: 128 small, 512 base and large.")
-    packing: Literal["segments", "packed"] = Field(
+    packing: Literal["segments", "packed", "two-part"] = Field(
         "segments",
         description="'segments': two-segment examples as the released code builds them, padded. "
-        "'packed': documents back to back without padding, attention kept inside a document.",
+        "'packed': documents back to back without padding, attention kept inside a document. "
+        "'two-part': XLNet's, running text in the first half, `A [SEP] B [SEP] [CLS]` in the second.",
     )
     overflow: Literal["carry", "drop"] = Field(
         "carry",
@@ -32,3 +35,25 @@ class DataConfig(Section):
     single_segment_probability: float = Field(
         0.1, ge=0, le=1, description="'segments' only: share of examples built as one segment. Released code: 0.1."
     )
+    reuse_length: int | None = Field(
+        None,
+        description="'two-part' only: positions of the first part, which the next row goes on from and memory keeps; none: "
+        "half of the row, the only length that keeps what a memory holds from having seen the text it will be used on.",
+    )
+    reversed_rows: bool = Field(True, description="'two-part' only: half of the rows read the text backwards. XLNet: true.")
+
+    @model_validator(mode="after")
+    def _parts_are_halves(self) -> DataConfig:
+        if self.packing != "two-part":
+            return self
+        if self.sequence_length % 2 or self.sequence_length < _SHORTEST_TWO_PART:
+            raise ValueError(
+                f"packing 'two-part' needs an even sequence_length of at least {_SHORTEST_TWO_PART}, not {self.sequence_length}; "
+                f"set data.sequence_length={max(_SHORTEST_TWO_PART, self.sequence_length // 2 * 2)}"
+            )
+        if self.reuse_length not in (None, self.sequence_length // 2):
+            raise ValueError(
+                f"reuse_length {self.reuse_length} is not half of sequence_length {self.sequence_length}; "
+                f"set data.reuse_length={self.sequence_length // 2}, or leave it out"
+            )
+        return self

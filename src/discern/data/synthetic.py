@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import torch
 
 from discern.data.ordering import Integers
 from discern.data.rows import Rows
@@ -47,3 +50,32 @@ class SyntheticRows:
         ids[places > last] = SPECIAL.pad
         special = (places == 0) | (places >= last)
         return to_batch(Rows(ids, lengths, special, np.zeros_like(ids), places, None), indices, slots)
+
+
+class SyntheticParts:
+    """The same words in rows of two parts, `[text | A [SEP] B [SEP] [CLS]]` with A as long as B, every second row backwards.
+
+    Args:
+        rows: where the words come from; full rows of an even length.
+    """
+
+    def __init__(self, rows: SyntheticRows) -> None:
+        self._rows = rows
+
+    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
+        """The examples at these places of an endless sequence."""
+        plain = self._rows.batch(indices, slots)
+        length = plain.input_ids.shape[1]
+        part, place = length // 2, plain.position_ids
+        middle = part + (part - 2) // 2
+        separates, ends = (place == middle) | (place == length - 2), place == length - 1
+        ids = plain.input_ids.masked_fill(place == 0, _FIRST_WORD).masked_fill(separates, SPECIAL.sep)
+        return replace(
+            plain,
+            input_ids=ids.masked_fill(ends, SPECIAL.cls),
+            special_tokens_mask=separates | ends,
+            token_type_ids=(place > middle).long() + ends.long(),
+            is_reversed=plain.slot % 2 == 1,
+            continues=torch.ones_like(plain.slot, dtype=torch.bool),
+            reuse_length=part,
+        )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import discern.types
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_XLNET_NAMES = {role: token.lower().replace("[", "<").replace("]", ">") for role, token in SPECIAL_TOKENS.items()}
+END_OF_DOCUMENT = "<eod>"  # as XLNet's vocabulary has it; only Unigram tokenizers trained here do
 _TRAIN_HINT = "or train one on your text: --train-tokenizer wordpiece --vocab-size 8000"
 _DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
 
@@ -65,24 +67,33 @@ def prepared(tokenizer: Tokenizer, name: str) -> Tokenizer:
     return tokenizer
 
 
+def special_names(tokenizer: Tokenizer) -> dict[str, str]:
+    """The special tokens by role: as BERT writes them, or as XLNet does in a vocabulary that has those alone."""
+    known = tokenizer.get_vocab(with_added_tokens=True)
+    theirs = SPECIAL_TOKENS["cls"] not in known and all(token in known for token in _XLNET_NAMES.values())
+    return _XLNET_NAMES if theirs else SPECIAL_TOKENS
+
+
 def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> dict[str, int]:
-    """Ids of the special tokens by role: pad, unk, cls, sep, mask.
+    """Ids of the special tokens by role: pad, unk, cls, sep, mask, and eod where the vocabulary has an end of document.
 
     Raises:
         DataError: one is missing, or [PAD] is not id 0.
     """
-    ids = {role: tokenizer.token_to_id(token) for role, token in SPECIAL_TOKENS.items()}
+    names = special_names(tokenizer)
+    ids = {role: tokenizer.token_to_id(token) for role, token in names.items()}
     missing = [SPECIAL_TOKENS[role] for role, number in ids.items() if number is None]
     if missing:
         raise DataError(
             f"{name}: the vocabulary has no {' and no '.join(missing)}; discern needs {' '.join(SPECIAL_TOKENS.values())}",
             hint=f"add {'it' if len(missing) == 1 else 'them'} to the vocabulary, one token a line, {_TRAIN_HINT}",
         )
-    if ids["pad"] != 0:
+    if ids["pad"] != 0 and names is SPECIAL_TOKENS:
         raise DataError(
             f"{name}: [PAD] has id {ids['pad']}, but it must be 0",
             hint=f"move [PAD] to the first line of the vocabulary, {_TRAIN_HINT}",
         )
+    ids["eod"] = tokenizer.token_to_id(END_OF_DOCUMENT)
     return {role: int(number) for role, number in ids.items() if number is not None}
 
 
@@ -117,11 +128,12 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 def frame(tokenizer: Tokenizer) -> processors.TemplateProcessing:
     """The post-processor that gives `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]` with type ids 0 and 1."""
-    ids = special_ids(tokenizer)
+    ids, names = special_ids(tokenizer), special_names(tokenizer)
+    cls, sep = names["cls"], names["sep"]
     return processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", ids["cls"]), ("[SEP]", ids["sep"])],
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, ids["cls"]), (sep, ids["sep"])],
     )
 
 

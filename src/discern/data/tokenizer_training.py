@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, frame, prepared, vocab_size
+from discern.data.tokenizer import END_OF_DOCUMENT, SPECIAL_TOKENS, bert_wordpiece, frame, prepared, vocab_size
 from discern.errors import ConfigError, DataError
 
 TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
@@ -65,7 +65,7 @@ def train_tokenizer(kind: TokenizerKind, size: int, lowercase: bool, texts: Sequ
 
     Args:
         kind: wordpiece as BERT's, byte-level BPE, or Unigram as SentencePiece's.
-        size: entries of the vocabulary, the five special tokens included.
+        size: entries of the vocabulary, the special tokens included.
         lowercase: whether text is lower-cased (and for WordPiece stripped of accents, as in BERT).
         texts: sentences to learn from.
 
@@ -93,7 +93,7 @@ def check_vocab_size(kind: TokenizerKind, size: int) -> None:
     Raises:
         ConfigError: it is too small.
     """
-    least = len(_SPECIALS) + (256 if kind == "bpe" else 27)
+    least = len(_SPECIALS) + {"wordpiece": 27, "bpe": 256, "unigram": 28}[kind]
     if size < least:
         raise ConfigError(
             f"a {kind} vocabulary needs at least {least} entries, not {size}",
@@ -148,12 +148,16 @@ def _bpe(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
 
 
 def _unigram(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
-    """Unigram with SentencePiece's treatment of spaces."""
+    """Unigram with SentencePiece's treatment of spaces, and the end of document that XLNet's text has.
+
+    Differs: XLNet calls the special tokens <cls>, <sep>, ...; here they have the names they have in every tokenizer.
+    """
+    specials = [*_SPECIALS, END_OF_DOCUMENT]
     tokenizer = Tokenizer(models.Unigram())
     normalizer = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
     tokenizer.normalizer = normalizers.Sequence([*normalizer, normalizers.Lowercase()] if lowercase else normalizer)
-    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=_SPECIALS, unk_token="[UNK]", show_progress=False)
-    alphabet = _alphabet(tokenizer, texts, limit=(size - len(_SPECIALS)) // 2)
+    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=specials, unk_token="[UNK]", show_progress=False)
+    alphabet = _alphabet(tokenizer, texts, limit=(size - len(specials)) // 2)
     # As in SentencePiece no piece mixes scripts, nor letters with punctuation. To learn on shorter words is faster, too.
     scripts, spaces = pre_tokenizers.UnicodeScripts(), pre_tokenizers.Metaspace(prepend_scheme="never")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([scripts, spaces])
@@ -161,8 +165,8 @@ def _unigram(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     pieces: list[list[Any]] = json.loads(tokenizer.to_str())["model"]["vocab"]
-    scores = _reproducible({piece: score for piece, score in pieces if piece not in _SPECIALS})
-    tokenizer.model = models.Unigram([(token, 0.0) for token in _SPECIALS] + scores, unk_id=1, byte_fallback=False)
+    scores = _reproducible({piece: score for piece, score in pieces if piece not in specials})
+    tokenizer.model = models.Unigram([(token, 0.0) for token in specials] + scores, unk_id=1, byte_fallback=False)
     return tokenizer
 
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from discern.model.attention import SelfAttention
+from discern.model.config import ModelConfig
 from discern.model.encoder import Encoder
-from discern.model.heads import MaskedLMHead
+from discern.model.heads import LanguageHead, TiedLMHead
 from discern.model.network import Network
+from discern.model.xlnet import XLNetEncoder
 from discern.objectives.base import Objective, Phase
 from discern.objectives.passes import Pass, has_vocabulary, step_passes
 from discern.training.paper_flops import MASKED_SHARE, PaperTransformer
@@ -99,6 +101,8 @@ def step_flops(objective: Objective, phase: Phase, sequence_length: int, sequenc
 def executed_flops(passes: Iterable[Pass], sequence_length: int, sequences: int, *, recomputed: bool = True) -> float:
     """FLOPs of the matrix products of a step: those of linear layers, attention and vocabulary, by their shapes.
 
+    The keys of an XLNet's distances, which all rows of a batch share, are left out.
+
     Args:
         recomputed: what gradient checkpointing computes a second time counts; False: what the model asks for.
     """
@@ -106,7 +110,10 @@ def executed_flops(passes: Iterable[Pass], sequence_length: int, sequences: int,
 
 
 def paper_flops(passes: Iterable[Pass], sequence_length: int, sequences: int) -> float:
-    """FLOPs of a step by the paper's convention; a frozen network counts its forward half."""
+    """FLOPs of a step by the paper's convention; a frozen network counts its forward half.
+
+    The released script knows BERT's layers alone: distances, memory and query stream of an XLNet are not in these numbers.
+    """
     total = 0.0
     for each in passes:
         network = each.network
@@ -126,12 +133,32 @@ def _executed(each: Pass, length: int, *, recomputed: bool) -> float:
     times = 3 if each.trains else 1
     total = times * each.head_share * _head(network)
     for tower in _towers(network.encoder):
-        inside = _linear(tower) + _attention(tower, length)
+        inside = _inside(tower, each, length)
         again = recomputed and each.trains and getattr(tower, "gradient_checkpointing", False)
         projection = getattr(tower, "projection", None)
         kept = 0 if projection is None else _linear(projection)
         total += times * inside + (inside - kept if again else 0)
     return total
+
+
+def _inside(tower: Encoder, each: Pass, length: int) -> float:
+    """One tower forward, a token."""
+    if isinstance(tower, XLNetEncoder):
+        return _two_streams(tower.config, length, each.query_share, each.remembered)
+    return _linear(tower) + _attention(tower, length)
+
+
+def _two_streams(config: ModelConfig, length: int, query_share: float, remembered: int) -> float:
+    """The blocks of an XLNet, a token of content.
+
+    With a query stream, nobody reads the content of the last block: only keys and values are made of it.
+    """
+    size, keys = config.hidden_size, length + remembered
+    # Query and output, scores by content and by distance, the sum of the values, feed-forward.
+    asking = 4 * size**2 + 2 * size * (keys + (keys + length) + keys) + 4 * size * config.feedforward_size
+    asked = 4 * size**2 * keys / length
+    layers = config.num_layers
+    return layers * asked + (layers - (query_share > 0)) * asking + layers * query_share * asking
 
 
 def _linear(module: nn.Module) -> float:
@@ -146,7 +173,7 @@ def _attention(module: nn.Module, length: int) -> float:
 
 def _head(network: Network) -> float:
     """What stands on an encoder, a position: its linear layers, and the product with the words."""
-    words = [part.word_embeddings for part in network.head.modules() if isinstance(part, MaskedLMHead)]
+    words = [part.word_embeddings for part in network.head.modules() if isinstance(part, LanguageHead)]
     vocabulary = sum(2 * table.embedding_dim * table.num_embeddings for table in words)
     bilinear = 0.0 if network.bilinear is None else _linear(network.bilinear)
     return _linear(network.head) + vocabulary + bilinear
@@ -160,9 +187,11 @@ def _towers(encoder: Encoder) -> list[Encoder]:
 
 def _vocabulary_head(network: Network, length: int) -> float:
     """The paper's count of the head, a position; it may read the states of several towers side by side."""
-    head = next(part for part in network.head.modules() if isinstance(part, MaskedLMHead))
-    width = head.dense.in_features
-    return replace(_paper(_towers(network.encoder)[0], length), hidden_size=width).vocabulary_head
+    paper = _paper(_towers(network.encoder)[0], length)
+    head = next(part for part in network.head.modules() if isinstance(part, LanguageHead))
+    if isinstance(head, TiedLMHead):
+        return paper.vocabulary_softmax
+    return replace(paper, hidden_size=head.dense.in_features).vocabulary_head
 
 
 def _paper(encoder: Encoder, length: int) -> PaperTransformer:

@@ -303,12 +303,14 @@ def _weigh(parts: Parts, watch: Watch, state: State, optimizer: AdamW, figure: f
 
 def save_checkpoint(parts: Parts, state: State, optimizer: AdamW, folder: Path) -> None:
     """Write a checkpoint of this moment; rank 0 writes, the others wait."""
+    # A rank carries what belongs to its own rows; what all carry alike, rank 0 gives.
+    carried = parts.ranks.gather(parts.objective.carry_state())
     if parts.ranks.writes:
         names = {parameter: name for name, parameter in parts.objective.named_parameters()}
         contents = checkpoint.Contents(
             model=checkpoint.model_tensors(parts.objective),
             optimizer=optimizer.tensors(names),
-            carry=parts.objective.carry_state(),
+            carry={name: tensor for state in reversed(carried) for name, tensor in state.items()},
             state={
                 "step": state.step,
                 "tokens": state.tokens,

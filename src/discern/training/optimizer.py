@@ -156,8 +156,8 @@ def _block(name: str) -> int | None:
 
 
 def _depth(name: str, top: int) -> int:
-    """0 for the embeddings and their projection, 1 for the lowest block, `top` for the heads."""
+    """0 for the embeddings, their projection and what queries start from, 1 for the lowest block, `top` for the heads."""
     block = _block(name)
     if block is not None:
         return block + 1
-    return 0 if re.search(r"\b(embeddings|projection)\.", name) else top
+    return 0 if re.search(r"\b((embeddings|projection)\.|query_embedding$)", name) else top

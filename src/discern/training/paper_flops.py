@@ -60,7 +60,12 @@ class PaperTransformer:
         """Transform, logits over the vocabulary and softmax, a position, forward."""
         width = self.embedding_size
         transform = 2 * self.hidden_size * width + (1 + _ACTIVATION + _LAYER_NORM) * width
-        return transform + 2 * width * self.vocab_size + (_SOFTMAX + 2) * self.vocab_size
+        return transform + self.vocabulary_softmax
+
+    @property
+    def vocabulary_softmax(self) -> float:
+        """Logits over the vocabulary and softmax, a position, forward."""
+        return 2 * self.embedding_size * self.vocab_size + (_SOFTMAX + 2) * self.vocab_size
 
     @property
     def binary_head(self) -> float:

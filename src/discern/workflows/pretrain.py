@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from discern.config.tree import flatten, to_toml
 from discern.data.manifest import TOKENIZER_NAME
-from discern.data.packing import build_packing
 from discern.data.shards import TokenData
-from discern.data.stream import ExampleStream
+from discern.data.source import RowStream, heldout_rows, training_rows
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.progress import Progress, Silent
@@ -121,8 +120,6 @@ def _train(
     surroundings: tuple[Ranks, Progress, StopRequest],
 ) -> dict[str, Any]:
     ranks, progress, stop = surroundings
-    seed, special = config.train.seed, data.special_tokens
-    packing = build_packing(data.split("train"), special, config.data, seed, training=True)
     journal = Journal(out, state.step, tensorboard=config.train.tensorboard) if ranks.writes else None
     listener = progress if ranks.writes else Silent()
     listener.start("pre-training", config.train.max_steps, "steps")
@@ -131,7 +128,7 @@ def _train(
         return train(
             Parts(
                 objective=objective,
-                source=ExampleStream(packing, seed),
+                source=training_stream(data, config),
                 heldout=heldout_stream(data, config),
                 optimizer=config.optimizer,
                 train=config.train,
@@ -159,12 +156,18 @@ def is_complete(state: State, config: PretrainConfig) -> bool:
     return state.step >= config.train.max_steps or (hours is not None and state.seconds >= hours * 3600)
 
 
-def heldout_stream(data: TokenData, config: PretrainConfig) -> ExampleStream | None:
+def training_stream(data: TokenData, config: PretrainConfig) -> RowStream:
+    """The rows to train on, shuffled, or slot by slot where the objective remembers."""
+    slots = config.train.sequences_per_step if config.objective.reads_in_order else None
+    return training_rows(data.split("train"), data.special_tokens, config.data, config.train.seed, slots=slots)
+
+
+def heldout_stream(data: TokenData, config: PretrainConfig) -> RowStream | None:
     """Held-out rows in their own order, or None where the data set holds nothing out."""
     split = data.split("heldout")
     if split.num_tokens == 0:
         return None
-    return ExampleStream(build_packing(split, data.special_tokens, config.data, 0, training=False), 0, shuffle=False)
+    return heldout_rows(split, data.special_tokens, config.data)
 
 
 def _start_or_resume(
