@@ -14,7 +14,7 @@ from discern.errors import ConfigError
 from discern.workflows.configuration import differences, load_pretrain_config
 from discern.workflows.settings import PretrainConfig
 
-PRESETS = [
+ELECTRAS = [
     "cpu-small",
     "demo",
     "electra-base",
@@ -32,6 +32,9 @@ PRESETS = [
     "mlm-small",
     "tiny",
 ]
+XLNETS = ["xlnet-base", "xlnet-cpu", "xlnet-large", "xlnet-small"]
+PRESETS = [*ELECTRAS, *XLNETS]
+SOURCES = ["Clark et al. 2020", "google-research/electra", "Yang et al. 2019"]
 
 
 def load(preset: str, *overrides: str) -> PretrainConfig:
@@ -56,7 +59,7 @@ def test_a_preset_resolves_whole_and_survives_its_own_toml(name: str, tmp_path: 
 def test_a_preset_says_what_it_is_and_where_its_values_come_from(name: str):
     assert 20 < len(preset_summary(name)) <= 130
     text = preset_path(name).read_text()
-    assert name in ("tiny", "demo") or "Clark et al. 2020" in text or "google-research/electra" in text
+    assert name in ("tiny", "demo") or any(source in text for source in SOURCES)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -93,6 +96,39 @@ def test_a_recipe_is_that_of_the_paper(name: str):
     assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.clip_norm) == (0.9, 0.999, 1e-6, 1.0)
     assert (optimizer.bias_correction, optimizer.schedule, config.data.overflow) == (True, "linear", "carry")
     assert (config.model.hidden_dropout, config.model.attention_dropout, config.model.max_positions) == (0.1, 0.1, 512)
+
+
+# XLNet, table 7 (large) and released code; base is BERT's recipe on that architecture. Spec, section 1.
+XLNET_RECIPES = {
+    "xlnet-base": ((12, 768, 3072, 12, 768), (512, 384, 256), (1e-4, 10_000, 256, 1_000_000)),
+    "xlnet-large": ((24, 1024, 4096, 16, 1024), (512, 384, 256), (4e-4, 40_000, 8192, 500_000)),
+    "xlnet-small": ((12, 256, 1024, 4, 256), (128, 96, 64), (5e-4, 10_000, 128, 1_000_000)),
+}
+
+
+@pytest.mark.parametrize("name", XLNET_RECIPES)
+def test_an_xlnet_is_that_of_the_paper(name: str):
+    config = load(name)
+    sizes, (length, memory, permutation), (learning_rate, warmup, batch, steps) = XLNET_RECIPES[name]
+    assert tuple(getattr(config.model, size) for size in SIZES) == sizes
+    assert (config.model.encoder, config.data.packing, config.data.reversed_rows) == ("xlnet", "two-part", True)
+    objective = config.objective.model_dump()
+    assert (config.data.sequence_length, objective["memory_length"], objective["permutation_size"]) == (
+        length,
+        memory,
+        permutation,
+    )
+    assert (objective["prediction_ratio"], objective["span_targets"], objective["legacy_spans"]) == (6, True, False)
+    optimizer = config.optimizer
+    assert (optimizer.learning_rate, optimizer.warmup_steps) == (learning_rate, warmup)
+    assert (optimizer.weight_decay, optimizer.epsilon, optimizer.clip_norm) == (0.01, 1e-6, 1.0)
+    assert (config.train.sequences_per_step, config.train.max_steps) == (batch, steps)
+    assert (config.model.hidden_dropout, config.model.attention_dropout) == (0.1, 0.1)
+
+
+def test_the_small_xlnet_has_the_batch_and_steps_of_the_small_electra():
+    same = {"train.max_steps", "train.sequences_per_step", "optimizer.learning_rate", "data.sequence_length", "model.hidden_size"}
+    assert not same & {key for key, _, _ in differences("electra-small", "xlnet-small")}
 
 
 def test_the_generators_have_the_released_sizes():

@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from tests.training.test_loop import parts
 from discern.objectives import objectives
-from tests.support import settings
+from tests.support import MODELS, settings
 from discern.training.loop import State, train
 from discern.training.parallel import join_ranks
 
@@ -29,7 +29,8 @@ out, micro = Path(sys.argv[1]), int(sys.argv[2]) or None
 with join_ranks("cpu") as ranks:
     for name in sys.argv[3:]:
         factory = objectives.load(name)
-        objective = factory(factory.Config(), settings(hidden_dropout=0.0, attention_dropout=0.0))
+        model = dict(hidden_dropout=0.0, attention_dropout=0.0, **MODELS.get(name, dict()))
+        objective = factory(factory.Config(), settings(**model))
         objective.initialise(0)
         steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5)
         run = parts(out / (name if ranks.writes else "other"), objective, micro_batch_size=micro, **steps)

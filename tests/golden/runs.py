@@ -1,12 +1,13 @@
 """Golden runs: 50 float32 steps of a tiny network on made-up text, one thread, for every objective.
 
-`python -m tests.golden.runs` records them anew; do that only where the numerics are meant to change, and say why in the
-commit that changes them.
+`python -m tests.golden.runs [OBJECTIVE...]` records them anew; do that only where the numerics are meant to change, and say
+why in the commit that changes them.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,8 +17,7 @@ import torch
 
 from discern import kernels
 from discern.data.config import DataConfig
-from discern.data.packing import build_packing
-from discern.data.stream import ExampleStream
+from discern.data.source import training_rows
 from discern.objectives import objectives
 from discern.progress import Silent
 from discern.training.config import OptimizerConfig, TrainConfig
@@ -25,10 +25,13 @@ from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal, read_metrics
 from discern.training.loop import Parts, State, train
 from discern.training.parallel import Ranks
-from tests.support import SPECIAL, MemorySplit, settings
+from tests.support import MODELS, SPECIAL, MemorySplit, settings
 
 FOLDER = Path(__file__).parent
-KEYS = ("loss", "grad_norm", "generator_loss", "discriminator_loss", "mlm_loss")
+KEYS = ("loss", "grad_norm", "generator_loss", "discriminator_loss", "mlm_loss", "permutation_lm_loss")
+# What a run sets besides the defaults, by the objective's name.
+OPTIONS: dict[str, dict[str, Any]] = {"permutation-lm": {"memory_length": 24}}
+ROWS: dict[str, dict[str, Any]] = {"permutation-lm": {"packing": "two-part"}}
 
 
 def text() -> MemorySplit:
@@ -54,14 +57,15 @@ def record(name: str) -> list[dict[str, float]]:
     """
     torch.set_num_threads(1)
     factory = objectives.load(name)
-    objective = factory(factory.Config(), settings())
+    objective = factory(factory.Config(**OPTIONS.get(name, {})), settings(**MODELS.get(name, {})))
     objective.initialise(0)
-    packing = build_packing(text(), SPECIAL, DataConfig(sequence_length=32), 0, training=True)
+    slots = 8 if objective.config.reads_in_order else None
+    source = training_rows(text(), SPECIAL, DataConfig(sequence_length=32, **ROWS.get(name, {})), 0, slots=slots)
     with tempfile.TemporaryDirectory() as folder:
         train(
             Parts(
                 objective=objective,
-                source=ExampleStream(packing, 0),
+                source=source,
                 heldout=None,
                 optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=10),
                 train=TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4),
@@ -96,7 +100,7 @@ def load(name: str, path: str) -> dict[str, Any]:
 if __name__ == "__main__":
     for golden_path, context in (("kernels", nullcontext()), ("plain", kernels.switched_off())):
         with context:
-            for objective_name in objectives.names():
+            for objective_name in sys.argv[1:] or objectives.names():
                 golden = {"machine": machine(), "steps": record(objective_name)}
                 lines = ",\n".join(json.dumps(step) for step in golden["steps"])
                 body = f'{{"machine": {json.dumps(golden["machine"])}, "steps": [\n{lines}\n]}}\n'

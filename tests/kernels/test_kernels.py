@@ -333,3 +333,76 @@ def test_the_optimizer_leaves_no_stale_graph() -> None:
 
 def test_no_gradients_have_no_norm() -> None:
     assert clip_gradients([nn.Parameter(torch.ones(3))], 1.0) == 0
+
+
+def relative_case(rows: int, asked: int, keys: int, length: int, *, segmented: bool) -> dict[str, Tensor | None]:
+    """Terms of scores of two heads, some keys hidden and, for the first query of each row, all of them."""
+    random = torch.Generator().manual_seed(1)
+    relation = torch.randint(0, 3 if segmented else 2, (rows, asked, keys), generator=random).to(torch.uint8)
+    relation[:, 0] = 0
+    return {
+        "content": draws(2, rows, asked, keys, scale=2),
+        "apart": draws(2, rows, asked, keys + length, seed=2, scale=2),
+        "gain": draws(2, rows, asked, seed=3) if segmented else None,
+        "relation": relation,
+        "starts": torch.randint(0, length + 1, (rows, asked), generator=random),
+    }
+
+
+def plain_relative(case: dict[str, Tensor | None]) -> Tensor:
+    """The same in double precision, straight from the definition."""
+    content, apart, gain, relation, starts = case.values()
+    assert content is not None
+    assert apart is not None
+    assert starts is not None
+    keys = content.shape[-1]
+    columns = (starts[..., None] + torch.arange(keys)).expand(content.shape[0], -1, -1, -1)
+    scores = content.double() + apart.double().gather(-1, columns)
+    if gain is not None:
+        scores = scores + gain.double()[..., None] * (relation == 2)
+    if relation is None:
+        return scores.softmax(-1)
+    return scores.masked_fill(relation == 0, -torch.inf).softmax(-1).nan_to_num(0.0)
+
+
+@pytest.mark.parametrize("segmented", [True, False])
+@pytest.mark.parametrize(("rows", "asked", "keys", "length"), [(1, 1, 1, 1), (2, 5, 16, 7), (3, 4, 37, 20), (3, 50, 129, 64)])
+def test_relative_softmax(rows: int, asked: int, keys: int, length: int, segmented: bool) -> None:
+    case = relative_case(rows, asked, keys, length, segmented=segmented)
+    ours = kernels.relative_softmax(**case, probability=0.0)  # type: ignore[arg-type]
+    assert not ours[:, :, 0].any(), "who sees nothing gathers nothing"
+    inputs = [value for value in case.values() if value is not None and value.requires_grad]
+    compare(ours, plain_relative(case), inputs)
+
+
+def test_relative_softmax_where_everything_is_seen() -> None:
+    case = relative_case(2, 6, 21, 6, segmented=False) | {"relation": None}
+    ours = kernels.relative_softmax(**case, probability=0.0)  # type: ignore[arg-type]
+    compare(ours, plain_relative(case), [case["content"], case["apart"]])  # type: ignore[list-item]
+
+
+def test_relative_softmax_in_bfloat16() -> None:
+    case = relative_case(3, 9, 37, 9, segmented=True)
+    low = {name: value.to(torch.bfloat16) if name in ("content", "apart") else value for name, value in case.items()}  # type: ignore[union-attr]
+    ours = kernels.relative_softmax(**low, probability=0.0)  # type: ignore[arg-type]
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.double(), plain_relative(low), atol=4e-3, rtol=0)
+
+
+def test_relative_softmax_drops_the_same_forwards_and_backwards() -> None:
+    """What is dropped has no gradient, and what is kept is as much more as keeps the mean."""
+    case = relative_case(4, 16, 200, 16, segmented=False)
+    plain = plain_relative(case).detach()
+    torch.manual_seed(0)
+    ours = kernels.relative_softmax(**case, probability=0.25)  # type: ignore[arg-type]
+    kept = (ours != 0).double()
+    share = float(kept[plain > 0].mean())
+    assert share == pytest.approx(0.75, abs=0.01)
+    torch.testing.assert_close(ours.double(), plain * kept / 0.75, atol=1e-6, rtol=1e-4)
+    weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(9))
+    reference = plain_relative(case) * kept / 0.75
+    inputs = [case["content"], case["apart"]]
+    found = torch.autograd.grad((ours * weights).sum(), inputs)  # type: ignore[arg-type]
+    wanted = torch.autograd.grad((reference * weights).sum(), inputs)  # type: ignore[arg-type]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)

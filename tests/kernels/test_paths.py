@@ -33,6 +33,15 @@ VARIANTS = {
 }
 
 
+def small(name: str, variant: str = "post-norm") -> Objective:
+    """An objective in training mode, on the encoder that it needs."""
+    changes = VARIANTS[variant]
+    if name == "permutation-lm":
+        width = changes.get("hidden_size", 32)
+        changes = {**changes, "encoder": "xlnet", "embedding_size": width, "normalisation": "post"}
+    return build(sizes(**changes), name).train()
+
+
 @pytest.fixture(autouse=True)
 def _kernels() -> None:
     next(on_path("kernels"))
@@ -45,7 +54,7 @@ def test_losses_and_gradients_are_those_of_the_plain_path(name: str, variant: st
     found = []
     for context in (nullcontext(), kernels.switched_off()):
         with context:
-            found.append(step_gradients(build(sizes(**VARIANTS[variant]), name).train(), BATCHES[batch]))
+            found.append(step_gradients(small(name, variant), BATCHES[batch]))
     ours, plain = found
     assert ours.keys() == plain.keys()
     largest = max(float(gradient.abs().max()) for gradient in plain.values())
@@ -64,11 +73,11 @@ def autocast_gradients(objective: Objective, batch: TokenBatch) -> dict[str, Ten
 @pytest.mark.parametrize("name", objectives.names())
 def test_bfloat16_is_as_near_to_float32_as_on_the_plain_path(name: str, batch: str) -> None:
     """By the angle between whole gradients: rounding differs place by place, the direction must not."""
-    exact = step_gradients(build(sizes(), name).train(), BATCHES[batch])
+    exact = step_gradients(small(name), BATCHES[batch])
     angles = []
     for context in (nullcontext(), kernels.switched_off()):
         with context:
-            rounded = autocast_gradients(build(sizes(), name).train(), BATCHES[batch])
+            rounded = autocast_gradients(small(name), BATCHES[batch])
         one, other = (torch.cat([gradient.double().flatten() for gradient in found.values()]) for found in (rounded, exact))
         angles.append(1 - float(torch.cosine_similarity(one, other, dim=0)))
     # A sample that falls to the other side of a boundary changes the step, most where the loss is of the samples alone.

@@ -13,7 +13,7 @@ import torch
 from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
 from discern.objectives.base import Objective
-from tests.support import SPECIAL, make_batch, settings
+from tests.support import MODELS, SPECIAL, make_batch, settings
 
 
 def figures(objective: Objective) -> list[float]:
@@ -32,7 +32,7 @@ def both(name: str) -> dict[str, list[float]]:
     """The figures before and after compiling the encoders, as the loop compiles them."""
     factory = objectives.load(name)
     sizes = {"num_layers": 1, "hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.2}
-    objective: Objective = factory(factory.Config(), settings(**sizes))
+    objective: Objective = factory(factory.Config(), settings(**(sizes | MODELS.get(name, {}))))
     objective.initialise(0)
     eager = figures(objective)
     for network in objective.networks().values():

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +14,15 @@ from discern.model.config import ModelConfig
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.types import StepOutput, TokenBatch
-from tests.support import SPECIAL, make_batch, settings
+from tests.support import MODELS, SPECIAL, make_batch, settings
 
 NAMES = objectives.names()
 
 
 def build(name: str, *, dropout: float = 0.0, seed: int = 0, vocab_size: int = 50) -> Objective:
     factory = objectives.load(name)
-    objective: Objective = factory(factory.Config(), settings(vocab_size, hidden_dropout=dropout, attention_dropout=dropout))
+    model = {"hidden_dropout": dropout, "attention_dropout": dropout, **MODELS.get(name, {})}
+    objective: Objective = factory(factory.Config(), settings(vocab_size, **model))
     objective.initialise(seed)
     return objective
 
@@ -29,7 +30,8 @@ def build(name: str, *, dropout: float = 0.0, seed: int = 0, vocab_size: int = 5
 def batch(rows: int = 6, seed: int = 0) -> TokenBatch:
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 30, (rows,), generator=rng).tolist()
-    return make_batch([[SPECIAL.cls, *torch.randint(5, 50, (n,), generator=rng).tolist(), SPECIAL.sep] for n in lengths])
+    made = make_batch([[SPECIAL.cls, *torch.randint(5, 50, (n,), generator=rng).tolist(), SPECIAL.sep] for n in lengths])
+    return replace(made, token_type_ids=(made.position_ids > 9).long())
 
 
 def randomness(tokens: TokenBatch, step: int = 0) -> Randomness:

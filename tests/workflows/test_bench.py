@@ -51,10 +51,12 @@ def test_the_figures_fit_together() -> None:
 
 @pytest.mark.parametrize("name", objectives.names())
 def test_every_objective_can_be_measured(name: str) -> None:
-    figures = measure(f"objective.name={name}")
+    needed = ("model.encoder=xlnet", "model.embedding_size=32") if name == "permutation-lm" else ()
+    figures = measure(f"objective.name={name}", *needed)
     assert figures["objective"] == name
-    # What is executed and what the formula counts differ by how the number of masked positions is rounded.
-    assert figures["gemm_flops_per_token"] == pytest.approx(figures["flops_per_token"], rel=0.1)
+    # What is executed and what the formula counts differ by how the number of masked positions is rounded, and by the keys of
+    # distances, of which so small a batch has many.
+    assert figures["gemm_flops_per_token"] == pytest.approx(figures["flops_per_token"], rel=0.1 if not needed else 0.2)
 
 
 def test_micro_batches_and_uneven_rows() -> None:

@@ -90,6 +90,41 @@ def times(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+XLNETS = """
+[finetune]
+set = { "train.max_steps" = 4, "task.sequence_length" = 16 }
+[[run]]
+name = "permutation"
+set.objective = { name = "permutation-lm", memory_length = 24 }
+set.model = { encoder = "xlnet", embedding_size = 32 }
+set.data = { packing = "two-part", sequence_length = 32 }
+[[run]]
+name = "mlm"
+set.objective.name = "mlm"
+set.model = { encoder = "xlnet", embedding_size = 32 }
+[[run]]
+name = "rtd"
+"""
+
+
+def test_an_xlnet_a_masked_language_model_on_its_encoder_and_an_electra(world: Path, tmp_path: Path) -> None:
+    asked = request(world, tmp_path, 'seeds = 1\ntasks = ["rte"]\nbaseline = true\n', XLNETS, overrides=("train.max_steps=40",))
+    planned = {row["name"]: row for row in dry_run(asked)["runs"]}
+    assert planned["permutation"]["network"] == planned["mlm"]["network"] == "encoder"
+    found = run(asked)
+    assert found["complete"]
+    rows = {row["name"]: row for row in found["runs"]}
+    assert list(rows) == ["permutation", "mlm", "rtd", "untrained"]
+    for row in rows.values():
+        assert len(row["scores"]["rte"]["values"]) == 1
+        assert (row["steps"], row["flops"]) == (planned[row["name"]]["steps"], planned[row["name"]]["flops"])
+    assert rows["mlm"]["flops"] == pytest.approx(rows["permutation"]["flops"], rel=0.03)
+    assert {"heldout_permutation_lm_loss", "permutation_lm_accuracy"} <= set(rows["permutation"]["held_out"])
+    html = (asked.out / PAGE_FILE).read_text(encoding="utf-8")
+    structure(html)
+    assert "permutation" in html
+
+
 def test_equal_flops_two_seeds_two_tasks_and_a_baseline(world: Path, tmp_path: Path) -> None:
     asked = request(world, tmp_path, 'seeds = 2\ntasks = ["rte", "chunk"]\nbaseline = true\n')
     found = run(asked)

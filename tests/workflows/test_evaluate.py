@@ -22,11 +22,11 @@ from tests.interop.small_tokenizers import KINDS
 from tests.workflows.small_run import make_run
 
 
-def prepared(folder: Path, tokenizer: Path) -> Path:
-    """A data set of made-up text, half of it held out, made with the tokenizer in a folder or file."""
+def prepared(folder: Path, tokenizer: Path, heldout: float = 0.5) -> Path:
+    """A data set of made-up text, a share of it held out, made with the tokenizer in a folder or file."""
     text = folder.with_suffix(".txt")
     text.write_text(plain(made_up(40)))
-    build = BuildOptions(heldout=0.5, workers=1)
+    build = BuildOptions(heldout=heldout, workers=1)
     prepare(PrepareRequest((str(text),), folder, TokenizerChoice(tokenizer), build=build), Silent())
     return folder
 

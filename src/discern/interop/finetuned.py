@@ -1,4 +1,4 @@
-"""Our fine-tuned models as Hugging Face ELECTRA folders: an encoder with one linear layer on it.
+"""Our fine-tuned models as Hugging Face ELECTRA folders: an encoder with one linear layer on it. XLNet's: `xlnet_finetuned`.
 
 A tagger becomes an `ElectraForTokenClassification`, a finder of spans an `ElectraForQuestionAnswering`, a classifier or a
 regression an `ElectraForSequenceClassification`, which computes the same by way of a layer that ours does not have.
@@ -16,6 +16,7 @@ from torch import Tensor
 from discern.errors import ConfigError
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel, encoder_config
 from discern.interop.names import encoder_names, encoder_parameters
+from discern.interop.tokenizer import Frame
 from discern.model.bert import BertEncoder
 from discern.objectives.base import Vocabulary
 
@@ -27,6 +28,19 @@ ARCHITECTURES = {
 """The class of transformers that holds a head, by its kind."""
 PROBLEMS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
 """`problem_type` in config.json, by our name."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What stands between state and head: tanh(W h + b) takes the place of h.
+
+    Attributes:
+        weight: (D, D) W.
+        bias: (D,) b.
+    """
+
+    weight: Float[Tensor, "D D"]
+    bias: Float[Tensor, "D"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,8 @@ class HeadWeights:
             what is asked for.
         scale: factor that undoes a normalisation of the targets.
         shift: in the targets' unit, likewise.
+        summary: of classification; None: there is none.
+        frame: of the texts: where [CLS] stands.
     """
 
     kind: Literal["classification", "tagging", "span"]
@@ -52,6 +68,8 @@ class HeadWeights:
     problem: Literal["single", "multi", "regression"] = "single"
     scale: float = 1.0
     shift: float = 0.0
+    summary: Summary | None = None
+    frame: Frame = "cls-first"
 
     def __post_init__(self) -> None:
         if self.labels and len(self.labels) != len(self.bias):
@@ -70,24 +88,32 @@ def finetuned_to_huggingface(
 
     Raises:
         ConfigError: the encoder is not the BERT-style one with LayerNorm after each residual, which alone ELECTRA can hold, or
-            the head has more classes than ELECTRA's can represent.
+            the head has a summary, or more classes than ELECTRA's can represent.
     """
+    if head.summary is not None:
+        raise ConfigError(
+            f"{ARCHITECTURES[head.kind]} has no place for a summary",
+            hint="--set task.head=linear trains a head that it has; `discern predict` takes this one as it is",
+        )
     names, parameters = encoder_names(encoder), encoder_parameters(encoder)
     tensors = {f"electra.{theirs}": parameters[ours] for ours, theirs in names.items()} | _head_tensors(head)
     dtype = PRECISIONS[precision]
     stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
     config = encoder_config(encoder, vocabulary, ARCHITECTURES[head.kind], precision)
-    return HuggingFaceModel(config | _head_config(head, encoder), stored)
+    config |= head_config(head) | {"classifier_dropout": encoder.config.hidden_dropout}
+    return HuggingFaceModel(config, stored)
 
 
-def _head_config(head: HeadWeights, encoder: BertEncoder) -> dict[str, Any]:
-    """What config.json says of a head. Keys are strings, as JSON has them; transformers makes numbers of those in `id2label`."""
+def head_config(head: HeadWeights) -> dict[str, Any]:
+    """What config.json says of a head, whatever it stands on.
+
+    Keys are strings, as JSON has them; transformers makes numbers of those in `id2label`.
+    """
     labels = head.labels or tuple(f"LABEL_{number}" for number in range(len(head.bias)))
     config: dict[str, Any] = {
         "num_labels": len(labels),
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
-        "classifier_dropout": encoder.config.hidden_dropout,
     }
     return config | ({"problem_type": PROBLEMS[head.problem]} if head.kind == "classification" else {})
 
@@ -96,7 +122,11 @@ def _head_tensors(head: HeadWeights) -> dict[str, Tensor]:
     """The head's tensors by Hugging Face's name."""
     if head.kind == "classification":
         return _two_layers(head)
-    layer = "classifier" if head.kind == "tagging" else "qa_outputs"
+    return linear_tensors(head, "classifier" if head.kind == "tagging" else "qa_outputs")
+
+
+def linear_tensors(head: HeadWeights, layer: str) -> dict[str, Tensor]:
+    """A head as one layer of this name."""
     weight, bias = _linear(head)
     return {f"{layer}.weight": head.scale * weight, f"{layer}.bias": head.scale * bias + head.shift}
 

@@ -7,10 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from discern.interop.huggingface import HuggingFaceModel
-from discern.interop.names import DISCRIMINATOR_CLASS, ENCODER_CLASS, GENERATOR_CLASS, HEAD_NAME
+from discern.interop.names import DISCRIMINATOR_CLASS, ENCODER_CLASS, GENERATOR_CLASS, HEAD_NAME, XLNET_CLASS
 
 UNKNOWN = "not recorded"
-OBJECTIVE_NAMES = {"rtd": "replaced token detection (ELECTRA)", "mlm": "masked language modelling (BERT)"}
+OBJECTIVE_NAMES = {
+    "rtd": "replaced token detection (ELECTRA)",
+    "mlm": "masked language modelling (BERT)",
+    "permutation-lm": "permutation language modelling (XLNet)",
+}
+# Keys of config.json that a size can stand under.
+_SIZES = {
+    "Layers": ("num_hidden_layers", "n_layer"),
+    "Hidden size": ("hidden_size", "d_model"),
+    "Embedding size": ("embedding_size", "d_model"),
+    "Attention heads": ("num_attention_heads", "n_head"),
+    "Feed-forward size": ("intermediate_size", "d_inner"),
+}
 
 
 @dataclass(frozen=True)
@@ -61,37 +73,41 @@ def model_card(facts: CardFacts) -> str:
 
 
 def _front_matter(facts: CardFacts) -> str:
+    family = facts.model.config["model_type"]
     task = "pipeline_tag: fill-mask\n" if _holds(facts, GENERATOR_CLASS) else ""
     return (
         "---\n"
         "# Fill in: under which licence may others use these weights? The text they were trained on has a say in it.\n"
-        f"license:\nlibrary_name: transformers\n{task}tags:\n- electra\n- {facts.objective}\n- discern\n---"
+        f"license:\nlibrary_name: transformers\n{task}tags:\n- {family}\n- {facts.objective}\n- discern\n---"
     )
 
 
 def _what(facts: CardFacts) -> str:
     config = facts.model.config
-    role = {
+    roles = {
         "discriminator": "The discriminator: it gives every token a logit, positive where the token looks *replaced*.",
         "generator": "The generator: a small masked language model, which proposed replacements to a discriminator.",
-        "encoder": "A masked language model: it predicts the token under every `[MASK]`.",
-    }.get(facts.network, f"The network '{facts.network}'.")
+        "encoder": _ENCODER_ROLES.get(facts.objective, "An encoder with its head."),
+    }
+    role = roles.get(facts.network, f"The network '{facts.network}'.")
     sizes = {
         "Loads as": f"`{config['architectures'][0]}`, `AutoModel` (the encoder alone)",
         "Objective": OBJECTIVE_NAMES.get(facts.objective, facts.objective),
         "Parameters": _parameters(facts),
         "Weights stored as": config["dtype"],
-        "Layers": config["num_hidden_layers"],
-        "Hidden size": config["hidden_size"],
-        "Embedding size": config["embedding_size"],
-        "Attention heads": config["num_attention_heads"],
-        "Feed-forward size": config["intermediate_size"],
-        "Positions": f"{config['max_position_embeddings']}, of which {_trained_positions(facts)} were trained",
+        **{label: next(config[key] for key in keys if key in config) for label, keys in _SIZES.items()},
+        "Positions": _positions(facts),
         "Vocabulary": f"{_number(config['vocab_size'])} entries; {facts.tokenizer}",
         "Licence": "to be filled in by whoever publishes this model",
     }
     made = f"Pre-trained from scratch with discern (distribution `discern-nlp`) {facts.version}."
     return f"# {facts.title}\n\n{role} {made}\n\n{markdown_table(('', ''), list(sizes.items()))}"
+
+
+_ENCODER_ROLES = {
+    "mlm": "A masked language model: it predicts the token under every `[MASK]`.",
+    "permutation-lm": "A permutation language model: it predicts a token from any of the others, in any order.",
+}
 
 
 def _files(facts: CardFacts) -> str:
@@ -115,7 +131,7 @@ def _use(facts: CardFacts) -> str:
     # A model of 16 bits computes in 16 bits unless told otherwise.
     load = ".eval()" if facts.model.config["dtype"] == "float32" else ".float().eval()"
     text = f"## Use\n\n```python\nimport torch\n{_code(facts).replace('.eval()', load)}\n```"
-    verbs = [] if _holds(facts, GENERATOR_CLASS) else ['discern detect . --text "The chef ate the meal."']
+    verbs = [] if _fills(facts) else ['discern detect . --text "The chef ate the meal."']
     if facts.others or facts.network == "encoder":
         verbs.append("discern evaluate . --data DATA  # made by: discern prepare TEXT --out DATA --tokenizer .")
     return text + ("\n\nOr with discern:\n\n```\n" + "\n".join(verbs) + "\n```" if verbs else "")
@@ -143,6 +159,8 @@ with torch.no_grad():
     replaced = torch.sigmoid(model(**inputs).logits[0])
 for token, probability in zip(inputs.tokens(), replaced.tolist()):
     print(f"{probability:.2f} {token}")"""
+    if _holds(facts, XLNET_CLASS):
+        return _XLNET_CODE.format(streams=_CONTENT_STREAM if facts.objective == "mlm" else _QUERY_STREAM)
     return """from transformers import AutoTokenizer, ElectraForMaskedLM
 
 folder = "."  # this folder
@@ -152,6 +170,22 @@ inputs = tokenizer(f"The chef {tokenizer.mask_token} the meal.", return_tensors=
 with torch.no_grad():
     logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id][0]
 print(tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist()))"""
+
+
+_XLNET_CODE = """from transformers import AutoTokenizer, XLNetLMHeadModel
+
+folder = "."  # this folder
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = XLNetLMHeadModel.from_pretrained(folder).eval()
+inputs = tokenizer(f"The chef {{tokenizer.mask_token}} the meal.", return_tensors="pt")
+where = inputs["input_ids"] == tokenizer.mask_token_id
+{streams}
+print(tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist()))"""
+_CONTENT_STREAM = """with torch.no_grad():
+    logits = model(**inputs).logits[where][0]"""
+_QUERY_STREAM = """query = where[:, None, :].float()  # one query, at that place, which nobody may see
+with torch.no_grad():
+    logits = model(**inputs, perm_mask=query.expand(-1, where.shape[1], -1), target_mapping=query).logits[0, 0]"""
 
 
 def _training(facts: CardFacts) -> str:
@@ -203,19 +237,26 @@ def _evaluation(facts: CardFacts) -> str:
 
 def _limits(facts: CardFacts) -> str:
     limits = []
-    if _holds(facts, GENERATOR_CLASS):
+    if _fills(facts):
         limits.append("This network fills masks; it cannot tell replaced tokens from real ones.")
     elif not facts.others:
         limits.append("This network judges tokens; it cannot fill masks.")
     else:
         limits.append(f"This network judges tokens; to fill masks take the one in {_listed(facts.others)}.")
-    trained, table = _trained_positions(facts), facts.model.config["max_position_embeddings"]
-    if isinstance(trained, int) and trained < table:
+    trained, table = _trained_positions(facts), facts.model.config.get("max_position_embeddings")
+    if table is None:
+        limits.append(f"Distances of more than {trained} tokens, and what memory added to them, have not been trained.")
+    elif isinstance(trained, int) and trained < table:
         limits.append(f"Positions from {trained} on still have their initial values: cut texts to {trained} tokens.")
     if facts.settings.get("data.packing") == "packed":
         limits.append("It was trained on single segments: the embedding of `token_type_ids` 1 still has its initial value.")
     limits.append(f"Tests for bias, safety and fitness for any purpose: {UNKNOWN}.")
     return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)
+
+
+def _fills(facts: CardFacts) -> bool:
+    """Whether the network predicts words."""
+    return _holds(facts, GENERATOR_CLASS) or _holds(facts, XLNET_CLASS)
 
 
 def _holds(facts: CardFacts, architecture: str) -> bool:
@@ -232,9 +273,14 @@ def _parameters(facts: CardFacts) -> str:
     return f"{whole}, of which {_number(beside)} in the head that transformers cannot hold" if beside else whole
 
 
+def _positions(facts: CardFacts) -> str:
+    table, trained = facts.model.config.get("max_position_embeddings"), _trained_positions(facts)
+    return f"relative; rows of {trained} were trained" if table is None else f"{table}, of which {trained} were trained"
+
+
 def _trained_positions(facts: CardFacts) -> int | str:
     length = facts.settings.get("data.sequence_length")
-    return min(int(length), facts.model.config["max_position_embeddings"]) if length else UNKNOWN
+    return min(int(length), facts.model.config.get("max_position_embeddings", int(length))) if length else UNKNOWN
 
 
 def markdown_table(heading: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> str:

@@ -18,6 +18,9 @@ HEAD_NAME = "discern_head.safetensors"
 DISCRIMINATOR_CLASS = "ElectraForPreTraining"
 ENCODER_CLASS = "ElectraModel"
 GENERATOR_CLASS = "ElectraForMaskedLM"
+XLNET_CLASS = "XLNetLMHeadModel"
+UNLIMITED_POSITIONS = 1_000_000
+"""`max_positions` of an encoder that has no table of them and says nothing else."""
 
 # Our name -> theirs, of the layers that have a weight and a bias.
 _BLOCK_LAYERS = {

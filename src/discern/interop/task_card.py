@@ -61,7 +61,8 @@ def _front_matter(facts: TaskFacts) -> str:
     return (
         "---\n"
         "# Fill in: under which licence may others use these weights? The texts they were trained on have a say in it.\n"
-        f"license:\nlibrary_name: transformers\npipeline_tag: {_TAGS[facts.head.kind]}\ntags:\n- electra\n- discern\n---"
+        f"license:\nlibrary_name: transformers\npipeline_tag: {_TAGS[facts.head.kind]}\ntags:\n"
+        f"- {facts.model.config['model_type']}\n- discern\n---"
     )
 
 
@@ -172,9 +173,10 @@ def _limits(facts: TaskFacts) -> str:
                 "Where both texts of a pair are too long, discern cuts them to equal lengths and gives an odd token to the "
                 "first, transformers to the longer."
             )
-        limits.append(
-            "The head has a linear layer; `ElectraForSequenceClassification` computes the same with two. Fine-tuned further in "
-            "transformers, the two are trained."
-        )
+        if facts.model.config["model_type"] == "electra":
+            limits.append(
+                "The head has a linear layer; `ElectraForSequenceClassification` computes the same with two. Fine-tuned further "
+                "in transformers, the two are trained."
+            )
     limits.append(f"Source, language and licence of the texts, tests for bias, safety and fitness for any purpose: {UNKNOWN}.")
     return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)

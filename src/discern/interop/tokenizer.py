@@ -6,15 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, processors
 
-from discern.data.tokenizer import SPECIAL_TOKENS, load_tokenizer, lowercases
+from discern.data.tokenizer import load_tokenizer, lowercases, special_ids, special_names
 from discern.errors import DataError
+from discern.interop.names import UNLIMITED_POSITIONS
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
+Frame = Literal["cls-first", "cls-last"]
+"""`[CLS] A [SEP] B [SEP]`, padded on the right; or XLNet's `A [SEP] B [SEP] [CLS]`, padded on the left."""
+_USUAL_LENGTH = 512
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,10 @@ class TokenizerFiles:
     config: bytes
 
 
-def to_huggingface_tokenizer(path: Path, max_length: int) -> TokenizerFiles:
-    """The tokenizer of a run, framing a text as the model saw it: `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`.
+def to_huggingface_tokenizer(path: Path, max_length: int, frame: Frame = "cls-first") -> TokenizerFiles:
+    """The tokenizer of a run, framing a text as its model takes it.
 
-    For model type electra, transformers 5 rebuilds BPE and Unigram from their vocabulary with a normaliser of its own;
+    For model types electra and xlnet, transformers 5 rebuilds BPE and Unigram from their vocabulary with a normaliser of its own;
     class `PreTrainedTokenizerFast` makes it take tokenizer.json as it stands, and `token_type_ids` among the inputs makes
     that class return the segments, which it leaves out otherwise.
 
@@ -43,29 +47,46 @@ def to_huggingface_tokenizer(path: Path, max_length: int) -> TokenizerFiles:
     Args:
         path: tokenizer.json of the run.
         max_length: positions that the model was trained on; `truncation=True` cuts to it.
+        frame: of a text or a pair.
 
     Raises:
         DataError: the file is missing or damaged, or lacks one of the special tokens.
     """
     tokenizer = load_tokenizer(path)
+    names, last = special_names(tokenizer), frame == "cls-last"
+    if last:
+        tokenizer.post_processor = _cls_last(tokenizer)
     # transformers declares these special by itself; so must tokenizer.json, or a "[MASK]" would have other ids there.
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in names.values()])
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "model_max_length": max_length,
-        **{f"{role}_token": token for role, token in SPECIAL_TOKENS.items()},
+        **{f"{role}_token": token for role, token in names.items()},
         "do_lower_case": lowercases(tokenizer),
         "clean_up_tokenization_spaces": False,
-        "padding_side": "right",
+        "padding_side": "left" if last else "right",
         "truncation_side": "right",
     }
     settings = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     return TokenizerFiles((tokenizer.to_str(pretty=True) + "\n").encode(), settings.encode())
 
 
+def _cls_last(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """XLNet's frame, with [CLS] in a segment of its own."""
+    names, ids = special_names(tokenizer), special_ids(tokenizer)
+    cls, sep = names["cls"], names["sep"]
+    return processors.TemplateProcessing(
+        single=f"$A:0 {sep}:0 {cls}:2",
+        pair=f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2",
+        special_tokens=[(cls, ids["cls"]), (sep, ids["sep"])],
+    )
+
+
 def read_max_length(folder: Path, max_positions: int) -> int:
-    """The longest sequence, in tokens, that the model of a Hugging Face folder takes.
+    """The longest sequence, in tokens, that the model of a Hugging Face folder was trained on, as far as it says.
+
+    Where it has no table of positions, and says nothing, 512: the length that the published models of the kind were trained on.
 
     Args:
         max_positions: rows of the model's position table; no more than that, whatever tokenizer_config.json says.
@@ -74,7 +95,9 @@ def read_max_length(folder: Path, max_positions: int) -> int:
         DataError: tokenizer_config.json is damaged.
     """
     stated = _read_settings(folder / TOKENIZER_CONFIG_NAME).get("model_max_length")
-    return min(int(stated), max_positions) if isinstance(stated, int | float) and stated > 2 else max_positions
+    if isinstance(stated, int | float) and 2 < stated < max_positions:
+        return int(stated)
+    return max_positions if max_positions < UNLIMITED_POSITIONS else _USUAL_LENGTH
 
 
 def _read_settings(path: Path) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -92,6 +92,29 @@ def attention(
     """
     seed = _seed() if probability else 0
     return _Attention.apply(packed, num_heads, offsets, seed, threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def relative_softmax(
+    content: Float[Tensor, "H B Q K"],
+    apart: Float[Tensor, "H B Q W"],
+    gain: Float[Tensor, "H B Q"] | None,
+    relation: UInt8[Tensor, "B Q K"] | None,
+    starts: Int[Tensor, "B Q"],
+    probability: float,
+) -> Float[Tensor, "H B Q K"]:
+    """Probabilities of relative attention, dropped out, from the terms of its scores; zeros for a query that sees no key.
+
+    Args:
+        content: term of the content.
+        apart: term of the distance, for all distances; that of a query's key j stands in column `starts + j`.
+        gain: added for keys of another segment; None: there is but one.
+        relation: of each key to each query, 0: hidden, 1: of the same segment, 2: of another; None: all are 1.
+        starts: int64.
+        probability: of dropping a probability.
+    """
+    seed = _seed() if probability else 0
+    gain = None if gain is None else gain.float()
+    return _RelativeSoftmax.apply(content, apart, gain, relation, starts, seed, threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def cross_entropy_sum(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"]) -> Float[Tensor, ""]:
@@ -212,6 +235,41 @@ class _Attention(torch.autograd.Function):
         given = (*_heads(packed, ctx.num_heads, offsets), result, normaliser, gradient.contiguous())
         _call("attend_back", packed.dtype, *given, *_thirds(dpacked), ctx.seed, ctx.limit)
         return dpacked, None, None, None, None
+
+
+class _RelativeSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        content: Tensor,
+        apart: Tensor,
+        gain: Tensor | None,
+        relation: Tensor | None,
+        starts: Tensor,
+        seed: int,
+        limit: int,
+    ) -> Tensor:
+        content, apart, starts = content.contiguous(), apart.contiguous(), starts.contiguous()
+        gain = None if gain is None else gain.contiguous()
+        relation = None if relation is None else relation.contiguous()
+        probabilities = torch.empty_like(content)
+        dropped = torch.empty_like(content) if limit else probabilities
+        sizes = (content.shape[:-1].numel(), starts.numel(), content.shape[-1], apart.shape[-1])
+        _call("relative", content.dtype, content, apart, gain, relation, starts, probabilities, dropped, *sizes, seed, limit)
+        ctx.save_for_backward(probabilities, relation, starts)
+        ctx.seed, ctx.limit, ctx.sizes, ctx.has_gain = seed, limit, sizes, gain is not None
+        return dropped
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        probabilities, relation, starts = ctx.saved_tensors
+        dcontent = torch.empty_like(probabilities)
+        dapart = probabilities.new_empty(*probabilities.shape[:-1], ctx.sizes[-1])
+        dgain = probabilities.new_empty(probabilities.shape[:-1], dtype=torch.float32) if ctx.has_gain else None
+        given = (probabilities, gradient.contiguous(), relation, starts, dcontent, dapart, dgain)
+        _call("relative_back", probabilities.dtype, *given, *ctx.sizes, ctx.seed, ctx.limit)
+        return dcontent, dapart, dgain, None, None, None, None
 
 
 def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:

@@ -6,3 +6,4 @@ from discern.registry import Registry
 
 encoders: Registry[type] = Registry("encoder", "discern.encoders")
 encoders.register("bert", "discern.model.bert:BertEncoder")
+encoders.register("xlnet", "discern.model.xlnet:XLNetEncoder")

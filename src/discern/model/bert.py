@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from discern.errors import ConfigError
 from discern.model.attention import SelfAttention
 from discern.model.config import ModelConfig
 from discern.model.dropout import Dropout
@@ -75,6 +76,9 @@ class BertEncoder(Encoder):
         gradient_checkpointing: recompute each block in the backward pass.
         direction: what a token sees; one way, this is the tower of a language model.
 
+    Raises:
+        ConfigError: the configuration asks for what this encoder has not.
+
     Reference: Devlin et al. 2019; factorised embeddings as in Clark et al. 2020, appendix A.
     """
 
@@ -87,6 +91,7 @@ class BertEncoder(Encoder):
         direction: Direction = "both",
     ) -> None:
         super().__init__()
+        _check(config)
         self.config = config
         self.direction = direction
         self.gradient_checkpointing = gradient_checkpointing
@@ -122,6 +127,15 @@ class BertEncoder(Encoder):
                 states = block(states, layout)
         hidden = states.values if self.final_norm is None else self.final_norm(states.values)
         return hidden if layout.places is None else _spread(hidden, layout.places, shape)
+
+
+def _check(config: ModelConfig) -> None:
+    """Refuse what this encoder has not."""
+    for key, value, only in (("activation", config.activation, "gelu"), ("clamp_length", config.clamp_length, 0)):
+        if value != only:
+            raise ConfigError(
+                f"encoder 'bert' has no model.{key} '{value}'", hint=f"set model.{key}={only}, or model.encoder=xlnet"
+            )
 
 
 def _real(

@@ -10,7 +10,7 @@ from discern.config.base import Section
 
 
 class ModelConfig(Section):
-    """A BERT-style encoder. ELECTRA, table 6; defaults are those of the small model."""
+    """Sizes of an encoder. ELECTRA, table 6; defaults are those of the small model."""
 
     encoder: str = Field("bert", description="Architecture, by its name in the registry of encoders.")
     num_layers: int = Field(12, ge=1, description="Transformer blocks.")
@@ -22,6 +22,14 @@ class ModelConfig(Section):
     num_token_types: int = Field(2, ge=2, description="Rows of the segment table.")
     hidden_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of embeddings and of each part's output.")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of the attention probabilities.")
+    activation: Literal["gelu", "gelu-tanh", "relu", "silu"] = Field(
+        "gelu",
+        description="Between the two products of the feed-forward part. 'gelu': by the error function; 'gelu-tanh': by the "
+        "hyperbolic tangent, as XLNet's released code computes it. Encoder 'bert' has 'gelu' alone.",
+    )
+    clamp_length: int = Field(
+        0, ge=0, description="Encoder 'xlnet' only: distances beyond this many tokens are all alike; 0: none are. XLNet: 0."
+    )
     normalisation: Literal["post", "pre"] = Field(
         "post",
         description="Where the LayerNorms stand. 'post': after each residual, as in BERT and ELECTRA. 'pre': before each part, "

@@ -1,4 +1,4 @@
-"""Word, position and segment embeddings, and two ways to share them."""
+"""What encoders read: words alone, or words with positions and segments, and two ways to share these."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from discern.model.dropout import Dropout
 
 
 class TokenEmbeddings(nn.Module, abc.ABC):
-    """What an encoder reads: a vector for each token at its place, normalised and dropped out.
+    """What an encoder reads: a vector for each token.
 
     Attributes:
-        norm: LayerNorm of the sum of word, position and segment.
-        dropout: what follows.
+        dropout: what comes last.
     """
 
-    norm: nn.LayerNorm
     dropout: Dropout
 
     @property
@@ -46,6 +44,67 @@ class TokenEmbeddings(nn.Module, abc.ABC):
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         """Vectors of the words alone, neither placed nor normalised."""
 
+    def borrowed(self) -> Iterable[Parameter]:
+        """Parameters of another network that are read without sending gradient back."""
+        return ()
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None,
+        position_ids: Int[Tensor, "B L"] | None,
+    ) -> Float[Tensor, "B L E"]:
+        """Embeddings of the ids; segments default to 0, positions to 0, 1, 2, ..."""
+
+
+class WordEmbeddings(TokenEmbeddings):
+    """Vectors of the words, dropped out: for encoders that learn of positions and segments elsewhere.
+
+    Args:
+        vocab_size: V.
+        embedding_size: E.
+        config: the dropout.
+    """
+
+    def __init__(self, vocab_size: int, embedding_size: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.word = nn.Embedding(vocab_size, embedding_size)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    @property
+    def embedding_size(self) -> int:
+        return self.word.embedding_dim
+
+    @property
+    def vocab_size(self) -> int:
+        return self.word.num_embeddings
+
+    @property
+    def weights(self) -> Tensor:
+        return self.word.weight
+
+    def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        return self.word(input_ids)  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None = None,
+        position_ids: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L E"]:
+        return self.dropout(self.word(input_ids))  # type: ignore[no-any-return]
+
+
+class PlacedEmbeddings(TokenEmbeddings, abc.ABC):
+    """A vector for each token at its place, normalised and dropped out.
+
+    Attributes:
+        norm: LayerNorm of the sum of word, position and segment.
+    """
+
+    norm: nn.LayerNorm
+
     @abc.abstractmethod
     def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
         """Vectors of the positions."""
@@ -54,17 +113,12 @@ class TokenEmbeddings(nn.Module, abc.ABC):
     def segments(self, token_type_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         """Vectors of the segments."""
 
-    def borrowed(self) -> Iterable[Parameter]:
-        """Parameters of another network that are read without sending gradient back."""
-        return ()
-
     def forward(
         self,
         input_ids: Int[Tensor, "B L"],
         token_type_ids: Int[Tensor, "B L"] | None,
         position_ids: Int[Tensor, "B L"] | None,
     ) -> Float[Tensor, "B L E"]:
-        """Embeddings of the ids; segments default to 0, positions to 0, 1, 2, ..."""
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None, :]
         if token_type_ids is None:
@@ -73,7 +127,7 @@ class TokenEmbeddings(nn.Module, abc.ABC):
         return self.dropout(self.norm(total))  # type: ignore[no-any-return]
 
 
-class Embeddings(TokenEmbeddings):
+class Embeddings(PlacedEmbeddings):
     """The sum of three embeddings, normalised and dropped out; generator and discriminator share one by default.
 
     Reference: Clark et al. 2020, section 3.2 (weight sharing). The released code shares the LayerNorm too.
@@ -114,7 +168,7 @@ class Embeddings(TokenEmbeddings):
         return self.token_type(token_type_ids)  # type: ignore[no-any-return]
 
 
-class DisentangledEmbeddings(TokenEmbeddings):
+class DisentangledEmbeddings(PlacedEmbeddings):
     """Another network's embeddings, read without sending gradient back, plus a difference of one's own.
 
     The discriminator then profits from the words that the generator learns, and its loss, fifty times as heavy, does not

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
+from typing import ClassVar
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discern.model import encoders
 from discern.model.config import ModelConfig
-from discern.model.embeddings import TokenEmbeddings
+from discern.model.embeddings import Embeddings, TokenEmbeddings, WordEmbeddings
+from discern.model.heads import LanguageHead, MaskedLMHead, TiedLMHead
 
 
 class Encoder(nn.Module, abc.ABC):
@@ -18,8 +21,15 @@ class Encoder(nn.Module, abc.ABC):
     Attributes:
         config: its sizes.
         embeddings: read by this encoder, possibly shared with another.
+        embeddings_class: what embeddings it reads where it shares none.
+        head_class: what predicts words from its states.
+        fine_tuning: settings of fine-tuning that it was made for, by dotted key; `classification.head` and the like are for
+            tasks of that family.
     """
 
+    embeddings_class: ClassVar[type[Embeddings] | type[WordEmbeddings]] = Embeddings
+    head_class: ClassVar[type[MaskedLMHead] | type[TiedLMHead]] = MaskedLMHead
+    fine_tuning: ClassVar[Mapping[str, object]] = {}
     config: ModelConfig
     embeddings: TokenEmbeddings
 
@@ -51,3 +61,23 @@ def build_encoder(embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_
     build = encoders.load(config.encoder)
     encoder: Encoder = build(embeddings, config, gradient_checkpointing=gradient_checkpointing)
     return encoder
+
+
+def build_embeddings(vocab_size: int, embedding_size: int, config: ModelConfig) -> Embeddings | WordEmbeddings:
+    """Embeddings of the kind that the encoder reads that `config.encoder` names.
+
+    Raises:
+        ConfigError: no such encoder; the hint names the nearest.
+    """
+    kind: type[Encoder] = encoders.load(config.encoder)
+    return kind.embeddings_class(vocab_size, embedding_size, config)
+
+
+def build_language_head(embeddings: Embeddings | WordEmbeddings, config: ModelConfig) -> LanguageHead:
+    """What predicts words from the states of the encoder that `config.encoder` names, tied to its embeddings.
+
+    Raises:
+        ConfigError: no such encoder; the hint names the nearest.
+    """
+    kind: type[Encoder] = encoders.load(config.encoder)
+    return kind.head_class(config, embeddings.word)

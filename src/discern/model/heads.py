@@ -43,6 +43,30 @@ class MaskedLMHead(nn.Module):
         return F.linear(inner, self.word_embeddings.weight, self.bias)
 
 
+class TiedLMHead(nn.Module):
+    """Logits over the vocabulary: product with the word embeddings, bias; no layer in between.
+
+    Args:
+        config: of the encoder below.
+        word_embeddings: tied output matrix, (V, D), as wide as the hidden states.
+
+    Reference: Yang et al. 2019 (XLNet), released code.
+    """
+
+    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
+        super().__init__()
+        self.word_embeddings = word_embeddings
+        self.bias = Parameter(word_embeddings.weight.new_zeros(word_embeddings.num_embeddings))
+
+    def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits at the given states; pass only those that are wanted, this is the dearest product."""
+        return F.linear(hidden, self.word_embeddings.weight, self.bias)
+
+
+LanguageHead = MaskedLMHead | TiedLMHead
+"""What predicts words."""
+
+
 class CopyMLMHead(nn.Module):
     """Words at every position, and beside them whether the token there is to be copied.
 

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from discern.model.bert import BertEncoder, Block
 from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings, Embeddings
-from discern.model.heads import MaskedLMHead, TokenHead
+from discern.model.heads import MaskedLMHead, TiedLMHead, TokenHead
+from discern.model.relative_attention import RelativeAttention
+from discern.model.xlnet import XLNetEncoder
 
 # Of the local start: radians a position of the fastest and the slowest wave, and the strength of positions (against the
 # words') and of queries and keys; and the strength of what each part adds to the residual, against its fan-in.
@@ -24,9 +26,11 @@ def initialise(module: nn.Module, generator: torch.Generator, config: ModelConfi
 
     'released': matrices and embeddings from a normal cut at two standard deviations, biases 0, LayerNorm 1 and 0, Glorot
     uniform for the projection of the embeddings and the last layer of the discriminator. 'local': matrices by the number of
-    their inputs instead, and attention that begins by looking at near neighbours, see `start_locally`.
+    their inputs instead, and attention that begins by looking at near neighbours, see `start_locally`. The weights of an
+    XLNet encoder come from a normal that is not cut, its biases of attention and the query's embedding too.
 
     Reference: google-research/electra, modeling.py; TensorFlow's truncated normal has 0.88 of the nominal deviation.
+    zihangdai/xlnet, where TensorFlow's default fills the query's embedding; here it is as the rest, as in transformers.
     """
     glorot = {id(part) for part in _glorot_layers(module)}
     local = config.initialisation == "local"
@@ -43,13 +47,27 @@ def initialise(module: nn.Module, generator: torch.Generator, config: ModelConfi
         elif isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
             nn.init.zeros_(part.bias)
-        elif isinstance(part, MaskedLMHead):
+        elif isinstance(part, MaskedLMHead | TiedLMHead):
             nn.init.zeros_(part.bias)
     for part in module.modules():
         if isinstance(part, DisentangledEmbeddings):
             nn.init.zeros_(part.difference.weight)
+        if isinstance(part, XLNetEncoder):
+            _start_xlnet(part, generator)
         if isinstance(part, BertEncoder) and local:
             start_locally(part)
+
+
+def _start_xlnet(encoder: XLNetEncoder, generator: torch.Generator) -> None:
+    """Fill the weights of an XLNet encoder as its released code does, `query_embedding` apart, which that leaves to a default."""
+    weights: list[Tensor] = [encoder.query_embedding]
+    for part in encoder.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            weights.append(part.weight)
+        if isinstance(part, RelativeAttention):
+            weights += [part.content_bias, part.position_bias, part.segment_bias, part.segments]
+    for weight in weights:
+        nn.init.normal_(weight, std=encoder.config.initializer_range, generator=generator)
 
 
 @torch.no_grad()

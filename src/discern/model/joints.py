@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,6 +39,20 @@ def linear_gelu(linear: nn.Linear, operand: Float[Tensor, "*tokens D"]) -> Float
     return F.gelu(linear(operand))
 
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+def linear_activation(linear: nn.Linear, operand: Float[Tensor, "*tokens D"], activation: str) -> Float[Tensor, "*tokens F"]:
+    """The activation of that name, as the configuration has it, of the layer's output."""
+    if activation == "gelu":
+        return linear_gelu(linear, operand)
+    return _ACTIVATIONS[activation](linear(operand))
+
+
 def linear_residual_norm(
     linear: nn.Linear,
     operand: Float[Tensor, "*tokens F"],
@@ -45,7 +61,7 @@ def linear_residual_norm(
     dropout: Dropout,
 ) -> States:
     """LayerNorm(residual + dropout(linear(operand))): the end of each half of a post-norm block."""
-    needed = [linear.weight, linear.bias, norm.weight, norm.bias]
+    needed = [weight for weight in (linear.weight, linear.bias, norm.weight, norm.bias) if weight is not None]
     if kernels.usable(operand, parameters=needed) and residual.dtype == torch.float32:
         part = F.linear(operand, linear.weight)
         return States(*kernels.residual_norm(part, linear.bias, residual, norm, dropout.active, part.dtype == torch.bfloat16))

@@ -9,6 +9,7 @@ from discern.registry import Registry
 objectives: Registry[Any] = Registry("objective", "discern.objectives")
 objectives.register("rtd", "discern.objectives.rtd:ReplacedTokenDetection")
 objectives.register("mlm", "discern.objectives.mlm:MaskedLanguageModel")
+objectives.register("permutation-lm", "discern.objectives.permutation_lm:PermutationLanguageModel")
 objectives.register("electric", "discern.objectives.electric:Electric")
 objectives.register("rtd-masked-only", "discern.objectives.rtd_masked_only:MaskedOnlyReplacedTokenDetection")
 objectives.register("replace-mlm", "discern.objectives.replace_mlm:ReplaceMLM")

@@ -119,7 +119,7 @@ def _judgements(output: StepOutput, batch: CorruptedBatch) -> tuple[Tensor, Tens
 
 def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
     """Loss (N,) and rightness (N,) of the words predicted, the generator's where there is one, and where (B, L)."""
-    for name in ("generator", "mlm"):
+    for name in ("generator", "mlm", "permutation_lm"):
         logits, targets = seen.get(f"{name}_logits"), seen.get(f"{name}_targets")
         if logits is None or targets is None:
             continue

@@ -6,13 +6,23 @@ from pydantic import Field, field_validator, model_validator
 
 from discern.config.base import Section
 from discern.corruption import maskings
+from discern.data.config import DataConfig
 from discern.errors import did_you_mean
+from discern.model.config import ModelConfig
 
 
 class ObjectiveConfig(Section):
     """What every objective has: its name in the registry."""
 
     name: str = Field(description="Objective, by its name in the registry.")
+
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether each slot of the batch reads on from step to step, rather than rows in random order."""
+        return False
+
+    def check(self, data: DataConfig, model: ModelConfig) -> None:
+        """Raise a ValueError, saying what to set, where rows or encoder don't suit the objective."""
 
 
 class PositionsConfig(ObjectiveConfig):

@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 
 from discern.corruption.randomness import Randomness, key_of
-from discern.model.embeddings import Embeddings
-from discern.model.encoder import build_encoder
-from discern.model.heads import MaskedLMHead, gather_positions
+from discern.model.encoder import build_embeddings, build_encoder, build_language_head
+from discern.model.heads import gather_positions
 from discern.model.initialisation import initialise
 from discern.model.network import Network
 from discern.objectives.base import BuildSettings, Objective
@@ -48,9 +47,9 @@ class MaskedLanguageModel(Objective):
         self.vocabulary = settings.vocabulary
         self._model = settings.model
         model = settings.model
-        embeddings = Embeddings(settings.vocabulary.size, model.embedding_size, model)
+        embeddings = build_embeddings(settings.vocabulary.size, model.embedding_size, model)
         self.encoder = build_encoder(embeddings, model, gradient_checkpointing=settings.gradient_checkpointing)
-        self.head = MaskedLMHead(model, embeddings.word)
+        self.head = build_language_head(embeddings, model)
 
     def initialise(self, seed: int) -> None:
         initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from discern.model.heads import MaskedLMHead
+from discern.model.heads import LanguageHead
 from discern.model.network import Network
 from discern.objectives.base import Objective, Phase
 from discern.objectives.config import MaskingConfig
@@ -18,11 +18,15 @@ class Pass:
     Attributes:
         head_share: of the positions that the head runs on.
         trains: backward too; False: forward only, as a frozen generator that is sampled from.
+        query_share: of the positions that the encoder's query stream runs on; 0: there is none.
+        remembered: positions of earlier rows that each row sees.
     """
 
     network: Network
     head_share: float
     trains: bool = True
+    query_share: float = 0.0
+    remembered: int = 0
 
 
 @runtime_checkable
@@ -50,7 +54,7 @@ def step_passes(objective: Objective, phase: Phase) -> list[Pass]:
 
 def has_vocabulary(network: Network) -> bool:
     """Whether the network's head predicts words."""
-    return any(isinstance(module, MaskedLMHead) for module in network.head.modules())
+    return any(isinstance(module, LanguageHead) for module in network.head.modules())
 
 
 def head_share(objective: Objective, network: Network, phase: Phase) -> float:

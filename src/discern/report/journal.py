@@ -51,6 +51,18 @@ _MEANINGS = {
         "of the vocabulary's size.",
     ),
     "mlm_accuracy": ("Accuracy", "Share of the masked positions where the likeliest token is the original one."),
+    "heldout_permutation_lm_loss": (
+        "Loss",
+        "Mean negative log-probability of the token at the predicted positions, each told by the context and the positions "
+        "before it in a random order, in nats. Even guessing gives the logarithm of the vocabulary's size.",
+    ),
+    "permutation_lm_accuracy": ("Accuracy", "Share of the predicted positions where the likeliest token is the right one."),
+    "heldout_next_sentence_loss": (
+        "Next-sentence loss",
+        "Mean negative log-probability of the right answer to whether the second segment follows the first, in nats. "
+        "0.6931 is guessing.",
+    ),
+    "next_sentence_accuracy": ("Next-sentence accuracy", "Share of the rows where that is answered rightly; half is guessing."),
 }
 """Held-out figures by their key in the journal, in the order of the page: name and meaning."""
 
@@ -73,6 +85,8 @@ def run_charts(records: Records) -> list[Chart]:
     held_out = [
         ("Generator accuracy", {"generator_accuracy": "likeliest token", "sampled_accuracy": "sampled token"}),
         ("Accuracy at masked positions", {"mlm_accuracy": "likeliest token"}),
+        ("Accuracy at predicted positions", {"permutation_lm_accuracy": "likeliest token"}),
+        ("Accuracy of next-sentence prediction", {"next_sentence_accuracy": "answered rightly"}),
         (
             "Discriminator at probability 1/2",
             {
@@ -149,7 +163,13 @@ def figure_title(key: str) -> str:
 
 
 def _loss_title(key: str) -> str:
-    return {"loss": "Loss, weighted sum", "mlm_loss": "Loss"}.get(key, key.replace("_", " ").capitalize())
+    titles = {
+        "loss": "Loss, weighted sum",
+        "mlm_loss": "Loss",
+        "permutation_lm_loss": "Loss",
+        "next_sentence_loss": "Next-sentence loss",
+    }
+    return titles.get(key, key.replace("_", " ").capitalize())
 
 
 def _lines(records: Records, labels: Mapping[str, str]) -> list[Line]:

@@ -34,25 +34,33 @@ class ClassificationConfig(TaskConfig):
         "none",
         description="'balanced': rare classes count more in the loss, number of examples / (classes x examples of the class).",
     )
+    head: Literal["linear", "summary"] = Field(
+        "linear",
+        description="'linear': one layer on the state of [CLS]; 'summary': XLNet's, which has a layer as wide as "
+        "the states and tanh before it.",
+    )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."
     )
 
 
 class ClassificationHead(TaskHead):
-    """Dropout and one linear layer on the state of [CLS].
+    """Dropout and one linear layer on the state of [CLS]; with a summary, a dense layer and tanh before them.
 
-    Reference: google-research/electra, finetune/classification. Hugging Face has a dense layer and GELU in between.
+    Reference: google-research/electra, finetune/classification; Hugging Face has a dense layer and GELU in between. The
+    summary: zihangdai/xlnet, modeling.py, `summarize_sequence`.
 
     Args:
         labels: how many outputs, and which loss.
+        summarises: whether there is a summary.
     """
 
     weights: Tensor
 
-    def __init__(self, hidden_size: int, dropout: float, labels: Labels) -> None:
+    def __init__(self, hidden_size: int, dropout: float, labels: Labels, *, summarises: bool = False) -> None:
         super().__init__()
         self.kind = labels.kind
+        self.summary = nn.Linear(hidden_size, hidden_size) if summarises else None
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, max(1, len(labels.names)))
         weights = labels.weights or (1.0,) * max(1, len(labels.names))
@@ -61,7 +69,10 @@ class ClassificationHead(TaskHead):
     def forward(
         self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        logits = self.output(self.dropout(hidden[:, 0])).float()
+        state = hidden[:, 0]
+        if self.summary is not None:
+            state = self.summary(state).tanh()
+        logits = self.output(self.dropout(state)).float()
         loss = None
         if "class" in rows.targets:
             loss = F.cross_entropy(logits, rows.targets["class"], self.weights, reduction="sum")
@@ -155,7 +166,8 @@ class Classification(Task[ClassificationExample]):
         return {"classes": table}
 
     def head(self, hidden_size: int, dropout: float) -> ClassificationHead:
-        return ClassificationHead(hidden_size, dropout, self.labels)
+        summarises = cast(ClassificationConfig, self.config).head == "summary"
+        return ClassificationHead(hidden_size, dropout, self.labels, summarises=summarises)
 
     def items(self, rows: TaskRows) -> int:
         return len(rows.rows)

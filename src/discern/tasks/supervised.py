@@ -16,6 +16,7 @@ from discern.model.network import Network
 from discern.objectives.base import Evaluator, Objective
 from discern.tasks.base import Outputs, Task
 from discern.tasks.features import Features, TaskBatch, TaskRows
+from discern.tasks.frames import FRAMES, FrameName
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 
 
@@ -38,6 +39,7 @@ class SupervisedObjective(Objective):
             clipped to norm 1 the two train differently.
         sequences_per_step: of the training, which a sum is taken over.
         heldout: labelled splits that evaluation judges by, of some tasks or none.
+        frame: how the rows are laid before the encoder.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class SupervisedObjective(Objective):
         reduction: Literal["mean", "sum"] = "mean",
         sequences_per_step: int = 32,
         heldout: Mapping[str, Split] | None = None,
+        frame: FrameName = "cls-first",
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.tasks = dict(tasks)
         self.heads = nn.ModuleDict({name: task.head(encoder.config.hidden_size, dropout) for name, task in tasks.items()})
         self.heldout = dict(heldout or {})
+        self._frame = FRAMES[frame]
         self._sums = reduction == "sum"
         self._sequences = sequences_per_step
 
@@ -80,7 +84,7 @@ class SupervisedObjective(Objective):
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens = cast(TaskBatch, batch.tokens)
-        hidden = self.encoder(tokens.input_ids, tokens.visible_mask, tokens.token_type_ids)
+        hidden = self._frame.states(self.encoder, tokens)
         terms: dict[str, LossTerm] = {}
         observations: dict[str, Tensor] = {}
         for group in tokens.groups:

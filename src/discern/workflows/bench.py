@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from discern import kernels
-from discern.data.synthetic import SPECIAL, SyntheticRows
+from discern.data.synthetic import SPECIAL, SyntheticParts, SyntheticRows
 from discern.errors import ConfigError
 from discern.objectives.base import Objective, Phase, Vocabulary
 from discern.objectives.passes import step_passes
@@ -96,7 +96,7 @@ def _parts(request: BenchRequest, config: PretrainConfig, objective: Objective, 
     )
     return Parts(
         objective=objective,
-        source=rows,
+        source=SyntheticParts(rows) if config.data.packing == "two-part" else rows,
         heldout=None,
         optimizer=config.optimizer,
         train=train,

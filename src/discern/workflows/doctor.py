@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ import torch
 
 from discern import __version__, kernels
 from discern.corruption.randomness import Randomness
-from discern.data.packing import build_packing
 from discern.data.shards import TokenData
-from discern.data.stream import ExampleStream
+from discern.data.source import RowStream, training_rows
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.training.diagnosis import (
@@ -88,18 +87,17 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     return Diagnosis(f"{folder} at step {run.step:,}", facts, held_out + _gradients(run, stream, ranks) + findings)
 
 
-def _text(run: LoadedRun) -> tuple[ExampleStream, str]:
+def _text(run: LoadedRun) -> tuple[RowStream, str]:
     data = TokenData.open(Path(run.record["data"]))
     if data.tokenizer_fingerprint != run.record["tokenizer_fingerprint"]:
         raise DataError(f"{data.folder} is another data set by now: its tokenizer is not the run's")
     heldout = heldout_stream(data, run.config)
     if heldout is not None:
         return heldout, "held out"
-    packing = build_packing(data.split("train"), data.special_tokens, run.config.data, run.config.train.seed, training=True)
-    return ExampleStream(packing, run.config.train.seed), "trained on"
+    return training_rows(data.split("train"), data.special_tokens, run.config.data, run.config.train.seed), "trained on"
 
 
-def _gradients(run: LoadedRun, stream: ExampleStream, ranks: Ranks) -> list[Finding]:
+def _gradients(run: LoadedRun, stream: RowStream, ranks: Ranks) -> list[Finding]:
     """What the terms of the loss send to the word embeddings, dropout off."""
     count = min(_GRADIENT_ROWS, stream.num_rows)
     numbers = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))
@@ -109,7 +107,15 @@ def _gradients(run: LoadedRun, stream: ExampleStream, ranks: Ranks) -> list[Find
     corrupted = objective.corrupt(batch, randomness).to(ranks.device)
     output = objective(corrupted, randomness.to(ranks.device))
     gradients = embedding_gradients(objective, output)
-    return [*judge_loss_shares(output), judge_cosine(gradients), *compare_lengths(gradients)]
+    shares = [_with_knob_of(run, finding) for finding in judge_loss_shares(output)]
+    return [*shares, judge_cosine(gradients), *compare_lengths(gradients)]
+
+
+def _with_knob_of(run: LoadedRun, finding: Finding) -> Finding:
+    """The finding, without a knob that the run's objective has not: not every term of a loss has a weight to set."""
+    settings = {f"objective.{name}" for name in type(run.config.objective).model_fields}
+    is_absent = finding.verdict == "unknown" and finding.knob not in settings
+    return replace(finding, knob="") if is_absent else finding
 
 
 def _drift(run: LoadedRun) -> Finding:

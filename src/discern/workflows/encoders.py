@@ -1,4 +1,4 @@
-"""An encoder to fine-tune: that of a run, of an export, of any Hugging Face ELECTRA or BERT, or one that has learned nothing."""
+"""An encoder to fine-tune: of a run, an export, any Hugging Face ELECTRA, BERT or XLNet, or one that has learned nothing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from torch import nn
 from discern.corruption.randomness import key_of
 from discern.data.tokenizer import load_tokenizer, vocab_size
 from discern.errors import DataError
+from discern.interop.families import ENCODER_TYPES, family_in
 from discern.interop.folder import SETTINGS_NAME
 from discern.interop.huggingface import read_mark
-from discern.interop.pretrained import FAMILIES, encoder_from_huggingface
 from discern.interop.tokenizer import read_max_length
-from discern.model.bert import BertEncoder
 from discern.model.config import ModelConfig
-from discern.model.embeddings import DisentangledEmbeddings, Embeddings
-from discern.model.encoder import Encoder, build_encoder
+from discern.model.embeddings import DisentangledEmbeddings
+from discern.model.encoder import Encoder, build_embeddings, build_encoder
 from discern.model.initialisation import initialise
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.models import folder_config
@@ -55,12 +54,12 @@ def load_encoder(folder: Path, *, warn: Callable[[str], None]) -> LoadedEncoder:
     """The encoder in a folder; of several networks that of the first, which in ELECTRA is the discriminator.
 
     Args:
-        folder: a run, an export, or a Hugging Face ELECTRA or BERT with any head or none.
+        folder: a run, an export, or a Hugging Face ELECTRA, BERT or XLNet with any head or none.
         warn: told of damaged checkpoints that were passed over.
 
     Raises:
         DataError: the folder holds neither a run nor a model, or no tokenizer, or one with more entries than the model.
-        CheckpointError: its weights are missing or damaged, or those of something else than an ELECTRA or BERT.
+        CheckpointError: its weights are missing or damaged, or those of something else than an ELECTRA, BERT or XLNet.
         ConfigError: the settings of an export are damaged.
     """
     if is_run(folder):
@@ -70,8 +69,8 @@ def load_encoder(folder: Path, *, warn: Callable[[str], None]) -> LoadedEncoder:
             encoder.embeddings = encoder.embeddings.merged()
         length = min(run.config.data.sequence_length, run.config.model.max_positions)
         return _loaded(encoder, run.tokenizer_path, length, f"run {folder} at step {run.step:,}")
-    config = folder_config(folder, FAMILIES)
-    loaded = encoder_from_huggingface(folder)
+    config = folder_config(folder, ENCODER_TYPES)
+    loaded = family_in(folder).encoder_from(folder)
     if "objective" in read_mark(config) and (folder / SETTINGS_NAME).is_file():
         _recall_initialisation(loaded, folder / SETTINGS_NAME)
     return _loaded(loaded, folder, read_max_length(folder, loaded.config.max_positions), _describe(folder, config))
@@ -128,12 +127,12 @@ def _loaded(encoder: Encoder, tokenizer_path: Path, max_length: int, description
 
 
 def _untrained(config: ModelConfig, vocabulary_size: int, embedding_size: int, seed: int) -> Encoder:
-    encoder = build_encoder(Embeddings(vocabulary_size, embedding_size, config), config)
+    encoder = build_encoder(build_embeddings(vocabulary_size, embedding_size, config), config)
     draw_weights(encoder, seed)
     return encoder
 
 
-def _recall_initialisation(encoder: BertEncoder, settings: Path) -> None:
+def _recall_initialisation(encoder: Encoder, settings: Path) -> None:
     """Take from an export's settings how its weights began, of which config.json knows the scale alone."""
     began = load_pretrain_config(settings, None).config.model.initialisation
     encoder.config = encoder.config.model_copy(update={"initialisation": began})

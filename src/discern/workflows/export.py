@@ -10,8 +10,9 @@ from discern import __version__
 from discern.config.tree import to_toml
 from discern.data.files import sync_folder, write_file
 from discern.errors import ConfigError, NumericsError, did_you_mean
+from discern.interop.families import family_of, to_huggingface
 from discern.interop.folder import CARD_NAME, SETTINGS_NAME, check_target, publish
-from discern.interop.huggingface import MARK, PRECISIONS, HuggingFaceModel, to_huggingface
+from discern.interop.huggingface import MARK, PRECISIONS, HuggingFaceModel
 from discern.interop.model_card import model_card
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
 from discern.progress import Progress
@@ -79,7 +80,8 @@ def export(request: ExportRequest, progress: Progress, warn: Callable[[str], Non
     first.config[MARK] = _mark(run, list(models)) | first.config.get(MARK, {})
     progress.advance(1)
     length = min(run.config.data.sequence_length, run.config.model.max_positions)
-    tokenizer = to_huggingface_tokenizer(run.tokenizer_path, length)
+    frame = family_of(run.objective.networks()[next(iter(models))].encoder).frame
+    tokenizer = to_huggingface_tokenizer(run.tokenizer_path, length, frame)
     card = model_card(card_facts(run, models, request.out.resolve().name))
     progress.advance(1)
 

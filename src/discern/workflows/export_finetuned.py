@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from torch import nn
 
@@ -15,15 +15,16 @@ from discern import __version__
 from discern.data.files import write_file
 from discern.data.tokenizer import fingerprint, lowercases, special_tokens
 from discern.errors import ConfigError, did_you_mean
-from discern.interop.finetuned import HeadWeights, finetuned_to_huggingface
+from discern.interop.families import finetuned_to_huggingface
+from discern.interop.finetuned import HeadWeights, Summary
 from discern.interop.folder import CARD_NAME, check_target, publish
 from discern.interop.huggingface import MARK, PRECISIONS, HuggingFaceModel
 from discern.interop.task_card import TaskFacts, task_card
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
-from discern.model.bert import BertEncoder
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
 from discern.tasks.base import Task
+from discern.tasks.frames import FrameName
 from discern.workflows.export import check_finite
 from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, TOKENIZER_FILE, FineTuned, load_finetuned, seed_folder
 from discern.workflows.predict import chosen_task
@@ -85,14 +86,14 @@ def export_task(request: TaskExportRequest, progress: Progress) -> ExportedTask:
     progress.start("exporting", 3, "parts")
     loaded = load_finetuned(request.model, request.seed)
     task = chosen_task(loaded, request.task)
-    head = head_weights(task, loaded.objective.heads[task.name])
+    head = head_weights(task, loaded.objective.heads[task.name], loaded.frame)
     vocabulary = Vocabulary(loaded.record["vocab_size"], special_tokens(loaded.tokenizer))
-    model = finetuned_to_huggingface(cast(BertEncoder, loaded.objective.encoder), head, vocabulary, request.precision)
+    model = finetuned_to_huggingface(loaded.objective.encoder, head, vocabulary, request.precision)
     check_finite(model, request.model)
     # No key `objective`: that is how discern tells the settings of a pre-training.
     model.config[MARK] = {"version": __version__, "task": task.name, "tokenizer_fingerprint": fingerprint(loaded.tokenizer)}
     progress.advance(1)
-    tokenizer = to_huggingface_tokenizer(request.model / TOKENIZER_FILE, task.config.sequence_length)
+    tokenizer = to_huggingface_tokenizer(request.model / TOKENIZER_FILE, task.config.sequence_length, head.frame)
     card = task_card(_facts(loaded, task, model, head, request.out.resolve().name))
     progress.advance(1)
 
@@ -109,8 +110,11 @@ def export_task(request: TaskExportRequest, progress: Progress) -> ExportedTask:
     return ExportedTask(request.out, task.name, loaded.seed, model.config["architectures"][0], model.num_parameters, size)
 
 
-def head_weights(task: Task[Any], head: nn.Module) -> HeadWeights:
+def head_weights(task: Task[Any], head: nn.Module, frame: FrameName = "cls-first") -> HeadWeights:
     """What a head computes.
+
+    Args:
+        frame: of the texts.
 
     Raises:
         ConfigError: transformers has no such head.
@@ -123,10 +127,19 @@ def head_weights(task: Task[Any], head: nn.Module) -> HeadWeights:
         )
     if labels.kind in ("tags", "spans"):
         kind: Literal["tagging", "span"] = "tagging" if labels.kind == "tags" else "span"
-        return HeadWeights(kind, output.weight, output.bias, labels.names if kind == "tagging" else ())
+        return HeadWeights(kind, output.weight, output.bias, labels.names if kind == "tagging" else (), frame=frame)
     problems: dict[str, Literal["single", "multi", "regression"]] = {"single": "single", "multi": "multi", "number": "regression"}
+    layer = getattr(head, "summary", None)
     return HeadWeights(
-        "classification", output.weight, output.bias, labels.names, problems[labels.kind], labels.scale, labels.shift
+        "classification",
+        output.weight,
+        output.bias,
+        labels.names,
+        problems[labels.kind],
+        labels.scale,
+        labels.shift,
+        None if layer is None else Summary(layer.weight, layer.bias),
+        frame,
     )
 
 

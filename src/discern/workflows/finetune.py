@@ -15,6 +15,7 @@ from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, TextEncoder
+from discern.tasks.frames import FRAMES
 from discern.training import checkpoint
 from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
@@ -112,7 +113,9 @@ def prepare_finetuning(request: FinetuneRequest, progress: Progress) -> Plan:
     names = [each.name for each in definitions]
     if len(set(names)) < len(names):
         raise ConfigError(f"a task is named twice: {', '.join(names)}", hint="name each task once")
-    resolved = load_finetune_config(definitions, width, request.config, request.overrides, request.recipe)
+    kind = type(loaded.encoder)
+    resolved = load_finetune_config(definitions, width, request.config, request.overrides, request.recipe, kind)
+    FRAMES[resolved.config.finetune.frame].check(loaded.encoder)
     config, notes = _fit_lengths(resolved.config, names, loaded, resolved.user_set)
     tokenizer = load_tokenizer(loaded.tokenizer_path)
     text = TextEncoder(tokenizer, special_tokens(tokenizer))
@@ -191,6 +194,7 @@ def _prepare_folder(request: FinetuneRequest, plan: Plan, ranks: Ranks) -> None:
         {name: data.task for name, data in plan.data.items()},
         {name: data.files for name, data in plan.data.items()},
         {name: data.source for name, data in plan.data.items()},
+        plan.config.finetune.frame,
     )
     if is_finetuned(out):
         _refuse_another(out, record, plan.config)

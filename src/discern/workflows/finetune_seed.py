@@ -158,6 +158,7 @@ def build_supervised(plan: Plan) -> SupervisedObjective:
         {name: data.task for name, data in plan.data.items()},
         dropout=finetuning.dropout,
         reduction=finetuning.reduction,
+        frame=finetuning.frame,
         sequences_per_step=plan.config.train.sequences_per_step,
         heldout={name: data.judged[data.dev_name] for name, data in plan.data.items()},
     )

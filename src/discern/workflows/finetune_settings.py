@@ -12,7 +12,9 @@ from discern.config.base import Section
 from discern.config.layers import Origin, Setting, Settings, parse_overrides, read_file
 from discern.config.resolve import Resolved, resolve
 from discern.errors import ConfigError
+from discern.model.encoder import Encoder
 from discern.tasks.base import Definition, TaskConfig
+from discern.tasks.frames import FrameName
 from discern.training.config import OptimizerConfig, TrainConfig
 
 Recipe = Literal["paper", "google"]
@@ -66,6 +68,11 @@ class FinetuneSection(Section):
     reduction: Literal["mean", "sum"] = Field(
         "mean", description="Of the loss over a batch. 'sum': as the released code; clipping then bites at nearly every step."
     )
+    frame: FrameName = Field(
+        "cls-first",
+        description="How rows are laid before the encoder. 'cls-first': [CLS] A [SEP] B [SEP], padded on the right; 'cls-last': "
+        "A [SEP] B [SEP] [CLS], padded on the left, as XLNet's are, and the default for that encoder.",
+    )
     task_alpha: float = Field(
         1.0, ge=0, le=1, description="With several tasks: rows are drawn by size to this power. 1: by size; 0: evenly."
     )
@@ -99,15 +106,19 @@ def load_finetune_config(
     file: Path | None,
     overrides: Sequence[str],
     recipe: Recipe = "paper",
+    encoder: type[Encoder] = Encoder,
 ) -> Resolved[FinetuneConfig]:
-    """The resolved configuration: recipe, then what the task wants, then file, then `--set`.
+    """The resolved configuration: recipe, then what encoder and task want, then file, then `--set`.
 
     The settings of one task stand in `[task]`; of several in `[tasks.NAME]`.
+
+    Args:
+        encoder: class of the one that is fine-tuned.
 
     Raises:
         ConfigError: anything wrong in it; all problems are named at once.
     """
-    settings = _recipe_layer(definitions, hidden_size, recipe)
+    settings = _recipe_layer(definitions, hidden_size, recipe) | _encoder_layer(definitions, encoder)
     if file is not None:
         settings |= read_file(file)
     settings |= parse_overrides(overrides)
@@ -168,6 +179,20 @@ def _recipe_layer(definitions: Sequence[Definition[Any]], hidden_size: int, reci
         for key, value in chosen.items():
             name = key if len(definitions) == 1 else key.replace("task.", f"tasks.{each.name}.", 1)
             layer[name] = Setting(value, Origin("preset", f"task {each.name}"))
+    return layer
+
+
+def _encoder_layer(definitions: Sequence[Definition[Any]], encoder: type[Encoder]) -> Settings:
+    """What the encoder was made for."""
+    layer: dict[str, Setting] = {}
+    for key, value in encoder.fine_tuning.items():
+        setting = Setting(value, Origin("preset", f"encoder {encoder.__name__}"))
+        section, name = key.split(".", 1)
+        if section == "finetune":
+            layer[key] = setting
+        for each in definitions:
+            if each.family.family == section:
+                layer[f"task.{name}" if len(definitions) == 1 else f"tasks.{each.name}.{name}"] = setting
     return layer
 
 

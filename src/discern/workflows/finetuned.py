@@ -16,10 +16,10 @@ from discern import __version__
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model.config import ModelConfig
-from discern.model.embeddings import Embeddings
-from discern.model.encoder import Encoder, build_encoder
+from discern.model.encoder import Encoder, build_embeddings, build_encoder
 from discern.tasks import families
 from discern.tasks.base import Labels, Source, Task, TextEncoder
+from discern.tasks.frames import FrameName
 from discern.tasks.supervised import SupervisedObjective
 from discern.training.checkpoint import load_model_tensors, model_tensors, write_text
 from discern.workflows.encoders import LoadedEncoder
@@ -46,9 +46,20 @@ class FineTuned:
     record: dict[str, Any]
 
     @property
+    def frame(self) -> FrameName:
+        """Of its texts."""
+        return _frame(self.record)
+
+    @property
     def text(self) -> TextEncoder:
         """Text to the ids that the network was trained on."""
         return TextEncoder(self.tokenizer, special_tokens(self.tokenizer))
+
+
+def _frame(record: dict[str, Any]) -> FrameName:
+    """Of the texts; fine-tunings from before there were other frames say nothing of theirs."""
+    frame: FrameName = record.get("frame", "cls-first")
+    return frame
 
 
 def is_finetuned(folder: Path) -> bool:
@@ -62,7 +73,11 @@ def seed_folder(folder: Path, seed: int) -> Path:
 
 
 def make_record(
-    loaded: LoadedEncoder, tasks: dict[str, Task[Any]], files: dict[str, Any], sources: dict[str, Source[Any]]
+    loaded: LoadedEncoder,
+    tasks: dict[str, Task[Any]],
+    files: dict[str, Any],
+    sources: dict[str, Source[Any]],
+    frame: FrameName = "cls-first",
 ) -> dict[str, Any]:
     """What made a fine-tuning, and what is needed to use it: sizes, tasks, labels, files and how they are read."""
     return {
@@ -73,6 +88,7 @@ def make_record(
         "vocab_size": loaded.vocabulary_size,
         "embedding_size": loaded.encoder.embeddings.embedding_size,
         "encoder": loaded.encoder.config.model_dump(),
+        "frame": frame,
         "tasks": {
             name: {
                 "family": type(task).family,
@@ -127,7 +143,8 @@ def load_finetuned(folder: Path, seed: int | None = None) -> FineTuned:
         raise ConfigError(f"{folder} has no seed {seed}", hint=f"trained: {', '.join(map(str, trained)) or 'none'}")
     seed = _best_seed(folder) if seed is None else seed
     path = seed_folder(folder, seed) / MODEL_FILE
-    objective = SupervisedObjective(_encoder(record), {name: task_of(name, each) for name, each in record["tasks"].items()})
+    tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
+    objective = SupervisedObjective(_encoder(record), tasks, frame=_frame(record))
     try:
         load_model_tensors(objective, load_file(path), str(path))
     except (OSError, SafetensorError) as problem:
@@ -158,4 +175,4 @@ def _best_seed(folder: Path) -> int:
 
 def _encoder(record: dict[str, Any]) -> Encoder:
     config = ModelConfig.model_validate(record["encoder"])
-    return build_encoder(Embeddings(record["vocab_size"], record["embedding_size"], config), config)
+    return build_encoder(build_embeddings(record["vocab_size"], record["embedding_size"], config), config)

@@ -11,7 +11,7 @@ from torch.nn.parameter import Parameter
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
 from discern.interop.huggingface import read_mark
-from discern.model.heads import MaskedLMHead
+from discern.model.heads import LanguageHead
 from discern.model.network import Network
 from discern.objectives.base import Objective
 from discern.workflows.models import LoadedModel, folder_config, load_model
@@ -70,7 +70,7 @@ def _check_tokenizer(folder: Path, loaded: LoadedModel, wanted: str) -> None:
 def _masked_language_model(folder: Path, loaded: LoadedModel) -> Network:
     ordered = sorted(loaded.networks.items(), key=lambda item: item[0] != "generator")
     for _, network in ordered:
-        if isinstance(network.head, MaskedLMHead):
+        if isinstance(network.head, LanguageHead):
             return network
     raise ConfigError(
         f"{folder} holds no masked language model: its {' and '.join(loaded.networks)} predicts no words",

@@ -11,14 +11,9 @@ from torch import Tensor
 
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.errors import ConfigError, DataError
+from discern.interop.families import PRETRAINED_TYPES, family_in, family_of
 from discern.interop.folder import SETTINGS_NAME
-from discern.interop.huggingface import (
-    is_discriminator,
-    load_huggingface_weights,
-    network_from_huggingface,
-    read_huggingface_config,
-    read_mark,
-)
+from discern.interop.huggingface import read_huggingface_config, read_mark
 from discern.interop.names import CONFIG_NAME
 from discern.interop.tokenizer import read_max_length
 from discern.model.embeddings import DisentangledEmbeddings
@@ -79,8 +74,10 @@ def load_model(folder: Path, *, warn: Callable[[str], None]) -> LoadedModel:
         run = load_run(folder, warn=warn)
         length = min(run.config.data.sequence_length, run.config.model.max_positions)
         return LoadedModel(run.objective.networks(), run.tokenizer_path, length)
-    named = read_mark(folder_config(folder)).get("networks") or ["discriminator" if is_discriminator(folder) else "generator"]
-    network = network_from_huggingface(folder)
+    mark = read_mark(folder_config(folder))
+    family = family_in(folder)
+    named = mark.get("networks") or [family.network_name(folder)]
+    network = family.network(folder)
     return LoadedModel({named[0]: network}, folder, read_max_length(folder, network.encoder.config.max_positions))
 
 
@@ -102,7 +99,8 @@ def load_objective(folder: Path, *, warn: Callable[[str], None]) -> TrainedObjec
     model = folder_config(folder)
     mark = read_mark(model)
     if not mark or not (folder / SETTINGS_NAME).is_file():
-        missing = "the generator and the settings" if not mark and is_discriminator(folder) else "the settings"
+        judges = not mark and family_in(folder).network_name(folder) == "discriminator"
+        missing = "the generator and the settings" if judges else "the settings"
         raise ConfigError(
             f"{folder} is a model without {missing} it was trained with ({SETTINGS_NAME}), so there is nothing to measure it by",
             hint="give a run, or what `discern export RUN --out DIR --all-networks` writes",
@@ -134,7 +132,7 @@ def _fill(objective: Objective, folder: Path, present: list[str]) -> None:
         )
     # Those that read another's embeddings last.
     for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, DisentangledEmbeddings)):
-        load_huggingface_weights(networks[name], folder if name == present[0] else folder / name)
+        family_of(networks[name].encoder).fill(networks[name], folder if name == present[0] else folder / name)
 
 
 def _tensors(network: Network) -> Iterator[Tensor]:
@@ -145,7 +143,7 @@ def _tensors(network: Network) -> Iterator[Tensor]:
             yield from part.buffers()
 
 
-def folder_config(folder: Path, families: Sequence[str] = ("electra",)) -> dict[str, Any]:
+def folder_config(folder: Path, families: Sequence[str] = PRETRAINED_TYPES) -> dict[str, Any]:
     """config.json of a folder that is no run.
 
     Args:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from discern.config.tree import to_toml
-from discern.data.packing import build_packing
 from discern.data.shards import TokenData
 from discern.model.network import Network
 from discern.objectives.base import Objective
@@ -18,7 +17,7 @@ from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
 from discern.training.products import fastest_product
 from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.pretrain import PretrainRequest
+from discern.workflows.pretrain import PretrainRequest, training_stream
 from discern.workflows.runs import build_objective, check_words, vocabulary_of
 from discern.workflows.settings import PretrainConfig
 
@@ -48,7 +47,7 @@ def plan(request: PretrainRequest) -> Plan:
     with torch.device("meta"):
         objective = build_objective(config, vocabulary)
     parameters = sum(parameter.numel() for parameter in objective.parameters())
-    rows = build_packing(data.split("train"), data.special_tokens, config.data, config.train.seed, training=True).num_rows
+    rows = training_stream(data, config).num_rows
     sequences = config.train.sequences_per_step * config.train.max_steps
     length = config.data.sequence_length
     flops = run_flops(objective, config.train.max_steps, length, config.train.sequences_per_step).total

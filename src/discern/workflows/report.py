@@ -30,6 +30,7 @@ REPORT_FILE = "report.html"
 _OBJECTIVES = {
     "rtd": "replaced token detection (ELECTRA)",
     "mlm": "masked language modelling (BERT)",
+    "permutation-lm": "permutation language modelling (XLNet)",
     "electric": "noise-contrastive energies (Electric)",
 }
 _UNKNOWN = "not recorded"

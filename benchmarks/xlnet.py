@@ -1,0 +1,199 @@
+"""Speed of permutation language modelling against transformers, in turns: the machine's moods then meet both alike.
+
+    python benchmarks/xlnet.py [--rounds 5] [--preset xlnet-small] [--length 128] [--batch 32] [--memory 96] [--json OUT.json]
+
+Each round trains both in each precision, every one in a process of its own: `discern bench`, and `XLNetLMHeadModel` with
+`perm_mask` and `target_mapping`, on rows, targets and masks that discern makes, half of the rows backwards. Both do whole steps
+at equal shapes, forward, backward, clip and AdamW; transformers is given its masks ready-made, discern makes its own in the time
+measured. Tokens are all of a row. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 30_522
+LEARNING_RATE = 1e-4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--preset", default="xlnet-small")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="over the preset, for both")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--memory", type=int, default=96, help="positions; 0: none, on either side")
+    parser.add_argument("--seconds", type=float, default=20.0, help="to time each in, three steps at least")
+    parser.add_argument("--precisions", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
+    parser.add_argument("--json", type=Path, help="write everything that was measured here")
+    parser.add_argument("--peer", metavar="PRECISION", help=argparse.SUPPRESS)
+    request = parser.parse_args()
+    if request.batch % 2:
+        parser.error(f"--batch {request.batch} is odd, and half of the rows run backwards; give an even number")
+    if request.peer:
+        print(json.dumps(time_transformers(request)))
+        return
+    rounds: dict[str, list[dict[str, Any]]] = {
+        f"{side}, {precision}": [] for precision in request.precisions for side in ("transformers", "discern")
+    }
+    for number in range(1, request.rounds + 1):
+        for name, results in rounds.items():
+            side, precision = name.split(", ")
+            results.append(run(command(side, precision, request)))
+            print(f"round {number}, {name}: {results[-1]['tokens_per_second']:,.0f} tokens/s", file=sys.stderr, flush=True)
+    print(markdown(rounds, request))
+    if request.json:
+        record = {"date": datetime.date.today().isoformat(), "command": sys.argv, "rounds": rounds}
+        request.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def command(side: str, precision: str, request: argparse.Namespace) -> list[str]:
+    """What measures one side, in a process of its own."""
+    if side == "transformers":
+        return [__file__, "--peer", precision, *sys.argv[1:]]
+    settings = [part for override in overrides(request, precision) for part in ("--set", override)]
+    options = ["--vocab-size", str(VOCABULARY), "--seconds", str(request.seconds), "--json"]
+    return ["-m", "discern", "bench", "--preset", request.preset, *settings, *options]
+
+
+def overrides(request: argparse.Namespace, precision: str) -> list[str]:
+    """What both sides set over the preset."""
+    return [
+        *request.set,
+        f"train.precision={precision}",
+        f"train.sequences_per_step={request.batch}",
+        f"train.micro_batch_size={request.batch}",
+        f"data.sequence_length={request.length}",
+        f"objective.memory_length={request.memory}",
+        "objective.permutation_size=none",
+    ]
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """What a process printed last."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def time_transformers(request: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second of whole steps, the median, and the largest memory of this process."""
+    step = transformers_step(request)
+    for _ in range(3):
+        step()  # the memory fills, caches and the heap settle
+    seconds: list[float] = []
+    while len(seconds) < 3 or sum(seconds) < request.seconds:
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
+    speed = request.batch * request.length / statistics.median(seconds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"tokens_per_second": speed, "peak_memory_bytes": peak, "steps": len(seconds)}
+
+
+def transformers_step(request: argparse.Namespace) -> Callable[[], float]:
+    """A training step of `XLNetLMHeadModel`; gives its loss."""
+    import torch
+    from transformers import XLNetConfig, XLNetLMHeadModel
+
+    from discern.data.synthetic import SPECIAL
+    from discern.interop.xlnet import to_huggingface
+    from discern.objectives.base import Vocabulary
+    from discern.workflows.configuration import load_pretrain_config
+    from discern.workflows.runs import build_objective
+
+    config = load_pretrain_config(None, request.preset, overrides(request, request.peer)).config
+    vocabulary = Vocabulary(VOCABULARY, SPECIAL)
+    objective = build_objective(config, vocabulary)
+    objective.initialise(0)
+    batches = [made_up_batch(objective, request, number) for number in range(4)]
+    exported = to_huggingface(next(iter(objective.networks().values())), vocabulary)
+    memory = {"mem_len": request.memory or None, "reuse_len": request.length // 2, "use_mems_train": request.memory > 0}
+    model = XLNetLMHeadModel(XLNetConfig(**{**exported.config, **memory, "bi_data": True}))
+    model.load_state_dict(exported.tensors, strict=False)
+    model.tie_weights()
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    lower = request.peer == "bfloat16"
+    kept: dict[str, Any] = {"mems": None, "step": 0}
+
+    def step() -> float:
+        batch = batches[kept["step"] % len(batches)]
+        with torch.autocast("cpu", torch.bfloat16) if lower else nullcontext():
+            output = model(**batch, mems=kept["mems"], use_mems=request.memory > 0)
+        optimizer.zero_grad()
+        output.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        kept["step"] += 1
+        if request.memory:
+            kept["mems"] = [state.detach() for state in output.mems]
+        return float(output.loss.detach())
+
+    return step
+
+
+def made_up_batch(objective: Any, request: argparse.Namespace, number: int) -> dict[str, Any]:
+    """What transformers is given: rows that run forwards, then as many backwards, as its `bi_data` takes them."""
+    import numpy as np
+    import torch
+    from torch.nn import functional as F
+
+    from discern.corruption.randomness import Randomness
+    from discern.data.synthetic import SyntheticParts, SyntheticRows
+
+    slots = np.arange(request.batch)
+    rows = SyntheticParts(SyntheticRows(VOCABULARY, request.length, 1.0, 4 * request.batch, 0))
+    randomness = Randomness(0, number, torch.from_numpy(slots))
+    corrupted = objective.corrupt(rows.batch(slots + number * request.batch, slots), randomness)
+    tokens, targets = corrupted.tokens, corrupted.masked_positions
+    most = int(targets.sum(1).max())
+    positions = (~targets).long().argsort(dim=1, stable=True)[:, :most]
+    given = {
+        "input_ids": tokens.input_ids,
+        "token_type_ids": tokens.token_type_ids,
+        "perm_mask": (~objective.visible(corrupted, randomness)).float(),
+        "target_mapping": F.one_hot(positions, request.length).float(),
+        # transformers leaves out what is -100: a row may have fewer targets than another.
+        "labels": tokens.input_ids.gather(1, positions).masked_fill(~targets.gather(1, positions), -100),
+    }
+    order = tokens.is_reversed.long().argsort(stable=True)
+    return {name: value[order] for name, value in given.items()}
+
+
+def markdown(rounds: dict[str, list[dict[str, Any]]], request: argparse.Namespace) -> str:
+    """A row for each: median, spread, ratio to transformers in the same precision, memory."""
+    middle = {name: statistics.median(result["tokens_per_second"] for result in results) for name, results in rounds.items()}
+    lines = [
+        f"| | tokens/s, median of {request.rounds} | least to most | ratio | peak memory |",
+        "|---|---|---|---|---|",
+    ]
+    for name, results in rounds.items():
+        speeds = [result["tokens_per_second"] for result in results]
+        peak = statistics.median(result["peak_memory_bytes"] for result in results) / 2**20
+        ratio = middle[name] / middle[f"transformers, {name.split(', ')[1]}"]
+        lines.append(
+            f"| {name} | {middle[name]:,.0f} | {min(speeds):,.0f} to {max(speeds):,.0f} | {ratio:.2f} | {peak:,.0f} MiB |"
+        )
+    ours = next(results[0] for name, results in rounds.items() if name.startswith("discern"))
+    machine = f"{ours['device_name']}, {ours['threads']} threads, torch {ours['torch']}"
+    shape = f"{request.preset}, {request.batch} x {request.length}, memory {request.memory}"
+    return "\n".join([*lines, "", f"{machine}; {shape}."])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""How the rows of a task are laid before an encoder, whatever that expects; tasks and heads always see the same.
+
+Every task frames its texts `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, padded on the right, and its heads find the state of
+[CLS] at position 0. A frame moves tokens on the way in, and states back on the way out.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from discern.errors import ConfigError
+from discern.model.embeddings import PlacedEmbeddings
+from discern.model.encoder import Encoder
+from discern.types import TokenBatch
+
+FrameName = Literal["cls-first", "cls-last"]
+_CLS_SEGMENT, _PADDING_SEGMENT = 2, 3
+
+
+class Frame(abc.ABC):
+    """What an encoder is given of the rows of a task."""
+
+    @abc.abstractmethod
+    def check(self, encoder: Encoder) -> None:
+        """Raise a ConfigError where rows so framed are not for this encoder."""
+
+    @abc.abstractmethod
+    def states(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "B L D"]:
+        """Hidden states of the content, in the order of the task's rows."""
+
+
+class ClsFirst(Frame):
+    """`[CLS] A [SEP] B [SEP]`, padded on the right: the rows as they are. BERT and ELECTRA."""
+
+    def check(self, encoder: Encoder) -> None:
+        """Any encoder takes these."""
+
+    def states(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "B L D"]:
+        return encoder(tokens.input_ids, tokens.visible_mask, tokens.token_type_ids)  # type: ignore[no-any-return]
+
+
+class ClsLast(Frame):
+    """`A [SEP] B [SEP] [CLS]`, padded on the left, [CLS] in a segment of its own. XLNet.
+
+    Reference: zihangdai/xlnet, run_classifier.py; transformers' `XLNetTokenizer`.
+    Differs: questions stand before their contexts, as for every encoder; run_squad.py has the context first.
+    """
+
+    def check(self, encoder: Encoder) -> None:
+        if isinstance(encoder.embeddings, PlacedEmbeddings):
+            raise ConfigError(
+                f"finetune.frame 'cls-last' has segments and padding that encoder '{encoder.config.encoder}' has no tables for",
+                hint="set finetune.frame=cls-first",
+            )
+
+    def states(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "B L D"]:
+        places = cls_last_places(tokens.attention_mask)
+        segments = tokens.token_type_ids.masked_fill(~tokens.attention_mask, _PADDING_SEGMENT)
+        segments[:, 0] = _CLS_SEGMENT
+        given, mask, segments = (_moved(values, places) for values in (tokens.input_ids, tokens.attention_mask, segments))
+        hidden: Tensor = encoder(given, None if tokens.full else mask, segments)
+        return hidden.gather(1, places[..., None].expand_as(hidden))
+
+
+FRAMES: dict[FrameName, Frame] = {"cls-first": ClsFirst(), "cls-last": ClsLast()}
+
+
+def cls_last_places(attention_mask: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """Where each token of a row `[CLS] ... [PAD]` goes in the row `[PAD] ... [CLS]`; padding keeps its order.
+
+    Args:
+        attention_mask: True = real token; those of a row come first, and there is one at least.
+    """
+    length = attention_mask.shape[1]
+    here = torch.arange(length, device=attention_mask.device)
+    padding = length - attention_mask.sum(1, keepdim=True)
+    # The first token of the text goes to the first place behind the padding, [CLS] to the last.
+    places = torch.where(attention_mask, here + padding - 1, here - (length - padding))
+    places[:, 0] = length - 1
+    return places
+
+
+def _moved(values: Tensor, places: Int[Tensor, "B L"]) -> Tensor:
+    return torch.zeros_like(values).scatter(1, places, values)
