@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 
 from discern.errors import ConfigError, DataError
 from discern.progress import Silent
+from discern.tasks import tasks
 from discern.workflows.finetune import FinetuneRequest, finetune, prepare_finetuning
+from discern.workflows.finetune_settings import load_finetune_config
 from discern.workflows.finetuned import load_finetuned
 from discern.workflows.sweep import sweep
 from tests.workflows.small_run import make_run
@@ -193,10 +195,14 @@ def test_a_sweep_finds_the_better_value(request_: FinetuneRequest) -> None:
 
 def test_recipes_go_by_size_and_the_google_recipe_repeats_the_released_code(request_: FinetuneRequest) -> None:
     files = tuple(text for text in request_.overrides if text.startswith("files."))
-    paper = prepare_finetuning(replace(request_, overrides=files), Silent()).config
-    assert (paper.optimizer.learning_rate, paper.optimizer.layer_decay, paper.optimizer.weight_decay) == (3e-4, 0.8, 0.0)
+    narrow = prepare_finetuning(replace(request_, overrides=files), Silent()).config
+    assert (narrow.optimizer.learning_rate, narrow.optimizer.layer_decay, narrow.finetune.dropout) == (1e-3, 1.0, 0.0)
+    for width, rate, decay in ((256, 3e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)):
+        paper = load_finetune_config([tasks.load("sst2")], width, None, ()).config
+        assert (paper.optimizer.learning_rate, paper.optimizer.layer_decay, paper.finetune.dropout) == (rate, decay, 0.1)
+        assert paper.optimizer.weight_decay == 0.0
     # 60 rows, three epochs, 32 a step.
-    assert (paper.train.max_steps, paper.optimizer.warmup_steps) == (round(3 * 60 / 32), 0)
+    assert (narrow.train.max_steps, narrow.optimizer.warmup_steps) == (round(3 * 60 / 32), 0)
     google = prepare_finetuning(replace(request_, overrides=files, recipe="google"), Silent()).config
     assert (google.optimizer.learning_rate, google.optimizer.weight_decay) == (1e-4, 0.01)
     assert (google.finetune.reduction, google.optimizer.schedule, google.optimizer.bias_correction) == ("sum", "released", False)
