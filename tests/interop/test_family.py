@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import AutoModel, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from discern.errors import ConfigError
-from discern.interop.huggingface import MARK, is_discriminator, network_from_huggingface, to_huggingface
+from discern.interop.config_json import MARK
+from discern.interop.huggingface import is_discriminator, network_from_huggingface, to_huggingface
 from discern.model.heads import CopyMLMHead, EnergyHead
 from discern.model.network import Network
 from discern.model.two_tower import TwoTowerEncoder
@@ -66,9 +66,15 @@ def test_energies_are_marked_as_such(tmp_path: Path) -> None:
     assert isinstance(back(network, tmp_path).head, EnergyHead)
 
 
-def test_two_towers_are_refused() -> None:
+def test_two_towers_come_back_and_transformers_refuses_them(tmp_path: Path) -> None:
     network = build("electric").networks()["generator"]
     assert isinstance(network.encoder, TwoTowerEncoder)
-    with pytest.raises(ConfigError, match="no Hugging Face ELECTRA form as TwoTowerEncoder") as caught:
-        to_huggingface(network, VOCABULARY)
-    assert "--network" in str(caught.value)
+    again = back(network, tmp_path)
+    assert isinstance(again.encoder, TwoTowerEncoder)
+    assert again.encoder.left.embeddings is again.encoder.right.embeddings is again.encoder.embeddings
+    with torch.no_grad():
+        assert torch.equal(network.token_logits(IDS), again.token_logits(IDS))
+    stored = to_huggingface(network, VOCABULARY).num_parameters
+    assert stored == sum(value.numel() for value in {*network.encoder.parameters(), *network.head.parameters()})
+    with pytest.raises(ValueError, match="discern-two-tower"):
+        AutoModel.from_pretrained(tmp_path)

@@ -11,8 +11,8 @@ import pytest
 
 from discern.errors import DataError
 from discern.interop import folder as export_folder
+from discern.interop.config_json import MARK
 from discern.interop.folder import FILES, check_target, publish
-from discern.interop.huggingface import MARK
 from discern.interop.names import CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 
 

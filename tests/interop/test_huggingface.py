@@ -13,12 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from discern.errors import CheckpointError, ConfigError
-from discern.interop.huggingface import (
-    is_discriminator,
-    load_huggingface_weights,
-    network_from_huggingface,
-    to_huggingface,
-)
+from discern.interop.huggingface import is_discriminator, load_huggingface_weights, network_from_huggingface, to_huggingface
 from discern.interop.names import parameter_names
 from discern.model.encoder import Encoder
 from discern.model.network import Network

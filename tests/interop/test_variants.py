@@ -7,13 +7,8 @@ import torch
 from transformers import ElectraConfig, ElectraForPreTraining, ElectraModel
 
 from discern.errors import CheckpointError, ConfigError
-from discern.interop.huggingface import (
-    MARK,
-    is_discriminator,
-    load_huggingface_weights,
-    network_from_huggingface,
-    to_huggingface,
-)
+from discern.interop.config_json import MARK
+from discern.interop.huggingface import is_discriminator, load_huggingface_weights, network_from_huggingface, to_huggingface
 from discern.interop.names import HEAD_NAME
 from discern.objectives.base import Vocabulary
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig

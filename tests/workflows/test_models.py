@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.interop.huggingface import to_huggingface
+from discern.model.network import Network
 from discern.progress import Silent
 from discern.workflows.export import ExportRequest, export
 from discern.workflows.models import load_model, load_objective
@@ -36,11 +38,17 @@ def test_a_run_and_its_export_give_the_same_network(tmp_path: Path) -> None:
         torch.testing.assert_close(model.networks["discriminator"].token_logits(IDS), expected, atol=1e-6, rtol=0)
 
 
+def somebody_elses(folder: Path, network: Network) -> Path:
+    folder.mkdir()
+    to_huggingface(network, VOCABULARY).write(folder)
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    return folder
+
+
 def test_somebody_elses_model_is_named_by_what_it_does(tmp_path: Path) -> None:
     networks = build(sizes()).networks()
     for name, network in networks.items():
-        (tmp_path / name).mkdir()
-        to_huggingface(network, VOCABULARY).write(tmp_path / name)
+        somebody_elses(tmp_path / name, network)
         assert list(load_model(tmp_path / name, warn=pytest.fail).networks) == [name]
 
 
@@ -81,8 +89,7 @@ def test_a_discriminator_alone_makes_up_nothing(tmp_path: Path) -> None:
 
 def test_somebody_elses_model_makes_up_nothing(tmp_path: Path) -> None:
     for name, missing in (("discriminator", "the generator and the settings"), ("generator", "the settings")):
-        (tmp_path / name).mkdir()
-        to_huggingface(build(sizes()).networks()[name], VOCABULARY).write(tmp_path / name)
+        somebody_elses(tmp_path / name, build(sizes()).networks()[name])
         with pytest.raises(ConfigError, match=f"without {missing} it was trained with") as caught:
             load_objective(tmp_path / name, warn=pytest.fail)
         assert "discern export RUN --out DIR --all-networks" in str(caught.value.hint)
@@ -106,6 +113,17 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
             load(tmp_path / "nowhere", warn=pytest.fail)
         with pytest.raises(DataError, match=r"neither a run nor a config\.json"):
             load(tmp_path, warn=pytest.fail)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(CheckpointError, match="model_type is 'bert', expected 'electra'"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+    with pytest.raises(CheckpointError, match="model_type is 'roberta', expected 'electra' or 'bert'"):
         load_model(tmp_path, warn=pytest.fail)
+
+
+def test_a_network_that_is_missing_is_named_and_a_part_sends_to_its_whole(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    folder = exported(tmp_path / "run", tmp_path / "out")
+    with pytest.raises(DataError, match=rf"generator has no tokenizer.*\n.*give {folder}"):
+        load_model(folder / "generator", warn=pytest.fail)
+    shutil.rmtree(folder / "generator")
+    assert list(load_model(folder, warn=pytest.fail).networks) == ["discriminator"]
+    with pytest.raises(CheckpointError, match="lacks the folder 'generator'"):
+        load_model(folder, beside=True, warn=pytest.fail)

@@ -19,7 +19,9 @@ def export(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="Folder of a run, whose newest sound checkpoint is taken, or what 'discern finetune' wrote."
+            metavar="RUN",
+            help="Folder of a run, whose newest sound checkpoint is taken, or what 'discern finetune', 'discern import' or "
+            "'discern export' wrote.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder, or an earlier export, which is replaced.")],
@@ -45,7 +47,7 @@ def export(
     discern export OUT --out my-classifier
     """
     with command(json_output=json_output) as console:
-        from discern.workflows.finetuned import is_finetuned
+        from discern.workflows.runs import is_finetuned
 
         if is_finetuned(run):
             if network is not None or all_networks:
@@ -60,8 +62,11 @@ def export(
             raise ConfigError(f"--task and --seed are for fine-tuned models, and {run} is none", hint="leave them out")
         from discern.workflows.export import ExportRequest
         from discern.workflows.export import export as run_export
+        from discern.workflows.export_again import export_again, is_export
 
-        done = run_export(ExportRequest(run, out, network, all_networks, precision), console.progress, console.warn)
+        request = ExportRequest(run, out, network, all_networks, precision)
+        again = is_export(run)
+        done = export_again(request, console.progress) if again else run_export(request, console.progress, console.warn)
         values = {
             "out": done.folder,
             "network": done.networks[0],
@@ -105,9 +110,9 @@ def _task_text(done: ExportedTask, precision: str) -> str:
 def _text(done: Exported, precision: str) -> str:
     """What was written, and how to load it."""
     folder, (first, *others) = str(done.folder), done.networks
+    at = "" if done.step is None else f" at step {done.step:,}"
     lines = [
-        f"{folder}: the {first} at step {done.step:,}, {done.parameters:,} parameters in {precision}, "
-        f"{done.num_bytes / 1e6:,.1f} MB in all",
+        f"{folder}: the {first}{at}, {done.parameters:,} parameters in {precision}, {done.num_bytes / 1e6:,.1f} MB in all",
         f"  AutoTokenizer.from_pretrained({folder!r})",
         f"  {done.architecture}.from_pretrained({folder!r})",
     ]

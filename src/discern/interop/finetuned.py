@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discern.errors import ConfigError
-from discern.interop.huggingface import PRECISIONS, HuggingFaceModel, encoder_config
+from discern.interop.config_json import encoder_config
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
 from discern.interop.names import encoder_names, encoder_parameters
 from discern.interop.tokenizer import Frame
 from discern.model.bert import BertEncoder

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 
 from discern.data.files import sync_folder
 from discern.errors import DataError
-from discern.interop.huggingface import read_mark
-from discern.interop.names import CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
+from discern.interop.config_json import read_mark
+from discern.interop.names import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 
 CARD_NAME = "README.md"
@@ -43,7 +43,7 @@ def check_target(out: Path) -> None:
             f"{out} is not empty and not an earlier export (it holds {_listed(names)})", hint="choose another --out, or empty it"
         )
     folders = [name for name in names if name in mark.get("networks", ()) and (out / name).is_dir()]
-    others = [name for name in names if name not in (*FILES, HEAD_NAME, *folders)]
+    others = [name for name in names if name not in (*FILES, HEAD_NAME, CALIBRATION_NAME, *folders)]
     own = (CONFIG_NAME, WEIGHTS_NAME, HEAD_NAME)
     others += [f"{name}/{path.name}" for name in folders for path in (out / name).iterdir() if path.name not in own]
     if others:

@@ -2,7 +2,8 @@
 
 A discriminator becomes an `ElectraForPreTraining`, a masked language model (the generator, or the encoder of objective
 `mlm`) an `ElectraForMaskedLM`. A discriminator whose head has a bilinear term becomes an `ElectraModel`, as ELECTRA has no
-place for the term; its head stands in a file beside, which transformers passes over and discern reads.
+place for the term; its head stands in a file beside, which transformers passes over and discern reads. A two-tower generator
+has no form in transformers at all; its folder looks alike, and says so.
 Nothing here imports transformers: the format is two files, and it is stable.
 """
 
@@ -15,18 +16,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from discern.data.files import sync_file, write_file
 from discern.errors import CheckpointError
+from discern.interop.config_json import (
+    MARK,
+    SUPPORTED,
+    encoder_config,
+    model_config,
+    read_huggingface_config,
+    read_mark,
+    whole_number,
+)
 from discern.interop.names import (
     CONFIG_NAME,
     DISCRIMINATOR_CLASS,
+    FAMILIES,
     GENERATOR_CLASS,
     HEAD_NAME,
+    TWO_TOWER_FAMILY,
     WEIGHTS_NAME,
     architecture,
     named_parameters,
@@ -35,19 +46,17 @@ from discern.interop.names import (
 from discern.model.bert import BertEncoder
 from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings, Embeddings
-from discern.model.encoder import Encoder
 from discern.model.heads import BilinearTerm, CopyMLMHead, EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.model.network import Network
+from discern.model.two_tower import TwoTowerEncoder, two_tower_generator
 from discern.objectives.base import Vocabulary
 
-MARK = "discern"
-"""Key of config.json that tells an export of ours from somebody else's model."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types that weights can be stored in, by their names in config.json."""
-SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-"""What our encoder computes, by the keys of config.json that could say otherwise: GELU by the error function, and so on."""
 
-_ENERGY = "energy"  # what a discriminator's number is, where it is not the logit of *replaced*
+_OF_THE_HEAD = ("head", "gives")  # keys of the mark that are about a network, not about the export
+ENERGY = "energy"
+"""What the number of a discriminator is, where it is not the logit of *replaced*."""
 
 # Written by some versions of transformers, and nothing that we miss: a counting buffer, and the tied output matrix.
 _POSITION_BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
@@ -68,6 +77,25 @@ class HuggingFaceModel:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     head: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, precision: str) -> HuggingFaceModel:
+        """The network in a folder of discern's, whatever its form, without its mark.
+
+        Args:
+            precision: type to store the weights in from now on, one of `PRECISIONS`.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        config, dtype = read_huggingface_config(folder, FAMILIES), PRECISIONS[precision]
+        own = {key: value for key, value in read_mark(config).items() if key in _OF_THE_HEAD}
+        contents: list[dict[str, Tensor]] = []
+        for name in (WEIGHTS_NAME, HEAD_NAME) if _has_head_beside(config) else (WEIGHTS_NAME,):
+            with opened(folder, name) as weights:
+                contents.append({key: weights.get_tensor(key).to(dtype) for key in weights.keys()})  # noqa: SIM118
+        config = {key: value for key, value in config.items() if key != MARK} | {"dtype": precision}
+        return cls(config | ({MARK: own} if own else {}), contents[0], contents[1] if len(contents) > 1 else {})
 
     @property
     def num_parameters(self) -> int:
@@ -102,44 +130,14 @@ def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "f
         for file, names in named.items()
     }
     config = encoder_config(network.encoder, vocabulary, architecture(network), precision)
+    if isinstance(network.encoder, TwoTowerEncoder):
+        config["model_type"] = TWO_TOWER_FAMILY
     mark = {"head": HEAD_NAME} if HEAD_NAME in files else {}
     if isinstance(network.head, EnergyHead):
-        mark["gives"] = _ENERGY
+        mark["gives"] = ENERGY
     if mark:
         config[MARK] = mark
     return HuggingFaceModel(config, files[WEIGHTS_NAME], files.get(HEAD_NAME, {}))
-
-
-def read_huggingface_config(folder: Path, families: Sequence[str] = ("electra",)) -> dict[str, Any]:
-    """config.json of a Hugging Face folder.
-
-    Args:
-        families: values of `model_type` to accept.
-
-    Raises:
-        CheckpointError: it is missing, unreadable, or that of another family.
-    """
-    path = folder / CONFIG_NAME
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder} is not a Hugging Face folder: it has no {CONFIG_NAME}",
-            hint="give the folder that `discern export RUN --out DIR` wrote, or one made by save_pretrained()",
-        ) from None
-    except (OSError, ValueError) as problem:
-        raise CheckpointError(f"{path} cannot be read: {problem}", hint="export or download the model again") from problem
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind not in families:
-        expected, wanted = " or ".join(map(repr, families)), " or ".join(map(str.upper, families))
-        raise CheckpointError(f"{path}: model_type is {kind!r}, expected {expected}", hint=f"give an {wanted} model")
-    return dict(config)
-
-
-def read_mark(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What discern wrote in config.json about an export; empty for somebody else's model."""
-    mark = config.get(MARK)
-    return mark if isinstance(mark, dict) else {}
 
 
 def is_discriminator(folder: Path) -> bool:
@@ -155,15 +153,18 @@ def is_discriminator(folder: Path) -> bool:
 
 
 def network_from_huggingface(folder: Path) -> Network:
-    """The discriminator or masked language model of a Hugging Face ELECTRA folder, in float32 and evaluation mode.
+    """The discriminator or masked language model of a Hugging Face ELECTRA folder, in float32 and evaluation mode; or the
+    two towers of a folder of ours.
 
     Raises:
         CheckpointError: a file is missing or damaged, a tensor has another shape than config.json says, or the model
             has an option that ours has not, or another head.
     """
-    config = read_huggingface_config(folder)
+    config = read_huggingface_config(folder, FAMILIES)
     path = folder / CONFIG_NAME
     sizes = model_config(config, path, {**SUPPORTED, "tie_word_embeddings": True})
+    if config["model_type"] == TWO_TOWER_FAMILY:
+        return _two_towers(folder, config, sizes)
     judges = is_discriminator(folder)
     if not judges and not _holds(folder, "generator_predictions.dense.weight"):
         raise CheckpointError(
@@ -176,12 +177,21 @@ def network_from_huggingface(folder: Path) -> Network:
         beside = _has_head_beside(config)
         head: nn.Module
         if judges:
-            head = EnergyHead(sizes) if read_mark(config).get("gives") == _ENERGY else ReplacedTokenHead(sizes)
+            head = EnergyHead(sizes) if read_mark(config).get("gives") == ENERGY else ReplacedTokenHead(sizes)
         else:
             head = CopyMLMHead(sizes, embeddings.word) if beside else MaskedLMHead(sizes, embeddings.word)
         bilinear = BilinearTerm(sizes, sizes.embedding_size) if judges and beside else None
     nn.ModuleList(part for part in (encoder, head, bilinear) if part is not None).to_empty(device="cpu").eval()
     network = Network(encoder, head, bilinear)
+    load_huggingface_weights(network, folder)
+    return network
+
+
+def _two_towers(folder: Path, config: Mapping[str, Any], sizes: ModelConfig) -> Network:
+    with torch.device("meta"):
+        embeddings = Embeddings(whole_number(config, "vocab_size", folder / CONFIG_NAME), sizes.embedding_size, sizes)
+        network = two_tower_generator(embeddings, sizes)
+    nn.ModuleList([network.encoder, network.head]).to_empty(device="cpu").eval()
     load_huggingface_weights(network, folder)
     return network
 
@@ -272,91 +282,6 @@ def _holds(folder: Path, tensor: str) -> bool:
 
 def _has_head_beside(config: Mapping[str, Any]) -> bool:
     return read_mark(config).get("head") == HEAD_NAME
-
-
-def encoder_config(encoder: Encoder, vocabulary: Vocabulary, architecture: str, precision: str) -> dict[str, Any]:
-    """config.json, with every field that ELECTRA's readers look for, so that no version's default matters.
-
-    Args:
-        architecture: class of transformers that holds the encoder and its head.
-        precision: type that the weights are stored in, one of `PRECISIONS`.
-    """
-    sizes = encoder.config
-    return {
-        "architectures": [architecture],
-        "model_type": "electra",
-        "vocab_size": encoder.embeddings.vocab_size,
-        "embedding_size": encoder.embeddings.embedding_size,
-        "hidden_size": sizes.hidden_size,
-        "num_hidden_layers": sizes.num_layers,
-        "num_attention_heads": sizes.num_heads,
-        "intermediate_size": sizes.feedforward_size,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": sizes.hidden_dropout,
-        "attention_probs_dropout_prob": sizes.attention_dropout,
-        "max_position_embeddings": sizes.max_positions,
-        "position_embedding_type": "absolute",
-        "type_vocab_size": sizes.num_token_types,
-        "initializer_range": sizes.initializer_range,
-        "layer_norm_eps": sizes.layer_norm_epsilon,
-        "pad_token_id": vocabulary.special.pad,
-        "tie_word_embeddings": True,
-        # How ElectraForMultipleChoice sums up a sequence: the state of [CLS], as when the released models are fine-tuned.
-        "summary_type": "first",
-        "summary_use_proj": True,
-        "summary_activation": "gelu",
-        "summary_last_dropout": 0.1,
-        "dtype": precision,
-    }
-
-
-def model_config(config: Mapping[str, Any], path: Path, supported: Mapping[str, Any]) -> ModelConfig:
-    """The sizes that config.json of an ELECTRA or a BERT states; BERT's embeddings are as wide as its hidden states.
-
-    Args:
-        path: of config.json.
-        supported: what a key must be where it is stated.
-
-    Raises:
-        CheckpointError: a key asks for what our encoder cannot do, or a size is missing or impossible.
-    """
-    family = config["model_type"]
-    for key, value in supported.items():
-        if config.get(key, value) != value:
-            raise CheckpointError(
-                f"{path}: {key} is {config[key]!r}, but only {value!r} is supported",
-                hint=f"give an ordinary {family.upper()} model",
-            )
-    hidden = whole_number(config, "hidden_size", path)
-    try:
-        return ModelConfig(
-            num_layers=whole_number(config, "num_hidden_layers", path),
-            hidden_size=hidden,
-            embedding_size=hidden if family == "bert" else whole_number(config, "embedding_size", path),
-            num_heads=whole_number(config, "num_attention_heads", path),
-            feedforward_size=whole_number(config, "intermediate_size", path),
-            max_positions=config.get("max_position_embeddings", 512),
-            num_token_types=config.get("type_vocab_size", 2),
-            hidden_dropout=config.get("hidden_dropout_prob", 0.1),
-            attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
-            initializer_range=config.get("initializer_range", 0.02),
-            layer_norm_epsilon=config.get("layer_norm_eps", 1e-12),
-        )
-    except ValidationError as problem:
-        reasons = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in problem.errors())
-        raise CheckpointError(f"{path}: {reasons}", hint="export or download the model again") from problem
-
-
-def whole_number(config: Mapping[str, Any], key: str, path: Path) -> int:
-    """A size that config.json must state.
-
-    Raises:
-        CheckpointError: it does not.
-    """
-    value = config.get(key)
-    if not isinstance(value, int):
-        raise CheckpointError(f"{path}: {key} is {value!r}, expected a whole number", hint="export or download it again")
-    return value
 
 
 def opened(folder: Path, name: str = WEIGHTS_NAME) -> Any:

@@ -6,13 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from discern.interop.huggingface import HuggingFaceModel
-from discern.interop.names import DISCRIMINATOR_CLASS, ENCODER_CLASS, GENERATOR_CLASS, HEAD_NAME, XLNET_CLASS
+from discern.interop.config_json import read_mark
+from discern.interop.huggingface import ENERGY, HuggingFaceModel
+from discern.interop.names import (
+    DISCRIMINATOR_CLASS,
+    ENCODER_CLASS,
+    GENERATOR_CLASS,
+    HEAD_NAME,
+    TWO_TOWER_CLASS,
+    XLNET_CLASS,
+)
 
 UNKNOWN = "not recorded"
 OBJECTIVE_NAMES = {
     "rtd": "replaced token detection (ELECTRA)",
     "mlm": "masked language modelling (BERT)",
+    "electric": "noise-contrastive estimation of energies (Electric)",
+    "replace-mlm": "masked language modelling without `[MASK]` (Replace MLM)",
+    "all-tokens-mlm": "masked language modelling of all tokens, with a copy mechanism (All-Tokens MLM)",
+    "rtd-masked-only": "replaced token detection at the chosen positions only (ELECTRA 15%)",
     "permutation-lm": "permutation language modelling (XLNet)",
 }
 # Keys of config.json that a size can stand under.
@@ -23,6 +35,12 @@ _SIZES = {
     "Attention heads": ("num_attention_heads", "n_head"),
     "Feed-forward size": ("intermediate_size", "d_inner"),
 }
+
+
+ENERGY_ROLE = (
+    "The energy model: it gives every token an energy in nats, high where the token is unlikely among the others; "
+    "exp(-energy) estimates its probability, and minus their sum the log-likelihood of a text."
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +107,7 @@ def _what(facts: CardFacts) -> str:
         "generator": "The generator: a small masked language model, which proposed replacements to a discriminator.",
         "encoder": _ENCODER_ROLES.get(facts.objective, "An encoder with its head."),
     }
-    role = roles.get(facts.network, f"The network '{facts.network}'.")
+    role = ENERGY_ROLE if gives_energies(facts.model) else roles.get(facts.network, f"The network '{facts.network}'.")
     sizes = {
         "Loads as": f"`{config['architectures'][0]}`, `AutoModel` (the encoder alone)",
         "Objective": OBJECTIVE_NAMES.get(facts.objective, facts.objective),
@@ -119,10 +137,7 @@ def _files(facts: CardFacts) -> str:
             "term, so transformers loads the encoder alone; `discern detect` judges with the head."
         )
     for name, model in facts.others.items():
-        lines.append(
-            f"`{name}/`: the {name}, an ordinary `{model.config['architectures'][0]}` of {_number(model.num_parameters)} "
-            "parameters; the tokenizer is the same. `discern evaluate` needs it."
-        )
+        lines.append(f"`{name}/`: {beside(name, model)} `discern evaluate` needs it.")
     lines.append("`discern.toml`: every setting of the run.")
     return "## Files\n\n" + "\n".join(f"- {line}" for line in lines)
 
@@ -130,15 +145,27 @@ def _files(facts: CardFacts) -> str:
 def _use(facts: CardFacts) -> str:
     # A model of 16 bits computes in 16 bits unless told otherwise.
     load = ".eval()" if facts.model.config["dtype"] == "float32" else ".float().eval()"
-    text = f"## Use\n\n```python\nimport torch\n{_code(facts).replace('.eval()', load)}\n```"
-    verbs = [] if _fills(facts) else ['discern detect . --text "The chef ate the meal."']
+    architecture = facts.model.config["architectures"][0]
+    code = usage(architecture, energies=gives_energies(facts.model), objective=facts.objective)
+    text = f"## Use\n\n```python\nimport torch\n{code.replace('.eval()', load)}\n```"
+    if gives_energies(facts.model):
+        verbs = ["discern score . TEXTS  # one text a line"]
+    else:
+        verbs = [] if _fills(facts) else ['discern detect . --text "The chef ate the meal."']
     if facts.others or facts.network == "encoder":
         verbs.append("discern evaluate . --data DATA  # made by: discern prepare TEXT --out DATA --tokenizer .")
     return text + ("\n\nOr with discern:\n\n```\n" + "\n".join(verbs) + "\n```" if verbs else "")
 
 
-def _code(facts: CardFacts) -> str:
-    if _holds(facts, ENCODER_CLASS):
+def usage(architecture: str, *, energies: bool = False, objective: str = "") -> str:
+    """Lines of Python that load a model with transformers and run it.
+
+    Args:
+        architecture: class of transformers that holds it.
+        energies: its numbers are no logits but energies.
+        objective: what it was trained by, where that decides how it is run.
+    """
+    if architecture == ENCODER_CLASS:
         return """from transformers import AutoModel, AutoTokenizer
 
 folder = "."  # this folder: the encoder alone, its pre-training head has no form in transformers
@@ -148,7 +175,19 @@ inputs = tokenizer("The chef ate the meal.", return_tensors="pt")
 with torch.no_grad():
     states = model(**inputs).last_hidden_state
 print(inputs.tokens(), tuple(states.shape))"""
-    if _holds(facts, DISCRIMINATOR_CLASS):
+    if architecture == DISCRIMINATOR_CLASS and energies:
+        return """from transformers import AutoTokenizer, ElectraForPreTraining
+
+folder = "."  # this folder
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = ElectraForPreTraining.from_pretrained(folder).eval()
+inputs = tokenizer("The chef ate the meal.", return_tensors="pt")
+with torch.no_grad():
+    energies = model(**inputs).logits[0]
+for token, energy in list(zip(inputs.tokens(), energies.tolist()))[1:-1]:
+    print(f"{energy:.2f} {token}")
+print(-energies[1:-1].sum().item())  # pseudo-log-likelihood of the text, in nats"""
+    if architecture == DISCRIMINATOR_CLASS:
         return """from transformers import AutoTokenizer, ElectraForPreTraining
 
 folder = "."  # this folder
@@ -159,8 +198,8 @@ with torch.no_grad():
     replaced = torch.sigmoid(model(**inputs).logits[0])
 for token, probability in zip(inputs.tokens(), replaced.tolist()):
     print(f"{probability:.2f} {token}")"""
-    if _holds(facts, XLNET_CLASS):
-        return _XLNET_CODE.format(streams=_CONTENT_STREAM if facts.objective == "mlm" else _QUERY_STREAM)
+    if architecture == XLNET_CLASS:
+        return _XLNET_CODE.format(streams=_CONTENT_STREAM if objective == "mlm" else _QUERY_STREAM)
     return """from transformers import AutoTokenizer, ElectraForMaskedLM
 
 folder = "."  # this folder
@@ -239,6 +278,8 @@ def _limits(facts: CardFacts) -> str:
     limits = []
     if _fills(facts):
         limits.append("This network fills masks; it cannot tell replaced tokens from real ones.")
+    elif gives_energies(facts.model):
+        limits.append("This network gives energies: neither probabilities that a token was replaced nor words for a mask.")
     elif not facts.others:
         limits.append("This network judges tokens; it cannot fill masks.")
     else:
@@ -252,6 +293,19 @@ def _limits(facts: CardFacts) -> str:
         limits.append("It was trained on single segments: the embedding of `token_type_ids` 1 still has its initial value.")
     limits.append(f"Tests for bias, safety and fitness for any purpose: {UNKNOWN}.")
     return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)
+
+
+def beside(name: str, model: HuggingFaceModel) -> str:
+    """What a network in a folder of its own is."""
+    loads_as, size = model.config["architectures"][0], _number(model.num_parameters)
+    if loads_as == TWO_TOWER_CLASS:
+        return f"the {name}, two towers of {size} parameters, which discern reads and transformers does not."
+    return f"the {name}, an ordinary `{loads_as}` of {size} parameters; the tokenizer is the same."
+
+
+def gives_energies(model: HuggingFaceModel) -> bool:
+    """Whether the numbers of a network are energies, where they would be logits otherwise."""
+    return read_mark(model.config).get("gives") == ENERGY
 
 
 def _fills(facts: CardFacts) -> bool:

@@ -10,14 +10,22 @@ from discern.model.embeddings import DisentangledEmbeddings
 from discern.model.encoder import Encoder
 from discern.model.heads import CopyMLMHead, TokenHead
 from discern.model.network import Network
+from discern.model.two_tower import TwoTowerEncoder
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 HEAD_NAME = "discern_head.safetensors"
 """What ELECTRA cannot hold of a head: a bilinear discriminator's as a whole, the gate of one that copies."""
+CALIBRATION_NAME = "detection.json"
+"""What `discern detect --calibrate` leaves beside a discriminator."""
 DISCRIMINATOR_CLASS = "ElectraForPreTraining"
 ENCODER_CLASS = "ElectraModel"
 GENERATOR_CLASS = "ElectraForMaskedLM"
+TWO_TOWER_CLASS = "DiscernTwoTowerForMaskedLM"
+TWO_TOWER_FAMILY = "discern-two-tower"
+"""Of a cloze network, which transformers has no class for: it refuses the folder, where it would else load a part."""
+FAMILIES = ("electra", TWO_TOWER_FAMILY)
+"""Values of `model_type` in config.json that our own folders have."""
 XLNET_CLASS = "XLNetLMHeadModel"
 UNLIMITED_POSITIONS = 1_000_000
 """`max_positions` of an encoder that has no table of them and says nothing else."""
@@ -46,7 +54,7 @@ def parameter_names(network: Network) -> dict[str, str]:
     The tied output matrix of a masked language model is the word table and is named once, as that.
 
     Raises:
-        ConfigError: the encoder is not the BERT-style one.
+        ConfigError: the encoder is neither the BERT-style one nor two of them.
     """
     names = {f"encoder.{ours}": f"electra.{theirs}" for ours, theirs in encoder_names(network.encoder).items()}
     if isinstance(network.head, TokenHead):
@@ -64,11 +72,13 @@ def parameter_names(network: Network) -> dict[str, str]:
 def encoder_names(encoder: Encoder) -> dict[str, str]:
     """Hugging Face's name of every parameter of an encoder, by ours; theirs without the `electra.` that heads put before it.
 
-    BERT's names are the same, and `bert.` stands before them.
+    BERT's names are the same, and `bert.` stands before them. Those of two towers are our own, in the same manner.
 
     Raises:
-        ConfigError: the encoder is not the BERT-style one.
+        ConfigError: the encoder is neither the BERT-style one nor two of them.
     """
+    if isinstance(encoder, TwoTowerEncoder):
+        return _two_tower_names(encoder)
     if not isinstance(encoder, BertEncoder):
         raise ConfigError(
             f"encoder '{encoder.config.encoder}' has no Hugging Face ELECTRA form as {type(encoder).__name__}",
@@ -86,6 +96,15 @@ def encoder_names(encoder: Encoder) -> dict[str, str]:
     for index in range(len(encoder.blocks)):
         for ours, theirs in _BLOCK_LAYERS.items():
             names |= _both(f"blocks.{index}.{ours}", f"encoder.layer.{index}.{theirs}")
+    return names
+
+
+def _two_tower_names(encoder: TwoTowerEncoder) -> dict[str, str]:
+    """As if each tower were an encoder, but for the embeddings, which they share."""
+    left = encoder_names(encoder.left)
+    names = {ours: theirs for ours, theirs in left.items() if ours.startswith("embeddings.")}
+    for side in ("left", "right"):
+        names |= {f"{side}.{ours}": f"{side}.{theirs}" for ours, theirs in left.items() if not ours.startswith("embeddings.")}
     return names
 
 
@@ -119,7 +138,9 @@ def encoder_parameters(encoder: Encoder) -> dict[str, Tensor]:
 
 
 def architecture(network: Network) -> str:
-    """The class of transformers that holds what ELECTRA can hold of the network."""
+    """The class of transformers that holds what ELECTRA can hold of the network; of two towers, a name that is no class."""
+    if isinstance(network.encoder, TwoTowerEncoder):
+        return TWO_TOWER_CLASS
     if network.bilinear is not None:
         return ENCODER_CLASS
     return DISCRIMINATOR_CLASS if isinstance(network.head, TokenHead) else GENERATOR_CLASS

@@ -5,12 +5,12 @@ Nothing here imports transformers, and a pickle is read only as far as it holds 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from discern.interop.huggingface import SUPPORTED, check_shape, model_config, read_huggingface_config, whole_number
+from discern.interop.config_json import SUPPORTED, model_config, read_huggingface_config, whole_number
+from discern.interop.huggingface import check_shape
 from discern.interop.names import CONFIG_NAME, encoder_names, encoder_parameters
 from discern.interop.stored import Stored, check_names, stored_weights
 from discern.model.bert import BertEncoder
@@ -22,8 +22,6 @@ FAMILIES = ("electra", "bert")
 _ENCODER_PARTS = ("embeddings.", "embeddings_project.", "encoder.")
 # Counting buffers that some versions of transformers write.
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-# As TensorFlow calls the two parameters of a LayerNorm; early conversions of BERT kept the names.
-_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def encoder_from_huggingface(folder: Path) -> BertEncoder:
@@ -47,9 +45,8 @@ def encoder_from_huggingface(folder: Path) -> BertEncoder:
 
 
 @torch.no_grad()
-def _fill(encoder: BertEncoder, found: Stored, family: str) -> None:
+def _fill(encoder: BertEncoder, stored: Stored, family: str) -> None:
     """Copy the encoder's weights, whatever type they are stored in."""
-    stored = replace(found, tensors={_modern(name): read for name, read in found.tensors.items()})
     # Beside a head stand `electra.` or `bert.` before the encoder's names; an encoder saved alone has nothing there.
     prefix = f"{family}." if any(name.startswith(f"{family}.") for name in stored.tensors) else ""
     names = {ours: prefix + theirs for ours, theirs in encoder_names(encoder).items()}
@@ -59,10 +56,3 @@ def _fill(encoder: BertEncoder, found: Stored, family: str) -> None:
         tensor = stored.read(names[ours])
         check_shape(names[ours], tensor.shape, parameter, stored.path)
         parameter.copy_(tensor)
-
-
-def _modern(name: str) -> str:
-    for old, new in _OLD_NAMES.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name

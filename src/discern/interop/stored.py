@@ -23,6 +23,8 @@ PICKLE_INDEX_NAME = f"{PICKLE_NAME}.index.json"
 """Each names the files that the weights of a large model are spread over."""
 
 _READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# As TensorFlow calls the two parameters of a LayerNorm; early conversions of BERT kept the names.
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _WRITE_AGAIN = "where you trust it, load it with transformers and write it again with save_pretrained(), which makes another file"
 
 
@@ -32,7 +34,7 @@ class Stored:
 
     Attributes:
         path: the file that they stand in, or that says where they stand.
-        tensors: by name, what reads one.
+        tensors: by name as it is today, what reads one.
     """
 
     path: Path
@@ -62,13 +64,13 @@ def stored_weights(folder: Path) -> Iterator[Stored]:
     files = _shards(path) if path.name in (INDEX_NAME, PICKLE_INDEX_NAME) else [path.name]
     if path.name in (PICKLE_NAME, PICKLE_INDEX_NAME):
         contents = [_unpickled(folder / name) for name in files]
-        yield Stored(path, {name: partial(each.__getitem__, name) for each in contents for name in each})
+        yield Stored(path, {modern_name(name): partial(each.__getitem__, name) for each in contents for name in each})
         return
     if not path.is_file():
         _refuse_loose_shards(folder)
     with ExitStack() as opening:
         shards = [opening.enter_context(opened(folder, name)) for name in files]
-        tensors = {name: partial(shard.get_tensor, name) for shard in shards for name in shard.keys()}  # noqa: SIM118
+        tensors = {modern_name(name): partial(shard.get_tensor, name) for shard in shards for name in shard.keys()}  # noqa: SIM118
         yield Stored(path, tensors)
 
 
@@ -112,6 +114,14 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     if not named or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise CheckpointError(f"{path} holds something else than tensors by name", hint=_WRITE_AGAIN)
     return dict(content)
+
+
+def modern_name(name: str) -> str:
+    """What today's transformers calls a weight that an old version wrote."""
+    for old, new in _OLD_NAMES.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
 
 
 def check_names(stored: Stored, expected: Set[str], parts: tuple[str, ...], family: str, ignored: Set[str] = frozenset()) -> None:

@@ -52,7 +52,11 @@ def to_huggingface_tokenizer(path: Path, max_length: int, frame: Frame = "cls-fi
     Raises:
         DataError: the file is missing or damaged, or lacks one of the special tokens.
     """
-    tokenizer = load_tokenizer(path)
+    return tokenizer_files(load_tokenizer(path), max_length, frame)
+
+
+def tokenizer_files(tokenizer: Tokenizer, max_length: int, frame: Frame = "cls-first") -> TokenizerFiles:
+    """Likewise, of a tokenizer that has been loaded; its special tokens are declared as such in it."""
     names, last = special_names(tokenizer), frame == "cls-last"
     if last:
         tokenizer.post_processor = _cls_last(tokenizer)

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from discern.errors import CheckpointError, ConfigError
-from discern.interop.huggingface import PRECISIONS, HuggingFaceModel, check_shape, read_huggingface_config, whole_number
+from discern.interop.config_json import read_huggingface_config, whole_number
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel, check_shape
 from discern.interop.names import CONFIG_NAME, UNLIMITED_POSITIONS, XLNET_CLASS
 from discern.interop.stored import Stored, check_names, stored_weights
 from discern.model.config import ModelConfig

@@ -41,8 +41,12 @@ class Network:
             logits = logits + self.bilinear(hidden, self.encoder.embeddings.words(input_ids))
         return logits
 
+    def parts(self) -> list[nn.Module]:
+        """Everything it consists of."""
+        parts = [self.encoder, self.head, self.bilinear, *self.companions]
+        return [part for part in parts if part is not None]
+
     def trained(self) -> set[Parameter]:
         """The parameters that move when this network is trained; not what it reads of another without sending gradient back."""
-        parts = [self.encoder, self.head, self.bilinear, *self.companions]
-        held = {parameter for part in parts if part is not None for parameter in part.parameters()}
+        held = {parameter for part in self.parts() for parameter in part.parameters()}
         return held - set(self.encoder.embeddings.borrowed())

@@ -14,9 +14,9 @@ from torch import nn
 from discern.corruption.randomness import key_of
 from discern.data.tokenizer import load_tokenizer, vocab_size
 from discern.errors import DataError
+from discern.interop.config_json import read_mark
 from discern.interop.families import ENCODER_TYPES, family_in
 from discern.interop.folder import SETTINGS_NAME
-from discern.interop.huggingface import read_mark
 from discern.interop.tokenizer import read_max_length
 from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings

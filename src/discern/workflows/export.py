@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +10,12 @@ from discern import __version__
 from discern.config.tree import to_toml
 from discern.data.files import sync_folder, write_file
 from discern.errors import ConfigError, NumericsError, did_you_mean
+from discern.interop.config_json import MARK
 from discern.interop.families import family_of, to_huggingface
 from discern.interop.folder import CARD_NAME, SETTINGS_NAME, check_target, publish
-from discern.interop.huggingface import MARK, PRECISIONS, HuggingFaceModel
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
 from discern.interop.model_card import model_card
+from discern.interop.names import TWO_TOWER_CLASS, architecture
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
 from discern.progress import Progress
 from discern.workflows.card import card_facts
@@ -48,7 +50,7 @@ class Exported:
         networks: which of the objective's networks; the first is the one at the root, and the rest of this is about it.
         architecture: class of transformers that loads it.
         parameters: how many, the tied matrix counted once.
-        step: of the checkpoint.
+        step: of the checkpoint; None where nobody knows.
         num_bytes: size of the whole folder.
     """
 
@@ -56,7 +58,7 @@ class Exported:
     networks: tuple[str, ...]
     architecture: str
     parameters: int
-    step: int
+    step: int | None
     num_bytes: int
 
 
@@ -86,11 +88,7 @@ def export(request: ExportRequest, progress: Progress, warn: Callable[[str], Non
     progress.advance(1)
 
     def write(folder: Path) -> None:
-        first.write(folder)
-        for other, model in others:
-            (folder / other).mkdir()
-            model.write(folder / other)
-            sync_folder(folder / other)
+        write_networks(folder, first, others)
         write_file(folder / TOKENIZER_NAME, tokenizer.tokenizer)
         write_file(folder / TOKENIZER_CONFIG_NAME, tokenizer.config)
         write_file(folder / SETTINGS_NAME, to_toml(run.config).encode())
@@ -101,6 +99,15 @@ def export(request: ExportRequest, progress: Progress, warn: Callable[[str], Non
     progress.finish()
     size = sum(path.stat().st_size for path in request.out.rglob("*") if path.is_file())
     return Exported(request.out, tuple(models), first.config["architectures"][0], first.num_parameters, run.step, size)
+
+
+def write_networks(folder: Path, first: HuggingFaceModel, others: Iterable[tuple[str, HuggingFaceModel]]) -> None:
+    """The files of the networks: the first at the root of the folder, the others in folders of their names."""
+    first.write(folder)
+    for name, model in others:
+        (folder / name).mkdir()
+        model.write(folder / name)
+        sync_folder(folder / name)
 
 
 def _models(run: LoadedRun, request: ExportRequest) -> dict[str, HuggingFaceModel]:
@@ -118,10 +125,24 @@ def _models(run: LoadedRun, request: ExportRequest) -> dict[str, HuggingFaceMode
     if request.precision not in PRECISIONS:
         raise ConfigError(f"unknown precision '{request.precision}'", hint=did_you_mean(request.precision, PRECISIONS))
     wanted = networks if request.all_networks else {name: networks[name]}
+    refuse_alone(name, architecture(networks[name]))
     models = {name: to_huggingface(network, run.vocabulary, request.precision) for name, network in wanted.items()}
     for model in models.values():
         check_finite(model, run.folder)
     return models
+
+
+def refuse_alone(name: str, loads_as: str) -> None:
+    """Raise where a network cannot stand at the root, for transformers to load.
+
+    Raises:
+        ConfigError: it has two towers.
+    """
+    if loads_as == TWO_TOWER_CLASS:
+        raise ConfigError(
+            f"the {name} has two towers, and transformers has no such model",
+            hint="leave out --network and add --all-networks, which stores it beside the discriminator for discern",
+        )
 
 
 def check_finite(model: HuggingFaceModel, run: Path) -> None:

@@ -23,8 +23,9 @@ from discern.tasks.frames import FrameName
 from discern.tasks.supervised import SupervisedObjective
 from discern.training.checkpoint import load_model_tensors, model_tensors, write_text
 from discern.workflows.encoders import LoadedEncoder
+from discern.workflows.runs import FINETUNED_FILE, is_finetuned
 
-CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, RESULTS_FILE = "config.toml", "finetuned.json", "tokenizer.json", "results.json"
+CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, RESULTS_FILE = "config.toml", FINETUNED_FILE, "tokenizer.json", "results.json"
 MODEL_FILE, SCORES_FILE = "model.safetensors", "scores.json"
 FORMAT = 1
 
@@ -60,11 +61,6 @@ def _frame(record: dict[str, Any]) -> FrameName:
     """Of the texts; fine-tunings from before there were other frames say nothing of theirs."""
     frame: FrameName = record.get("frame", "cls-first")
     return frame
-
-
-def is_finetuned(folder: Path) -> bool:
-    """Whether a folder holds a fine-tuning."""
-    return (folder / RECORD_FILE).is_file()
 
 
 def seed_folder(folder: Path, seed: int) -> Path:

@@ -26,6 +26,7 @@ from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.settings import PretrainConfig
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, CHECKPOINTS = "config.toml", "run.json", "tokenizer.json", "checkpoints"
+FINETUNED_FILE = "finetuned.json"
 COUNTS_FILE = "token-counts.txt"
 _FEWEST_TOKENS_A_WORD = 1.01
 EVALUATION_FILE = "evaluation.json"
@@ -53,6 +54,11 @@ class LoadedRun:
     vocabulary: Vocabulary
     tokenizer_path: Path
     record: dict[str, Any]
+
+
+def is_finetuned(folder: Path) -> bool:
+    """Whether a folder holds a fine-tuning, which is no run."""
+    return (folder / FINETUNED_FILE).is_file()
 
 
 def is_run(folder: Path) -> bool:

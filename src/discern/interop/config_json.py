@@ -1,0 +1,139 @@
+"""config.json of a Hugging Face ELECTRA or BERT: what it says of the sizes, and what discern wrote into it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from discern.errors import CheckpointError
+from discern.interop.names import CONFIG_NAME
+from discern.model.config import ModelConfig
+from discern.model.encoder import Encoder
+from discern.objectives.base import Vocabulary
+
+MARK = "discern"
+"""Key of config.json that tells an export of ours from somebody else's model."""
+SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+"""What our encoder computes, by the keys of config.json that could say otherwise: GELU by the error function, and so on."""
+
+
+def read_huggingface_config(folder: Path, families: Sequence[str] = ("electra",)) -> dict[str, Any]:
+    """config.json of a Hugging Face folder.
+
+    Args:
+        families: values of `model_type` to accept.
+
+    Raises:
+        CheckpointError: it is missing, unreadable, or that of another family.
+    """
+    path = folder / CONFIG_NAME
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder} is not a Hugging Face folder: it has no {CONFIG_NAME}",
+            hint="give the folder that `discern export RUN --out DIR` wrote, or one made by save_pretrained()",
+        ) from None
+    except (OSError, ValueError) as problem:
+        raise CheckpointError(f"{path} cannot be read: {problem}", hint="export or download the model again") from problem
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind not in families:
+        expected, wanted = " or ".join(map(repr, families)), " or ".join(map(str.upper, families))
+        raise CheckpointError(f"{path}: model_type is {kind!r}, expected {expected}", hint=f"give an {wanted} model")
+    return dict(config)
+
+
+def read_mark(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What discern wrote in config.json about an export; empty for somebody else's model."""
+    mark = config.get(MARK)
+    return mark if isinstance(mark, dict) else {}
+
+
+def encoder_config(encoder: Encoder, vocabulary: Vocabulary, architecture: str, precision: str) -> dict[str, Any]:
+    """config.json, with every field that ELECTRA's readers look for, so that no version's default matters.
+
+    Args:
+        architecture: class of transformers that holds the encoder and its head.
+        precision: type that the weights are stored in, one of `PRECISIONS`.
+    """
+    sizes = encoder.config
+    return {
+        "architectures": [architecture],
+        "model_type": "electra",
+        "vocab_size": encoder.embeddings.vocab_size,
+        "embedding_size": encoder.embeddings.embedding_size,
+        "hidden_size": sizes.hidden_size,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_heads,
+        "intermediate_size": sizes.feedforward_size,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": sizes.hidden_dropout,
+        "attention_probs_dropout_prob": sizes.attention_dropout,
+        "max_position_embeddings": sizes.max_positions,
+        "position_embedding_type": "absolute",
+        "type_vocab_size": sizes.num_token_types,
+        "initializer_range": sizes.initializer_range,
+        "layer_norm_eps": sizes.layer_norm_epsilon,
+        "pad_token_id": vocabulary.special.pad,
+        "tie_word_embeddings": True,
+        # How ElectraForMultipleChoice sums up a sequence: the state of [CLS], as when the released models are fine-tuned.
+        "summary_type": "first",
+        "summary_use_proj": True,
+        "summary_activation": "gelu",
+        "summary_last_dropout": 0.1,
+        "dtype": precision,
+    }
+
+
+def model_config(config: Mapping[str, Any], path: Path, supported: Mapping[str, Any]) -> ModelConfig:
+    """The sizes that config.json of an ELECTRA or a BERT states; BERT's embeddings are as wide as its hidden states.
+
+    Args:
+        path: of config.json.
+        supported: what a key must be where it is stated.
+
+    Raises:
+        CheckpointError: a key asks for what our encoder cannot do, or a size is missing or impossible.
+    """
+    family = config["model_type"]
+    for key, value in supported.items():
+        if config.get(key, value) != value:
+            raise CheckpointError(
+                f"{path}: {key} is {config[key]!r}, but only {value!r} is supported",
+                hint=f"give an ordinary {family.upper()} model",
+            )
+    hidden = whole_number(config, "hidden_size", path)
+    try:
+        return ModelConfig(
+            num_layers=whole_number(config, "num_hidden_layers", path),
+            hidden_size=hidden,
+            embedding_size=hidden if family == "bert" else whole_number(config, "embedding_size", path),
+            num_heads=whole_number(config, "num_attention_heads", path),
+            feedforward_size=whole_number(config, "intermediate_size", path),
+            max_positions=config.get("max_position_embeddings", 512),
+            num_token_types=config.get("type_vocab_size", 2),
+            hidden_dropout=config.get("hidden_dropout_prob", 0.1),
+            attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
+            initializer_range=config.get("initializer_range", 0.02),
+            layer_norm_epsilon=config.get("layer_norm_eps", 1e-12),
+        )
+    except ValidationError as problem:
+        said = [(".".join(map(str, error["loc"])), error["msg"]) for error in problem.errors()]
+        reasons = "; ".join(": ".join(filter(None, each)) for each in said)
+        raise CheckpointError(f"{path}: {reasons}", hint="export or download the model again") from problem
+
+
+def whole_number(config: Mapping[str, Any], key: str, path: Path) -> int:
+    """A size that config.json must state.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    value = config.get(key)
+    if not isinstance(value, int):
+        raise CheckpointError(f"{path}: {key} is {value!r}, expected a whole number", hint="export or download it again")
+    return value

@@ -1,0 +1,115 @@
+"""A network of an export or of an imported model as an export of its own: one of several, or in another precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from discern import __version__
+from discern.data.files import write_file
+from discern.data.tokenizer import load_tokenizer, lowercases
+from discern.errors import ConfigError, did_you_mean
+from discern.interop.adopted_card import AdoptedFacts, adopted_card
+from discern.interop.config_json import MARK, read_huggingface_config, read_mark
+from discern.interop.families import NETWORK_TYPES
+from discern.interop.folder import CARD_NAME, SETTINGS_NAME, check_target, publish
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
+from discern.interop.names import CONFIG_NAME, FAMILIES
+from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, read_max_length, tokenizer_files
+from discern.progress import Progress
+from discern.workflows.export import Exported, ExportRequest, check_finite, refuse_alone, write_networks
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder holds networks that `discern export` or `discern import` wrote; fine-tuned ones are none."""
+    return (folder / CONFIG_NAME).is_file() and bool(read_mark(read_huggingface_config(folder, NETWORK_TYPES)).get("networks"))
+
+
+def export_again(request: ExportRequest, progress: Progress) -> Exported:
+    """Write networks of an export, with tokenizer, settings and model card.
+
+    Args:
+        request: its `run` is the export.
+
+    Raises:
+        ConfigError: the export has no network of that name, or is of an XLNet, or no such precision exists.
+        DataError: `out` holds something else or cannot be written.
+        CheckpointError: the weights are missing or damaged.
+        NumericsError: a weight is too large for the precision.
+    """
+    check_target(request.out)
+    source = request.run
+    if request.out.resolve() == source.resolve():
+        raise ConfigError(f"{source} would replace itself", hint="choose another --out")
+    progress.start("exporting", 2, "parts")
+    config = read_huggingface_config(source, NETWORK_TYPES)
+    if config["model_type"] not in FAMILIES:
+        raise ConfigError(
+            f"{source} is an export of an {config['model_type'].upper()}, and only ELECTRAs can be exported from an export",
+            hint="export the run again: discern export RUN --out DIR --precision ...",
+        )
+    mark = read_mark(config)
+    models = _models(source, mark["networks"], request)
+    (name, first), *others = models.items()
+    first.config[MARK] = {key: value for key, value in mark.items() if key not in ("head", "gives")} | first.config.get(MARK, {})
+    first.config[MARK] |= {"version": __version__, "networks": list(models)}
+    progress.advance(1)
+    tokenizer = load_tokenizer(source)
+    length = read_max_length(source, first.config["max_position_embeddings"])
+    # Those of an import were made for all of its networks; what a run was trained by holds for each.
+    keeps = "objective" in mark or list(models) == mark["networks"]
+    settings = (source / SETTINGS_NAME).read_bytes() if keeps and (source / SETTINGS_NAME).is_file() else None
+    facts = AdoptedFacts(
+        title=request.out.resolve().name,
+        origin=_origin(mark, name),
+        models=models,
+        version=__version__,
+        tokenizer=f"{type(tokenizer.model).__name__}, {'lower-cased' if lowercases(tokenizer) else 'cased'}",
+        max_length=length,
+        step=mark.get("step"),
+        source_card=(source / CARD_NAME).read_text(encoding="utf-8") if (source / CARD_NAME).is_file() else "",
+    )
+    files, card = tokenizer_files(tokenizer, length), adopted_card(facts)
+
+    def write(folder: Path) -> None:
+        write_networks(folder, first, others)
+        write_file(folder / TOKENIZER_NAME, files.tokenizer)
+        write_file(folder / TOKENIZER_CONFIG_NAME, files.config)
+        if settings is not None:
+            write_file(folder / SETTINGS_NAME, settings)
+        write_file(folder / CARD_NAME, card.encode())
+
+    publish(request.out, write)
+    progress.advance(1)
+    progress.finish()
+    size = sum(path.stat().st_size for path in request.out.rglob("*") if path.is_file())
+    return Exported(request.out, tuple(models), first.config["architectures"][0], first.num_parameters, mark.get("step"), size)
+
+
+def _models(source: Path, present: list[str], request: ExportRequest) -> dict[str, HuggingFaceModel]:
+    """The wanted networks by name, the one for the root first."""
+    if request.precision not in PRECISIONS:
+        raise ConfigError(f"unknown precision '{request.precision}'", hint=did_you_mean(request.precision, PRECISIONS))
+    name = request.network or present[0]
+    if name not in present:
+        raise ConfigError(f"{source} holds no network '{name}'", hint=did_you_mean(name, present))
+    if request.all_networks and name != present[0]:
+        raise ConfigError(
+            f"with all networks, the {present[0]} is the one at the root, not the {name}", hint="leave out --network"
+        )
+    if name != present[0]:
+        beside = read_huggingface_config(source / name, FAMILIES)
+        refuse_alone(name, beside["architectures"][0])
+    wanted = present if request.all_networks else [name]
+    models = {each: HuggingFaceModel.read(source if each == present[0] else source / each, request.precision) for each in wanted}
+    for model in models.values():
+        check_finite(model, source)
+    return models
+
+
+def _origin(mark: Mapping[str, Any], name: str) -> str:
+    """Where a network is from, in words; no path."""
+    if "imported" in mark:
+        return f"the {name} of a model that was imported: {mark['imported']}"
+    return f"the {name} of a run of discern, objective `{mark.get('objective')}`; the card at the end tells of it"
