@@ -52,6 +52,7 @@ def go_on(folder: Path, options: dict[str, Any], step: int, **train_options: Any
         {"algorithm": "adversarial"},
         {"freeze_generator_at": 6, "tying": "gradient-disentangled"},
         {"freeze_discriminator_at": 6, "tying": "none"},
+        {"generator_warmup_steps": 6},
         {"discriminator_weight_schedule": ((2, 0.0), (9, 1.0))},
         {"generator": "unigram", "sentence_contrastive_weight": 1.0},
     ],

@@ -20,6 +20,14 @@ def pretrain(
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="Folder of the run; an interrupted run there goes on.")],
     preset: PresetOption = None,
     set_: SetOption = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--init-from",
+            metavar="MODEL",
+            help="Begin with the weights of a run, export or Hugging Face ELECTRA or BERT folder; no preset is needed then.",
+        ),
+    ] = None,
     resume: Annotated[
         Literal["auto", "never", "must"],
         typer.Option(
@@ -34,6 +42,8 @@ def pretrain(
     """Pre-train an encoder. Interrupt it with Ctrl-C whenever you like: the same command goes on exactly where it stopped.
 
     Example: discern pretrain --preset electra-small --data DATA --out RUN --set train.max_hours=10
+
+    Example: discern pretrain --init-from MODEL --data DATA --out RUN --set train.max_steps=20000
     """
     with command(json_output=json_output) as console:
         if nproc > 1 and "WORLD_SIZE" not in os.environ and not dry_run:
@@ -43,7 +53,7 @@ def pretrain(
         from discern.workflows.pretrain import PretrainRequest
         from discern.workflows.pretrain import pretrain as run
 
-        request = PretrainRequest(data, out, config, preset, tuple(set_ or ()), resume, device)
+        request = PretrainRequest(data, out, config, preset, tuple(set_ or ()), resume, device, init_from)
         if dry_run:
             from discern.workflows.plan import plan
 

@@ -117,7 +117,10 @@ def read_manifest(folder: Path) -> Manifest:
         DataError: the folder holds none, or one of another format or version.
     """
     path = folder / MANIFEST_NAME
-    hint = "make one with: discern prepare TEXT --out DATA --train-tokenizer wordpiece --vocab-size 8000"
+    hint = (
+        "make one with: discern prepare TEXT --out DATA --train-tokenizer wordpiece --vocab-size 8000; "
+        "for a model that there is, with its tokenizer: --tokenizer MODEL"
+    )
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:

@@ -36,6 +36,10 @@ class ExampleStream:
             indices: (B,) from 0; index // num_rows is the epoch.
             slots: (B,) place of each row in the global batch.
         """
+        return to_batch(self.rows(indices), indices, slots)
+
+    def rows(self, indices: Integers) -> Rows:
+        """The examples at these places of the sequence, as arrays."""
         epochs, places = np.divmod(indices, self.num_rows)
         parts: list[tuple[Integers, Rows]] = []
         for epoch in np.unique(epochs):
@@ -44,7 +48,7 @@ class ExampleStream:
             if self._shuffle:
                 numbers = permute(numbers, self.num_rows, derive_key(self._seed, "row order", int(epoch)))
             parts.append((chosen, self.packing.rows(numbers, int(epoch))))
-        return to_batch(_join(parts, len(indices)), indices, slots)
+        return join_rows(parts)
 
 
 def to_batch(rows: Rows, indices: Integers, slots: Integers) -> TokenBatch:
@@ -65,8 +69,8 @@ def to_batch(rows: Rows, indices: Integers, slots: Integers) -> TokenBatch:
     )
 
 
-def _join(parts: list[tuple[Integers, Rows]], count: int) -> Rows:
-    """Rows of several epochs, put back at their places."""
+def join_rows(parts: list[tuple[Integers, Rows]]) -> Rows:
+    """Rows of several origins, each with the places where they belong, in order."""
     if len(parts) == 1:
         return parts[0][1]
     order = np.argsort(np.concatenate([chosen for chosen, _ in parts]))

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from discern.errors import ConfigError
 from discern.model.network import Network
 from discern.objectives.base import Phase
 from discern.objectives.generator import Generator, Proposal
@@ -112,6 +113,13 @@ class Joint(Algorithm):
 
 def check_freezing(config: RTDConfig) -> None:
     """Raise a ValueError where a frozen network would move all the same, through what it shares."""
+    freezes = config.freeze_generator_at is not None or config.freeze_discriminator_at is not None
+    if config.generator_warmup_steps and (freezes or config.generator in ("uniform", "unigram") or config.tying == "all"):
+        reason = "a network is frozen later on" if freezes else f"generator '{config.generator}' with tying '{config.tying}'"
+        raise ValueError(
+            f"generator_warmup_steps is {config.generator_warmup_steps}, which does not go with what else is set: {reason}; "
+            "the warm-up is of a generator with weights that the discriminator does not use. Set generator_warmup_steps = 0"
+        )
     if config.freeze_generator_at is not None and config.freeze_discriminator_at is not None:
         raise ValueError(
             f"freeze_generator_at is {config.freeze_generator_at} and freeze_discriminator_at {config.freeze_discriminator_at}: "
@@ -130,7 +138,22 @@ def check_freezing(config: RTDConfig) -> None:
 
 
 def phases_with_freezing(config: RTDConfig, max_steps: int) -> list[Phase]:
-    """One phase, or two where a network is frozen on the way; the other one's optimizer goes on."""
+    """One phase, or two: where a network is frozen on the way, the other one's optimizer goes on; after a warm-up of the
+    generator both networks begin with an optimizer and a schedule of their own.
+
+    Raises:
+        ConfigError: the warm-up leaves no step to train both.
+    """
+    warmup = config.generator_warmup_steps
+    if warmup:
+        if warmup >= max_steps:
+            raise ConfigError(
+                f"objective.generator_warmup_steps {warmup} leaves nothing of train.max_steps {max_steps} for the discriminator",
+                hint="set it lower, or train.max_steps higher",
+            )
+        held = frozenset({"discriminator"})
+        first = Phase("generator warm-up", warmup, frozenset({"generator"}), holds=held, own_schedule=True)
+        return [first, Phase("train", max_steps - warmup, own_schedule=True)]
     stops = {"discriminator": config.freeze_generator_at, "generator": config.freeze_discriminator_at}
     for left, step in stops.items():
         if step is not None and step < max_steps:

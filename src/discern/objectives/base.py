@@ -27,6 +27,8 @@ class Phase:
         trains: names of the networks whose parameters move; None: all.
         start: called once when the phase begins (not when it is resumed), to copy weights for instance.
         fresh_optimizer: its moments begin at zero; False: those of the phase before go on, where weights still move.
+        holds: names of the networks that stay as they are, even what they share with one that moves.
+        own_schedule: the learning rate rises and falls within the phase, as though it were a run by itself.
         begins: the step that it begins at.
     """
 
@@ -35,6 +37,8 @@ class Phase:
     trains: frozenset[str] | None = None
     start: Callable[[], None] | None = None
     fresh_optimizer: bool = True
+    holds: frozenset[str] = frozenset()
+    own_schedule: bool = False
     begins: int = 0
 
 

@@ -65,6 +65,12 @@ class RTDConfig(ReplacementConfig):
         None, ge=0, description="The generator's weights stay as they are from this step on; 0: from the start; 'none': never."
     )
     freeze_discriminator_at: int | None = Field(None, ge=0, description="The discriminator's weights likewise.")
+    generator_warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="Updates at the start in which the generator alone moves, and nothing that the discriminator reads: for a "
+        "fresh generator beside a discriminator that has learned already. The schedule then begins anew for both.",
+    )
     top_p: float = Field(
         1.0,
         gt=0,

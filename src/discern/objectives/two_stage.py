@@ -46,6 +46,11 @@ class TwoStage(Algorithm):
                 f"generator_size is {config.generator_size:g} and generator_depth {config.generator_depth:g}; set generator_size "
                 "= 1.0 and generator_depth = 1.0, or copy_weights = false for a discriminator that begins at random"
             )
+        if config.generator_warmup_steps:
+            raise ValueError(
+                "algorithm 'two-stage' trains the generator first as it is; leave out generator_warmup_steps, or set algorithm = "
+                "'joint'"
+            )
         if config.freeze_generator_at is not None or config.freeze_discriminator_at is not None:
             raise ValueError(
                 "algorithm 'two-stage' freezes the generator by itself, when its two_stage_steps are over; leave out "

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -102,6 +102,7 @@ class State:
         best: of the figure that is watched.
         waited: evaluations since then.
         over: the end, the end of the time, or a request to stop has been reached.
+        cut: it was the request, before the end.
     """
 
     step: int = 0
@@ -112,6 +113,7 @@ class State:
     best: float | None = None
     waited: int = 0
     over: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader:
     if state.step > first or not phase.fresh_optimizer:
         optimizer.load_tensors(_moving(state.optimizer, names), names, state.updates)
     meter = Meter(state.seconds)
+    scheduled, begins = _schedule(parts, span)
     record: dict[str, Any] = {}
     upcoming = reader.submit(read_share, parts, state.step)
     while state.step < last and not state.over:
@@ -159,7 +162,7 @@ def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader:
         losses, norm = compute_gradients(parts, forward, share, counts, state.step)
         if not np.isfinite(norm):
             _fail(parts, state, optimizer, losses)
-        update(parts, optimizer, state.step, seconds)
+        update(scheduled, optimizer, state.step - begins, seconds)
 
         state.step, state.tokens, state.updates = state.step + 1, state.tokens + tokens, optimizer.updates
         state.seconds = meter.seconds()
@@ -168,14 +171,23 @@ def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader:
         stopping = stopping or (parts.ranks.world == 1 and parts.stop.requested)
         out_of_time = parts.train.max_hours is not None and seconds >= parts.train.max_hours * 3600
         state.over = state.step >= parts.train.max_steps or stopping or out_of_time
+        state.cut = stopping and state.step < parts.train.max_steps
         record = _write(parts, state, optimizer, meter, norm) or record
     state.optimizer = optimizer.tensors(names)
     return record
 
 
+def _schedule(parts: Parts, span: tuple[Phase, int, int]) -> tuple[Parts, int]:
+    """What the learning rate of a phase goes by, and the step that its schedule counts from."""
+    phase, first, last = span
+    if not phase.own_schedule:
+        return parts, 0
+    return replace(parts, train=parts.train.model_copy(update={"max_steps": last - first})), first
+
+
 def begin_phase(parts: Parts, phase: Phase) -> tuple[nn.Module, AdamW]:
     """What a phase runs forward, as the ranks share it, and an optimizer of the parameters that it trains."""
-    _freeze_all_but(parts.objective, phase.trains)
+    _freeze_all_but(parts.objective, phase)
     return _wrap(parts), AdamW(parameter_groups(parts.objective, parts.optimizer), parts.optimizer)
 
 
@@ -252,7 +264,9 @@ def _write(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: flo
     """Journal, evaluation and checkpoint, where they are due after this step."""
     train = parts.train
     every = train.evaluate_every_steps
-    evaluates = parts.heldout is not None and (state.over or (every > 0 and state.step % every == 0))
+    # Whoever asks it to stop does not want to wait for figures.
+    due = (state.over and not state.cut) or (every > 0 and state.step % every == 0)
+    evaluates = parts.heldout is not None and due
     shown = {"loss": f"{meter.last['loss']:.3f}", "tokens/s": f"{meter.speed():,.0f}"}
     parts.progress.advance(1, **shown)
     record = None
@@ -334,13 +348,18 @@ def _spans(phases: list[Phase]) -> Iterator[tuple[Phase, int, int]]:
         first += phase.steps
 
 
-def _freeze_all_but(objective: Objective, trains: frozenset[str] | None) -> None:
-    """Let only the named networks' parameters move; what they share with a frozen one moves too."""
+def _freeze_all_but(objective: Objective, phase: Phase) -> None:
+    """Let only the networks move that the phase trains; what they share with a frozen one moves too, unless it is held."""
+    trains = phase.trains
     objective.requires_grad_(trains is None)
     for name, network in objective.networks().items():
         if trains is not None and name in trains:
             for parameter in network.trained():
                 parameter.requires_grad_(True)
+    for name, network in objective.networks().items():
+        if name in phase.holds:
+            for part in network.parts():
+                part.requires_grad_(False)
 
 
 def _moving(moments: dict[str, Tensor], names: dict[nn.Parameter, str]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from discern.workflows.compare_plan import ComparePlan, PlannedRun
 from discern.workflows.compare_tasks import TaskFolder
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.finetuned import write_json
-from discern.workflows.pretrain import MAY_CHANGE
+from discern.workflows.run_folder import MAY_CHANGE
 
 FORMAT = 1
 _CONFIG, _PRETRAINING = "config.toml", "pretraining.json"

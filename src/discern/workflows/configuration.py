@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from discern.config.layers import collect
+from discern.config.layers import Settings, collect
 from discern.config.presets import preset_names
 from discern.config.resolve import Clamp, Resolved, resolve
 from discern.config.schema import Variant
@@ -28,7 +28,15 @@ def load_pretrain_config(file: Path | None, preset: str | None, overrides: Seque
     Raises:
         ConfigError: nothing to start from, or anything wrong in it; all problems are named at once.
     """
-    settings = collect(preset, file, overrides)
+    return resolve_pretrain_config(collect(preset, file, overrides))
+
+
+def resolve_pretrain_config(settings: Settings) -> Resolved[PretrainConfig]:
+    """The resolved configuration of settings that are already gathered.
+
+    Raises:
+        ConfigError: anything wrong in them; all problems are named at once.
+    """
     return resolve(PretrainConfig, settings, {"objective": Variant("name", _objective_config, objectives.names)}, _CLAMPS)
 
 

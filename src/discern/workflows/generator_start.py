@@ -8,14 +8,12 @@ from pathlib import Path
 import torch
 from torch.nn.parameter import Parameter
 
-from discern.data.tokenizer import fingerprint, load_tokenizer
+from discern.data.tokenizer import load_tokenizer
 from discern.errors import ConfigError, DataError
-from discern.interop.huggingface import read_mark
 from discern.model.heads import LanguageHead
 from discern.model.network import Network
 from discern.objectives.base import Objective
-from discern.workflows.models import LoadedModel, folder_config, load_model
-from discern.workflows.runs import is_run
+from discern.workflows.models import LoadedModel, load_model
 
 
 @torch.no_grad()
@@ -32,7 +30,7 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
         DataError: the folder holds no model, or one of another tokenizer.
         CheckpointError: its weights are missing or damaged.
     """
-    loaded = load_model(folder, warn=warn)
+    loaded = load_model(folder, beside=True, warn=warn)
     _check_tokenizer(folder, loaded, tokenizer_fingerprint)
     source, target = _masked_language_model(folder, loaded), objective.networks()["generator"]
     values, own = _parameters(source), _parameters(target)
@@ -55,14 +53,10 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
 
 def _check_tokenizer(folder: Path, loaded: LoadedModel, wanted: str) -> None:
     """Raise a DataError where the ids mean something else there."""
-    found = {fingerprint(load_tokenizer(loaded.tokenizer_path))}
-    if not is_run(folder):
-        # The export declares special tokens that the original may have as ordinary entries; the ids are the same.
-        found |= {str(read_mark(folder_config(folder)).get("tokenizer_fingerprint"))}
+    found = loaded.tokenizer_fingerprints(load_tokenizer(loaded.tokenizer_path))
     if wanted not in found:
         raise DataError(
-            f"the generator of {folder} was trained with another tokenizer ({min(found)[:12]}) than "
-            f"the data set's ({wanted[:12]})",
+            f"the generator of {folder} was trained with another tokenizer ({found[0][:12]}) than the data set's ({wanted[:12]})",
             hint=f"prepare the data again: discern prepare TEXT --out DATA --tokenizer {loaded.tokenizer_path}",
         )
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from discern.config.tree import to_toml
-from discern.data.shards import TokenData
 from discern.model.network import Network
 from discern.objectives.base import Objective
 from discern.objectives.passes import has_vocabulary, step_passes
@@ -16,8 +15,8 @@ from discern.training.flops import run_flops
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
 from discern.training.products import fastest_product
-from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.pretrain import PretrainRequest, training_stream
+from discern.workflows.pretrain import training_stream
+from discern.workflows.request import PretrainRequest, settle
 from discern.workflows.runs import build_objective, check_words, vocabulary_of
 from discern.workflows.settings import PretrainConfig
 
@@ -38,8 +37,8 @@ def plan(request: PretrainRequest) -> Plan:
 
     Memory and time are estimates: the first from the shapes, the second from the speed of matrix products here.
     """
-    config = load_pretrain_config(request.config, request.preset, request.overrides).config
-    data = TokenData.open(request.data)
+    settled = settle(request, lambda _: None)
+    config, data = settled.config, settled.data
     device = choose_device(request.device)
     precision = resolve_precision(config.train.precision, device)
     check_words(config, data)

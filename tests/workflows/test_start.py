@@ -1,0 +1,107 @@
+"""What a run that goes on from a model takes over of it: heads whole, schedules where they stood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discern.errors import ConfigError
+from discern.objectives.base import Objective
+from discern.progress import Silent
+from discern.workflows.export import ExportRequest, export
+from discern.workflows.export_again import export_again
+from discern.workflows.runs import build_objective
+from discern.workflows.score import load_scorer
+from discern.workflows.settings import PretrainConfig
+from discern.workflows.start import read_start
+from discern.workflows.start_settings import start_config
+from discern.workflows.start_weights import Filled, fill
+from tests.scoring.small_scorers import ids_of
+from tests.workflows.small_run import make_run
+
+BILINEAR = ["objective.discriminator_head=bilinear", "objective.tying=gradient-disentangled"]
+
+
+def gone_on(model: Path, *overrides: str, preset: str | None = None) -> tuple[PretrainConfig, Objective, Filled]:
+    start = read_start(model, warn=pytest.fail)
+    vocabulary = make_vocabulary(model)
+    config = start_config(start, vocabulary, preset, None, overrides, None).config
+    objective = build_objective(config, vocabulary)
+    objective.initialise(1)
+    return config, objective.eval(), fill(objective, start, [])
+
+
+def make_vocabulary(model: Path) -> Any:
+    from discern.data.tokenizer import load_tokenizer, special_tokens, vocab_size
+    from discern.objectives.base import Vocabulary
+
+    tokenizer = load_tokenizer(model / "tokenizer.json")
+    return Vocabulary(vocab_size(tokenizer), special_tokens(tokenizer))
+
+
+def logits(objective: Objective) -> torch.Tensor:
+    with torch.no_grad():
+        return objective.networks()["discriminator"].token_logits(torch.tensor([[2, *ids_of("the chef ate"), 3]]))
+
+
+def test_a_bilinear_head_is_taken_over_whole(tmp_path: Path) -> None:
+    objective = make_run(tmp_path / "run", overrides=BILINEAR)
+    export(ExportRequest(tmp_path / "run", tmp_path / "alone", "discriminator"), Silent(), pytest.fail)
+    (tmp_path / "alone" / "discern.toml").unlink()
+    config, went_on, filled = gone_on(tmp_path / "alone")
+    assert (config.objective.model_dump()["discriminator_head"], filled.fresh) == ("bilinear", ("the generator",))
+    assert torch.allclose(logits(went_on), logits(objective), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"bilinear term in its head.*\n.*discriminator_head=bilinear"):
+        gone_on(tmp_path / "run", "objective.discriminator_head=dense", preset="tiny")
+
+
+def test_a_term_that_the_model_has_not_is_fresh_and_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    _, _, filled = gone_on(tmp_path / "run", "objective.discriminator_head=bilinear")
+    assert filled.fresh == ("the bilinear term of the discriminator",)
+
+
+@pytest.mark.parametrize(("step", "frozen", "share", "factor"), [(7, None, 0.165, 0.7), (40, 0, 0.2, 1.0)])
+def test_schedules_stand_where_the_weights_were_saved(
+    step: int, frozen: int | None, share: float, factor: float, tmp_path: Path
+) -> None:
+    """A run that was stopped has not come to the end of what it was told."""
+    settings = [
+        "train.max_steps=40",
+        "objective.tying=none",
+        "objective.freeze_generator_at=30",
+        "objective.mask_probability=0.1",
+    ]
+    settings += ["objective.mask_probability_end=0.2", "objective.mask_probability_steps=10"]
+    settings += ["objective.discriminator_weight_schedule=[[0, 0.0], [10, 1.0]]"]
+    make_run(tmp_path / "run", overrides=settings, step=step)
+    config, _, _ = gone_on(tmp_path / "run")
+    objective = config.objective.model_dump()
+    assert objective["freeze_generator_at"] == frozen
+    assert (objective["mask_probability"], objective["mask_probability_end"]) == (pytest.approx(share, abs=0.006), None)
+    schedule = objective["discriminator_weight_schedule"]
+    assert (schedule[0][1] if schedule else 1.0) == pytest.approx(factor)
+
+
+def test_an_export_of_an_export_still_says_what_it_was_trained_by(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=["objective.name=replace-mlm"])
+    export(ExportRequest(tmp_path / "run", tmp_path / "whole", all_networks=True), Silent(), pytest.fail)
+    export_again(ExportRequest(tmp_path / "whole", tmp_path / "alone", "encoder"), Silent())
+    assert load_scorer(tmp_path / "whole", warn=pytest.fail).name == "pll"
+    with pytest.raises(ConfigError, match="no scorer can use it"):
+        load_scorer(tmp_path / "alone", warn=pytest.fail)
+
+
+def test_of_an_xlnet_the_run_is_asked_for(tmp_path: Path) -> None:
+    settings = ["objective.name=permutation-lm", "model.encoder=xlnet", "model.embedding_size=32", "data.packing=two-part"]
+    make_run(tmp_path / "run", overrides=[*settings, "model.hidden_size=32"])
+    export(ExportRequest(tmp_path / "run", tmp_path / "one"), Silent(), pytest.fail)
+    with pytest.raises(ConfigError, match=r"an export of an XLNET.*\n.*export the run again"):
+        export_again(ExportRequest(tmp_path / "one", tmp_path / "two", precision="bfloat16"), Silent())
+    with pytest.raises(ConfigError, match=r"only runs can be gone on with.*\n.*give the run itself"):
+        read_start(tmp_path / "one", warn=pytest.fail)
+    _, went_on, filled = gone_on(tmp_path / "run")
+    assert (set(went_on.networks()), filled.fresh) == ({"encoder"}, ())
