@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import math
+import re
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from discern.cli import detect as verb
+from discern.cli import detection_text
 from discern.cli.detect import detect as detect_command
 from discern.data.tokenizer import load_tokenizer
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.progress import Silent
-from discern.scoring.detection import Detection, Window, batches, windows_of
-from discern.workflows.detect import detect
+from discern.scoring.detection import Detection, detect_replaced
+from discern.workflows.detect import detect, detect_each, load_detection_model, load_detector
+from discern.workflows.detect_input import InputText
 from discern.workflows.export import ExportRequest, export
 from tests.interop.small_tokenizers import HARD
 from tests.workflows.small_run import make_run
@@ -110,6 +112,16 @@ def test_batches_change_nothing(made: tuple[Path, Objective]) -> None:
         assert seen.replaced_probability == pytest.approx(single.replaced_probability, abs=1e-6)
 
 
+@pytest.mark.parametrize("tokens", [1, 40, 10_000])
+def test_the_size_of_batches_changes_nothing(made: tuple[Path, Objective], tokens: int) -> None:
+    detector = load_detector(made[0] / "run", pytest.fail)
+    texts = ["x", "The chef cooked the meal.", "", LONG, "purple elephants ate"]
+    encodings = detector.tokenizer.encode_batch(texts, add_special_tokens=False)
+    usual, other = (detect_replaced(detector, texts, encodings, lambda _: None, *size) for size in ((), (tokens,)))
+    for one, two in zip(usual, other, strict=True):
+        assert one.replaced_probability == pytest.approx(two.replaced_probability, abs=1e-6)
+
+
 def test_an_empty_text_has_no_tokens(made: tuple[Path, Objective]) -> None:
     (seen,) = found(made[0] / "run", "")
     assert (seen.tokens, seen.offsets, seen.replaced_probability) == ([], [], [])
@@ -137,32 +149,6 @@ def test_several_long_texts_are_counted(made: tuple[Path, Objective]) -> None:
     assert said[0].startswith(f"2 of 3 texts are longer than the {ROOM} tokens")
 
 
-@pytest.mark.parametrize("room", [1, 2, 7, 30])
-@pytest.mark.parametrize("length", [0, 1, 6, 7, 8, 29, 30, 31, 45, 61, 100])
-def test_windows_cover_every_token_and_overlap_by_half(length: int, room: int) -> None:
-    windows = windows_of([length], room)
-    assert sorted({position for window in windows for position in range(window.start, window.stop)}) == list(range(length))
-    assert all(0 < window.stop - window.start <= room for window in windows)
-    assert len(windows) == (length > 0) if length <= room else len(windows) > 1
-    for before, after in itertools.pairwise(windows):
-        assert 0 < after.start - before.start <= max(room // 2, 1)
-
-
-def test_context_counts_no_end_of_the_text() -> None:
-    window = Window(0, start=10, stop=20, whole=30)
-    assert [window.context(position) for position in (10, 12, 19)] == [0, 2, 0]
-    assert Window(0, 0, 20, 30).context(0) == 19
-    assert Window(0, 10, 20, 20).context(19) == 9
-    assert Window(0, 0, 20, 20).context(5) == math.inf
-
-
-def test_batches_hold_every_window_once_and_bounded() -> None:
-    windows = windows_of([500] * 40 + [3] * 100, 126)
-    made = list(batches(windows))
-    assert sorted((w.text, w.start) for batch in made for w in batch) == sorted((w.text, w.start) for w in windows)
-    assert all(len(batch) * max(w.stop - w.start + 2 for w in batch) <= 4096 for batch in made)
-
-
 def test_a_generator_is_refused(made: tuple[Path, Objective]) -> None:
     with pytest.raises(ConfigError, match="holds no discriminator") as caught:
         found(made[0] / "generator", "x")
@@ -182,8 +168,55 @@ def test_other_folders_are_refused(made: tuple[Path, Objective], tmp_path: Path)
     with pytest.raises(DataError, match=r"neither a run nor a config\.json"):
         found(tmp_path, "x")
     (tmp_path / "config.json").write_text('{"model_type": "electra"}')
-    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+    with pytest.raises(CheckpointError, match="hidden_size is None, expected a whole number"):
         found(tmp_path, "x")
+    export(ExportRequest(made[0] / "run", tmp_path / "model", "discriminator"), Silent(), pytest.fail)
+    (tmp_path / "config.json").write_bytes((tmp_path / "model" / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        found(tmp_path, "x")
+
+
+def test_a_stream_is_read_as_it_is_judged(made: tuple[Path, Objective]) -> None:
+    """However long it is, no more than some hundreds of texts are held: the first come out before the last are read."""
+    read = 0
+
+    def endless() -> Iterator[InputText]:
+        nonlocal read
+        for read in itertools.count(1):
+            yield InputText(f"line {read}", read, "guests ate")
+
+    judged = detect_each(load_detector(made[0] / "run", pytest.fail), endless(), Silent(), pytest.fail)
+    seen = list(itertools.islice(judged, 700))
+    assert [text.number for text, _ in seen] == list(range(1, 701))
+    assert read <= 1024
+    (single,) = found(made[0] / "run", "guests ate")
+    assert seen[650][1].replaced_probability == pytest.approx(single.replaced_probability, abs=1e-6)
+
+
+def test_long_texts_of_a_stream_are_named_and_counted(made: tuple[Path, Objective]) -> None:
+    said: list[str] = []
+    texts = [InputText(f"file:{number}", number, text) for number, text in enumerate(["a", LONG, "", LONG], 1)]
+    judged = list(detect_each(load_detector(made[0] / "run", pytest.fail), texts, Silent(), said.append))
+    assert [len(text.text) > 0 for text, _ in judged] == [True, True, False, True]
+    assert re.fullmatch(rf"file:2: \d+ tokens, and the model was trained on {ROOM} at a time: judged in .* most context", said[0])
+    assert said[1:] == ["2 of 4 texts were judged in several windows"]
+
+
+def test_the_generator_is_found_in_runs_and_whole_exports(made: tuple[Path, Objective], tmp_path: Path) -> None:
+    export(ExportRequest(made[0] / "run", tmp_path / "all", all_networks=True), Silent(), pytest.fail)
+    for folder, has_one in ((made[0] / "run", True), (tmp_path / "all", True), (made[0] / "discriminator", False)):
+        model = load_detection_model(folder, pytest.fail)
+        assert (model.proposer is not None) == has_one
+        assert model.proposer_room == (ROOM if has_one else 0)
+
+
+def test_a_generator_of_another_vocabulary_is_refused(made: tuple[Path, Objective], tmp_path: Path) -> None:
+    make_run(tmp_path / "other", tokenizer="bpe")
+    export(ExportRequest(tmp_path / "other", tmp_path / "stranger", "generator"), Silent(), pytest.fail)
+    export(ExportRequest(made[0] / "run", tmp_path / "mixed", all_networks=True), Silent(), pytest.fail)
+    shutil.copytree(tmp_path / "stranger", tmp_path / "mixed" / "generator", dirs_exist_ok=True)
+    with pytest.raises(CheckpointError, match="don't belong together"):
+        load_detection_model(tmp_path / "mixed", pytest.fail)
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> Any:
@@ -193,7 +226,9 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_json_of_one_text(made: tuple[Path, Objective], capsys: pytest.CaptureFixture[str]) -> None:
     detect_command(made[0] / "run", text=["The chef"], json_output=True)
     printed = shown(capsys)
-    assert printed.keys() == {"tokens", "offsets", "replaced_probability"}
+    assert printed.keys() == {"tokens", "offsets", "replaced_probability", "marked", "threshold"}
+    assert printed["threshold"] == 0.5
+    assert printed["marked"] == [probability >= 0.5 for probability in printed["replaced_probability"]]
     assert "".join(token.removeprefix("##") for token in printed["tokens"]) == "thechef"
     assert printed["offsets"][0][0] == 0
 
@@ -208,7 +243,7 @@ def test_json_of_a_file(made: tuple[Path, Objective], tmp_path: Path, capsys: py
     detect_command(made[0] / "run", file=tmp_path / "lines.txt", json_output=True)
     texts = shown(capsys)["texts"]
     assert len(texts) == 3, "lines end at newlines only"
-    assert texts[1] == {"tokens": [], "offsets": [], "replaced_probability": []}
+    assert [texts[1][name] for name in ("tokens", "offsets", "replaced_probability", "marked")] == [[], [], [], []]
     assert texts[0]["offsets"][0][0] == 0
 
 
@@ -221,20 +256,54 @@ def test_json_of_the_standard_input(
     assert len(shown(capsys)["texts"]) == 2
 
 
+def test_json_lines_are_written_to_a_file(
+    made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"body": "The chef"}\n\n{"body": "guests naïve"}\n')
+    out = tmp_path / "found.jsonl"
+    detect_command(made[0] / "run", tmp_path / "texts.jsonl", text_field="body", threshold=0.0, out=out, json_output=True)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["line"] for line in lines] == [1, 2, 3], "an empty line keeps its place"
+    assert [line["text"] for line in lines] == ["The chef", "", "guests naïve"]
+    assert all(all(line["marked"]) for line in lines)
+    tokens = sum(len(line["tokens"]) for line in lines)
+    assert shown(capsys) == {"texts": 3, "tokens": tokens, "marked": tokens, "threshold": 0.0, "out": str(out)}
+
+
+def test_a_line_that_is_no_json_leaves_nothing_behind(
+    made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "The chef"}\n{"text": \n')
+    with pytest.raises(SystemExit):
+        detect_command(made[0] / "run", tmp_path / "texts.jsonl", out=tmp_path / "found.jsonl")
+    assert "texts.jsonl:2: not JSON" in capsys.readouterr().err
+    assert not (tmp_path / "found.jsonl").exists()
+
+
 def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.txt").touch()
     detect_command(made[0] / "run", file=tmp_path / "empty.txt", json_output=True)
     printed = capsys.readouterr()
-    assert json.loads(printed.out) == {"texts": []}
+    assert json.loads(printed.out) == {"texts": [], "threshold": 0.5}
     assert "nothing to judge" in printed.err
 
 
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ({"text": ["x"], "file": Path("y")}, 2, "both given"),
+        ({"text": ["x"], "file": Path("y")}, 2, "--text and --file are both given"),
+        ({"input": Path("x"), "evaluate": Path("y")}, 2, "--evaluate and INPUT are both given"),
+        ({"text": ["x"], "precision": 0.8}, 2, "--precision is for --calibrate"),
+        ({"text": ["x"], "text_field": "body"}, 2, "--text-field is for JSON lines"),
+        ({"calibrate": Path("data"), "threshold": 0.8}, 2, "--calibrate finds the threshold"),
+        ({"evaluate": Path("latin.txt"), "html": Path("x.html")}, 2, "--evaluate writes no --out and no --html"),
+        ({"text": ["x"], "html": Path(".")}, 2, ". is a folder"),
+        ({"text": ["x"], "out": Path(".")}, 2, ". is a folder"),
+        ({"input": Path("fine.txt"), "out": Path("fine.txt")}, 2, "fine.txt is the input"),
+        ({"file": Path("fine.txt"), "html": Path("fine.txt")}, 2, "fine.txt is the input"),
+        ({"text": ["x"], "out": Path("a"), "html": Path("a")}, 2, "--out and --html both name a"),
         ({"file": Path("nowhere.txt")}, 1, "nowhere.txt cannot be read"),
-        ({"file": Path("latin.txt")}, 1, "latin.txt, line 2: not UTF-8"),
+        ({"input": Path("latin.txt")}, 1, "latin.txt:2: not UTF-8"),
     ],
 )
 def test_wrong_input_is_explained(
@@ -247,6 +316,7 @@ def test_wrong_input_is_explained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "latin.txt").write_bytes(b"fine\ncaf\xe9\n")
+    (tmp_path / "fine.txt").write_text("fine\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
         detect_command(made[0] / "run", **options)
@@ -268,20 +338,28 @@ DETECTION = Detection("a [b] c", ["a", "[", "b", "]", "c"], [(0, 1), (2, 3), (3,
 
 
 def test_colours_show_the_text_itself() -> None:
-    """Brackets are text, not markup; and every token has the colour of its probability."""
+    """Brackets are text, not markup; every token has the colour of its probability, and the marked ones are underlined."""
     stream = io.StringIO()
-    Console(file=stream, force_terminal=True, color_system="truecolor").print(verb.coloured_text(DETECTION))
-    assert "\x1b[30;48;2;255;85;70m]" in stream.getvalue()
+    Console(file=stream, force_terminal=True, color_system="truecolor").print(detection_text.coloured_text(DETECTION, 0.9))
+    assert "\x1b[4;30;48;2;255;85;70m]" in stream.getvalue()
     assert "\x1b[30;48;2;110;225;110ma" in stream.getvalue()
     assert "\x1b[30;48;2;250;220;40mc" in stream.getvalue()
-    assert verb.coloured_text(DETECTION).plain == "a [b] c"
+    assert detection_text.coloured_text(DETECTION, 0.5).plain == "a [b] c"
 
 
 def test_the_most_suspicious_are_named() -> None:
-    assert verb.verdict(DETECTION, 0.5).plain == "3 of 5 tokens look replaced (from 0.5 on): ']' 1.00, 'b' 0.90, 'c' 0.50"
+    assert (
+        detection_text.verdict(DETECTION, 0.5).plain == "3 of 5 tokens look replaced (from 0.5 on): ']' 1.00, 'b' 0.90, 'c' 0.50"
+    )
     calm = Detection("a", ["a"], [(0, 1)], [0.2])
-    assert verb.verdict(calm, 0.5).plain == "no token of 1 reaches 0.5; the highest: 'a' 0.20"
+    assert detection_text.verdict(calm, 0.5).plain == "no token of 1 reaches 0.5; the highest: 'a' 0.20"
 
 
 def test_the_legend_runs_from_0_to_1() -> None:
-    assert verb.legend().plain.split() == ["probability", "replaced:", *(f"{step / 10:g}" for step in range(11))]
+    assert detection_text.legend().plain.split() == [
+        "probability",
+        "replaced:",
+        *(f"{step / 10:g}" for step in range(11)),
+        "underlined:",
+        "marked",
+    ]

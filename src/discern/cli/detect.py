@@ -3,159 +3,231 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console as RichConsole
-from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from discern.cli.console import Console, JsonOption, command
-from discern.errors import ConfigError, DataError
+from discern.cli.detection_text import Shown
+from discern.errors import ConfigError
 
 if TYPE_CHECKING:
-    from discern.scoring.detection import Detection
+    from collections.abc import Iterable
 
-# Background of a token at probability 0, 1/2 and 1; black on any of them is legible. Strong enough that a terminal of
-# sixteen colours shows green, yellow and red for them and for what lies between.
-_COLOURS = ((110, 225, 110), (250, 220, 40), (255, 85, 70))
-_MOST_SUSPICIOUS = 5
+    from discern.scoring.detection import Detection
+    from discern.workflows.detect_calibrate import ChosenThreshold
+    from discern.workflows.detect_input import InputText
+    from discern.workflows.detect_texts import DetectRequest
+
+_CALIBRATION = "Calibration"
 
 
 def detect(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA discriminator.")],
+    input: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="INPUT", help="A file with one text a line, plain or JSON lines; - reads stdin.", show_default=False
+        ),
+    ] = None,
+    *,
     text: Annotated[
         list[str] | None,
         typer.Option("--text", metavar="TEXT", help="The text to judge; may be repeated.", show_default=False),
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="A file with one text a line; - is the standard input.", show_default=False),
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="The same as INPUT.", show_default=False)] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            "--text-field",
+            metavar="NAME",
+            help="Of JSON lines, the field of the text. [default: text, in .jsonl]",
+            show_default=False,
+        ),
     ] = None,
     threshold: Annotated[
-        float, typer.Option("--threshold", min=0.0, max=1.0, help="Probability from which a token is called replaced.")
-    ] = 0.5,
+        float | None,
+        typer.Option(
+            "--threshold",
+            min=0.0,
+            max=1.0,
+            help="Probability from which a token is marked. [default: as calibrated, or 0.5]",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write JSON lines, one a text, of inputs of any size.")
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="PAGE", help="Write one self-contained page; a click shows what the generator would put."),
+    ] = None,
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(
+            "--evaluate", metavar="FILE", help="Measure on sentences whose wrong words are in [[brackets]], or JSON lines."
+        ),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="DATA",
+            help="Find the threshold on held-out text that the generator corrupts, and keep it in MODEL.",
+            rich_help_panel=_CALIBRATION,
+        ),
+    ] = None,
+    precision: Annotated[
+        float | None,
+        typer.Option(
+            "--precision",
+            min=0.0,
+            max=1.0,
+            help="To reach: share of the marked tokens that were replaced. [default: 0.9]",
+            rich_help_panel=_CALIBRATION,
+            show_default=False,
+        ),
+    ] = None,
+    corruption: Annotated[
+        float | None,
+        typer.Option(
+            "--corruption",
+            min=0.001,
+            max=0.9,
+            help="Share of the tokens to mask and fill. [default: 0.15, as in training]",
+            rich_help_panel=_CALIBRATION,
+            show_default=False,
+        ),
+    ] = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option(
+            "--sequences",
+            min=0,
+            help="Held-out rows, evenly spread; 0: all. [default: 2000]",
+            rich_help_panel=_CALIBRATION,
+            show_default=False,
+        ),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Print how probable it is that each token of a text was replaced. Without --text or --file, reads the standard input.
+    """Tell how probable it is that each token of a text was replaced. Without a text or INPUT, reads the standard input.
 
-    Example: discern detect runs/first --text "The chef ate purple elephants."
+    Examples: discern detect runs/first --text "The chef ate purple elephants." --html page.html
+
+    discern detect runs/first texts.txt --out found.jsonl
+
+    discern detect runs/first --calibrate data --precision 0.9
     """
     with command(json_output=json_output) as console:
-        texts = _texts(text, file)
-        if not texts:
-            console.warn("there is no line in the input: nothing to judge")
-        from discern.workflows.detect import detect as run_detect
-
-        found = run_detect(model, texts, console.progress, console.warn)
-        values = [_values(detection) for detection in found]
-        if json_output:
-            console.result(values[0] if text and len(text) == 1 else {"texts": values}, text="")
+        given = {"precision": precision, "corruption": corruption, "sequences": sequences}
+        options = {name: value for name, value in given.items() if value is not None}
+        works = {"--calibrate": calibrate, "--evaluate": evaluate, "--text": text or None, "INPUT": input, "--file": file}
+        asked = [name for name, value in works.items() if value is not None]
+        if len(asked) > 1:
+            raise ConfigError(f"{' and '.join(asked)} are both given", hint="give one of them")
+        if options and calibrate is None:
+            raise ConfigError(f"--{next(iter(options))} is for --calibrate", hint="add --calibrate DATA, or leave it out")
+        if (calibrate is not None or evaluate is not None) and (out is not None or html is not None):
+            raise ConfigError(f"{asked[0]} writes no --out and no --html", hint="leave them out")
+        if calibrate is not None:
+            if threshold is not None:
+                raise ConfigError("--calibrate finds the threshold, and --threshold gives one", hint="give one of them")
+            _calibrate(console, model, calibrate, options)
+        elif evaluate is not None:
+            _evaluate(console, model, evaluate, text_field, threshold)
         else:
-            show(console, found, threshold)
+            from discern.workflows.detect_texts import DetectRequest
+
+            request = DetectRequest(model, _texts(text, input or file, text_field), threshold, out, html, input or file)
+            _judge(console, request, single=len(text or ()) == 1)
 
 
-def _values(detection: Detection) -> dict[str, object]:
-    return {
-        "tokens": detection.tokens,
-        "offsets": detection.offsets,
-        "replaced_probability": detection.replaced_probability,
-    }
+def _judge(console: Console, request: DetectRequest, *, single: bool) -> None:
+    from discern.workflows.detect_texts import detect_texts, detection_values
+
+    shown, values, out, html = Shown(console), [], request.out, request.page
+    # Whoever asks for a file is told what is in it, rather than shown all of it.
+    gathers = console.json_output and out is None
+    prints = not console.json_output and out is None and html is None
+
+    def show(_: InputText, detection: Detection, chosen: ChosenThreshold) -> None:
+        if gathers:
+            values.append(detection_values(detection, chosen.value))
+        elif prints:
+            shown.add(detection, chosen.value)
+
+    done = detect_texts(request, show, console.progress, console.warn)
+    shown.finish()
+    if not done.texts:
+        console.warn("there is no line in the input: nothing to judge")
+    if prints:
+        return
+    sums: dict[str, Any] = {"texts": done.texts, "tokens": done.tokens, "marked": done.marked, "threshold": done.threshold.value}
+    if gathers:
+        sums = values[0] if single else {"texts": values, "threshold": done.threshold.value}
+    files = {name: path for name, path in (("out", out), ("html", html)) if path is not None}
+    said = f"{done.texts:,} texts, {done.marked:,} of {done.tokens:,} tokens marked, from {done.threshold.value:.3g} on"
+    console.result({**sums, **files}, text=f"{' and '.join(map(str, files.values()))}: {said} ({done.threshold.described})")
 
 
-def _texts(text: list[str] | None, file: Path | None) -> list[str]:
+def _texts(text: list[str] | None, source: Path | None, field: str | None) -> Iterable[InputText]:
     """What to judge: the texts given, or the lines of a file."""
-    if text and file is not None:
-        raise ConfigError("--text and --file are both given", hint="give one of them")
+    from discern.workflows.detect_input import InputText, read_texts
+
     if text:
-        return text
-    if file is not None and str(file) != "-":
-        try:
-            with file.open("rb") as stream:
-                return _lines(stream, str(file))
-        except OSError as problem:
-            raise DataError(f"{file} cannot be read: {problem.strerror}", hint="give a text file") from problem
-    if file is None and sys.stdin.isatty():
-        raise ConfigError("there is no text to judge", hint='add --text "Some text.", or --file FILE, or pipe a text in')
-    return _lines(sys.stdin.buffer, "standard input")
+        if field is not None:
+            raise ConfigError("--text-field is for JSON lines, and --text is given", hint="leave one of them out")
+        return [InputText(f"text {number}" if len(text) > 1 else "the text", number, each) for number, each in enumerate(text, 1)]
+    if source is None and sys.stdin.isatty():
+        raise ConfigError("there is no text to judge", hint='add --text "Some text.", or a file, or pipe a text in')
+    return read_texts(source or Path("-"), field)
 
 
-def _lines(stream: Iterable[bytes], name: str) -> list[str]:
-    """The lines of a UTF-8 file, without their ends; an empty line is an empty text, so that the numbers stay in step."""
-    lines = []
-    for number, raw in enumerate(stream, 1):
-        try:
-            lines.append(raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r"))
-        except UnicodeDecodeError as problem:
-            raise DataError(f"{name}, line {number}: not UTF-8 ({problem.reason})", hint="convert the file to UTF-8") from problem
-    return lines
+def _calibrate(console: Console, model: Path, data: Path, options: dict[str, Any]) -> None:
+    from discern.workflows.detect_calibrate import CalibrateRequest, calibrate
 
-
-def show(console: Console, found: list[Detection], threshold: float) -> None:
-    """Print the texts with their tokens coloured, or as a table where colours don't show."""
-    terminal = RichConsole()
-    coloured = terminal.is_terminal and terminal.color_system is not None and not terminal.no_color
-    for number, detection in enumerate(found):
-        if number:
-            console.print("")
-        if not detection.tokens:
-            console.print("(empty)")
-            continue
-        console.print(coloured_text(detection) if coloured else token_table(detection, threshold))
-        console.print(verdict(detection, threshold))
-    if coloured and found:
-        console.print(legend())
-
-
-def coloured_text(detection: Detection) -> Text:
-    """The text itself, each token on the colour of its probability."""
-    text = Text(detection.text)
-    for (start, end), probability in zip(detection.offsets, detection.replaced_probability, strict=True):
-        text.stylize(_style(probability), start, end)
-    return text
-
-
-def token_table(detection: Detection, threshold: float) -> RenderableType:
-    """One line a token: its probability, a mark from the threshold on, the token, and where it stands."""
-    table = Table("replaced", "", "token", "characters")
-    table.columns[0].justify = "right"
-    for token, (start, end), probability in zip(detection.tokens, detection.offsets, detection.replaced_probability, strict=True):
-        table.add_row(f"{probability:.3f}", "*" if probability >= threshold else "", Text(token), f"{start}-{end}")
-    return table
-
-
-def verdict(detection: Detection, threshold: float) -> Text:
-    """How many tokens look replaced, and the most suspicious by name."""
-    ranked = sorted(range(len(detection.tokens)), key=lambda index: -detection.replaced_probability[index])
-    flagged = [index for index in ranked if detection.replaced_probability[index] >= threshold]
-    named = ", ".join(
-        f"{_surface(detection, index)!r} {detection.replaced_probability[index]:.2f}"
-        for index in (flagged or ranked)[: _MOST_SUSPICIOUS if flagged else 1]
+    found = calibrate(CalibrateRequest(model, data, **options), console.progress, console.warn)
+    low, high = found["precision_interval"]
+    what = (
+        f"precision {found['precision']:.3f} ({low:.3f} to {high:.3f}), recall {found['recall']:.3f}: "
+        f"marks {found['marked']:,} of {found['tokens']:,} tokens, "
+        f"of which {found['replaced']:,} were replaced; AUC {found['auc']:.3f}"
     )
-    count = len(detection.tokens)
-    if not flagged:
-        return Text(f"no token of {count} reaches {threshold:g}; the highest: {named}")
-    more = f" and {len(flagged) - _MOST_SUSPICIOUS} more" if len(flagged) > _MOST_SUSPICIOUS else ""
-    return Text(f"{len(flagged)} of {count} tokens look replaced (from {threshold:g} on): {named}{more}")
+    if found["reached"]:
+        lines = [f"threshold {found['threshold']:.4f}: {what}"]
+        if found["kept"] is not None:
+            lines.append(f"kept in {found['kept']}; discern detect goes by it until --threshold says otherwise")
+    else:
+        lines = [
+            f"no threshold reaches precision {found['wanted_precision']:g} on this text",
+            f"the most precise is {found['threshold']:.4f}: {what}",
+            "nothing is kept",
+        ]
+    console.result(found, text="\n".join(lines))
+    if not found["reached"]:
+        raise SystemExit(1)
 
 
-def legend() -> Text:
-    """The colours from 0 to 1."""
-    steps = [index / 10 for index in range(11)]
-    return Text.assemble("probability replaced: ", *((f" {step:g} ", _style(step)) for step in steps))
+def _evaluate(console: Console, model: Path, sentences: Path, field: str | None, threshold: float | None) -> None:
+    from discern.workflows.detect_evaluate import EvaluateDetectionRequest, evaluate_detection
 
-
-def _surface(detection: Detection, index: int) -> str:
-    start, end = detection.offsets[index]
-    return detection.text[start:end] or detection.tokens[index]
-
-
-def _style(probability: float) -> str:
-    """Black on green at 0, on yellow at 1/2, on red at 1."""
-    low, high = (_COLOURS[0], _COLOURS[1]) if probability < 0.5 else (_COLOURS[1], _COLOURS[2])
-    part = probability * 2 if probability < 0.5 else probability * 2 - 1
-    red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
-    return f"black on #{red:02x}{green:02x}{blue:02x}"
+    request = EvaluateDetectionRequest(model, sentences, field, threshold)
+    found = evaluate_detection(request, console.progress, console.warn)
+    counts = (
+        f"{found['sentences']:,} sentences, {found['words']:,} words, {found['wrong']:,} of them wrong; AUC {found['auc']:.4f}"
+    )
+    console.result(found, text=counts)
+    table = Table("threshold", "", "precision", "recall", "F1", "marked")
+    for column in (0, 2, 3, 4, 5):
+        table.columns[column].justify = "right"
+    special = [(found["at_threshold"], found["threshold_origin"]), (found["best_f1"], "best F1")]
+    rows = [(rates, "") for rates in found["thresholds"]] + special
+    for rates, note in sorted(rows, key=lambda row: row[0]["threshold"]):
+        numbers = (f"{rates[name]:.4f}" for name in ("precision", "recall", "f1"))
+        table.add_row(f"{rates['threshold']:.4f}", note, *numbers, f"{rates['marked']:,}")
+    console.print(table)
+    for kind, each in found["by_kind"].items():
+        console.print(f"{kind or 'no kind named'}: {each['recall']:.4f} of {each['wrong']:,} found at {found['threshold']:.4f}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from discern.cli.console import JsonOption, command
+from discern.cli.console import Console, JsonOption, command
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def evaluate(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="A run, what 'discern export RUN --out DIR --all-networks' wrote, or what 'discern finetune' did.",
+            help="A run, what 'discern export RUN --out DIR --all-networks' wrote, or what 'discern finetune' did; with --suite "
+            "also any other export, or a Hugging Face ELECTRA.",
         ),
     ],
     data: Annotated[
@@ -27,7 +29,8 @@ def evaluate(
         typer.Option(
             "--data",
             metavar="DATA",
-            help="Data set whose held-out part is used; a run knows its own. For a fine-tuned model a labelled file.",
+            help="Data set whose held-out part is used; a run knows its own. For a fine-tuned model a labelled file, for a suite "
+            "its folder.",
         ),
     ] = None,
     sequences: Annotated[int, typer.Option("--sequences", min=0, help="Held-out rows, evenly spread; 0: all.")] = 0,
@@ -36,6 +39,16 @@ def evaluate(
     ] = 32,
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Of a fine-tuned model with several.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of a fine-tuned model: whose weights; without it the best.")] = None,
+    suite: Annotated[
+        Literal["blimp"] | None, typer.Option("--suite", help="Judge minimal pairs instead: BLiMP, read from --data.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Of a suite: pairs of each paradigm; without it all.")
+    ] = None,
+    scorer: Annotated[
+        list[str] | None,
+        typer.Option("--scorer", metavar="NAME", help="Of a suite: as of 'discern score'; may be repeated.", show_default=False),
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option("--precision", help="Arithmetic.")] = "float32",
     json_output: JsonOption = False,
@@ -45,9 +58,21 @@ def evaluate(
     Examples: discern evaluate runs/first --data DATA
 
     discern evaluate OUT --data reviews-dev.csv
+
+    discern evaluate runs/first --suite blimp --data blimp/data
     """
     with command(json_output=json_output) as console:
-        from discern.workflows.finetuned import is_finetuned
+        if suite is not None:
+            unread = {"--sequences": sequences > 0, "--task": task is not None, "--seed": seed is not None}
+            _no_others("--suite", unread | {"--precision": precision != "float32"})
+            from discern.workflows.suite import SuiteRequest, run_blimp
+
+            request = SuiteRequest(model, data, limit, scorer or (), device)
+            _show_suite(console, run_blimp(request, console.progress, console.warn))
+            return
+        if limit is not None or scorer:
+            raise ConfigError("--limit and --scorer are for suites of minimal pairs", hint="add --suite blimp, or leave them out")
+        from discern.workflows.runs import is_finetuned
 
         if is_finetuned(model):
             if sequences:
@@ -72,6 +97,31 @@ def evaluate(
         for title, key in (("occurrences in a million", "by_frequency"), ("part of the row", "by_position")):
             console.print("")
             console.print(_groups(title, figures[key]))
+
+
+def _no_others(option: str, others: Mapping[str, bool]) -> None:
+    """Raise where options were given that say nothing beside this one."""
+    given = " and ".join(name for name, is_given in others.items() if is_given)
+    if given:
+        raise ConfigError(f"{given} cannot be combined with {option}", hint=f"leave out {given}")
+
+
+def _show_suite(console: Console, found: dict[str, Any]) -> None:
+    """Accuracies of minimal pairs, a column a scorer: overall, by phenomenon, by paradigm."""
+    from rich.table import Table
+
+    by_scorer = found["by_scorer"]
+    lines = [
+        f"{name}: {each['accuracy']:.4f} of {each['pairs']:,} pairs preferred rightly; ties, counted as wrong: {each['ties']:,}"
+        for name, each in by_scorer.items()
+    ]
+    console.result(found, text="\n".join(lines))
+    for title, key in (("phenomenon", "by_phenomenon"), ("paradigm", "by_paradigm")):
+        table = Table(title, *by_scorer)
+        for group in found[key]:
+            table.add_row(group, *(_cell(each[key].get(group)) for each in by_scorer.values()))
+        console.print("")
+        console.print(table)
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,16 @@ class ShadedText:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some characters in a row; `probability` is None between tokens."""
+    """Some characters in a row.
+
+    Attributes:
+        probability: of the token they belong to; None between tokens.
+        token: number of that token in the text; None between tokens.
+    """
 
     text: str
     probability: float | None
+    token: int | None = field(default=None, compare=False)
 
     @property
     def hint(self) -> str:
@@ -42,14 +48,15 @@ def cut(shaded: ShadedText) -> list[Piece]:
     """The whole text in pieces. Of tokens that share a character, as bytes of one do, the likelier replaced counts."""
     pieces: list[Piece] = []
     done = 0
-    for (start, end), probability in zip(shaded.offsets, shaded.probabilities, strict=True):
+    for number, ((start, end), probability) in enumerate(zip(shaded.offsets, shaded.probabilities, strict=True)):
         if end <= done:
-            if pieces and start < end and pieces[-1].probability is not None:
-                pieces[-1] = Piece(pieces[-1].text, max(pieces[-1].probability, probability))
+            last = pieces[-1] if pieces else None
+            if last is not None and start < end and last.probability is not None and last.probability < probability:
+                pieces[-1] = Piece(last.text, probability, number)
             continue
         if start > done:
             pieces.append(Piece(shaded.text[done:start], None))
-        pieces.append(Piece(shaded.text[max(start, done) : end], probability))
+        pieces.append(Piece(shaded.text[max(start, done) : end], probability, number))
         done = end
     if done < len(shaded.text):
         pieces.append(Piece(shaded.text[done:], None))

@@ -15,6 +15,7 @@ from discern.model.config import ModelConfig
 from discern.objectives.base import Vocabulary
 from discern.report.evaluation import evaluation_pictures, evaluation_tables
 from discern.report.journal import held_out_figures, is_number, run_charts
+from discern.report.minimal_pairs import blimp_tables
 from discern.report.page import Page, render_page
 from discern.report.shading import ShadedText
 from discern.scoring.detection import Detection
@@ -24,6 +25,7 @@ from discern.types import SpecialTokens
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.runs import CONFIG_FILE, EVALUATION_FILE, build_objective, read_record
 from discern.workflows.settings import PretrainConfig
+from discern.workflows.suite import read_kept
 
 REPORT_FILE = "report.html"
 
@@ -60,7 +62,7 @@ def report(run: Path, out: Path | None, detections: Sequence[Detection] = ()) ->
         title=f"discern: {run.resolve().name}",
         facts=_facts(config, record, lines[-1]),
         curves=[*run_charts(lines), *evaluation_pictures(evaluation)],
-        tables=evaluation_tables(evaluation) if evaluation else (),
+        tables=[*(evaluation_tables(evaluation) if evaluation else ()), *blimp_tables(read_kept(run))],
         figures=figures,
         evaluated_at=step,
         detections=[ShadedText(found.text, found.offsets, found.replaced_probability) for found in detections],

@@ -1,0 +1,40 @@
+"""`discern fill`: the words that fit where a text says [MASK]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from discern.cli.console import JsonOption, command
+
+
+def fill(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA generator or BERT.")
+    ],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="With [MASK] where a token is to be filled in.")],
+    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="How many tokens for each mask.")] = 5,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    json_output: JsonOption = False,
+) -> None:
+    """Print the likeliest tokens at each [MASK] of a text, with their probabilities.
+
+    Example: discern fill runs/first "The [MASK] sat on the mat."
+    """
+    with command(json_output=json_output) as console:
+        from discern.workflows.fill import fill as run_fill
+
+        found = run_fill(model, text, top, console.warn, device)
+        lists = [[{"token": each.token, "probability": each.probability} for each in mask] for mask in found]
+        if json_output:
+            console.result({"text": text, "predictions": lists[0] if len(lists) == 1 else lists}, text="")
+        for number, mask in enumerate(found, 1):
+            table = Table("probability", "token" if len(found) == 1 else f"token at mask {number}")
+            table.columns[0].justify = "right"
+            for each in mask:
+                table.add_row(f"{each.probability:.4f}", Text(each.token))
+            console.print(table)

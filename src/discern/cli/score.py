@@ -1,0 +1,94 @@
+"""`discern score`: how likely sentences are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from discern.cli.console import Console, JsonOption, command
+from discern.cli.options import ScorerOption
+from discern.errors import ConfigError
+
+if TYPE_CHECKING:
+    from discern.scoring.base import Score
+
+
+def score(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Sentences, one a line; - or nothing reads stdin.", show_default=False)
+    ] = Path("-"),
+    scorer: ScorerOption = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Give the score of each token too, in JSON lines.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write JSON lines there instead of to stdout.", show_default=False),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    json_output: JsonOption = False,
+) -> None:
+    """Score sentences: pseudo-log-likelihoods in nats, higher is likelier.
+
+    Prints score, tab, sentence. An empty line is an error.
+
+    Examples: discern score runs/first sentences.txt
+
+    echo "The chef ate purple elephants." | discern score runs/first --tokens
+    """
+    with command(json_output=json_output) as console:
+        if str(file) == "-" and sys.stdin.isatty():
+            raise ConfigError("there is no sentence to score", hint="give a FILE, or pipe sentences in, one a line")
+        from discern.data.files import check_output
+        from discern.workflows.score import load_scorer, score_lines
+
+        check_output("--out", out, "scores.jsonl", file)
+        chosen = load_scorer(model, scorer, device, warn=console.warn)
+        written = 0
+        totals: list[float] = []
+        by_token: list[dict[str, object]] = []
+        with _written(console, out, tokens=tokens) as write:
+            for scores in score_lines(chosen, file, console.progress, console.warn):
+                write(scores)
+                written += len(scores)
+                if json_output and out is None:
+                    totals += [each.total for each in scores]
+                    by_token += [_of_tokens(each) for each in scores if tokens]
+        if out is not None:
+            summary = {"scorer": chosen.name, "sentences": written, "out": out}
+            console.result(summary, text=f"{out}: {written:,} sentences by scorer '{chosen.name}'")
+        elif json_output:
+            found: dict[str, object] = {"scorer": chosen.name, "scores": totals}
+            console.result(found | ({"tokens": by_token} if tokens else {}), text="")
+
+
+@contextmanager
+def _written(console: Console, out: Path | None, *, tokens: bool) -> Iterator[Callable[[list[Score]], None]]:
+    """What writes some scores where they belong, in the form that was asked for."""
+    if out is not None:
+        from discern.data.files import whole_file
+
+        with whole_file(out) as file:
+            yield lambda scores: file.writelines(
+                json.dumps(_record(each, tokens=tokens), ensure_ascii=False) + "\n" for each in scores
+            )
+    elif console.json_output:
+        yield lambda scores: None
+    elif tokens:
+        yield lambda scores: console.records(_record(each, tokens=True) for each in scores)
+    else:
+        yield lambda scores: console.lines(f"{each.total:.4f}\t{each.text}" for each in scores)
+
+
+def _record(score: Score, *, tokens: bool) -> dict[str, object]:
+    record: dict[str, object] = {"score": score.total, "text": score.text, "num_tokens": len(score.tokens)}
+    return record | (_of_tokens(score) if tokens else {})
+
+
+def _of_tokens(score: Score) -> dict[str, object]:
+    return {"tokens": score.tokens, "offsets": score.offsets, "token_scores": score.token_scores}

@@ -1,0 +1,189 @@
+"""N-best lists: what a recogniser or a translator proposed for each input, read from the JSON that such tools write."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from discern.errors import DataError
+from discern.tasks.readers.files import clean_text, numbered_lines, parsed_json, whole_text
+
+_FORMS = (
+    'expected JSON lines {"id": ..., "reference": "...", "hypotheses": [{"text": "...", "score": -1.5}, ...]}, or the JSON of '
+    "ESPnet, of mlm-scoring, or of Vosk"
+)
+_LISTS, _REFERENCES = ("hypotheses", "alternatives", "nbest"), ("reference", "ref")
+_TEXTS, _SCORES = ("text", "transcript"), ("score", "confidence")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One proposal.
+
+    Attributes:
+        score: of the system that made it, a log-probability or something of its kind; higher is better.
+    """
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class NBest:
+    """The proposals for one input.
+
+    Attributes:
+        id: as in the file, a fraction as a text; or the number of the list, from 1.
+        hypotheses: in the order of the file, at least one.
+        reference: what is right; None where the file doesn't say.
+    """
+
+    id: str | int
+    hypotheses: tuple[Hypothesis, ...]
+    reference: str | None
+
+
+def read_nbest(path: Path) -> list[NBest]:
+    """The lists of a file, compressed or not, in its order.
+
+    Read are, whatever the file is called:
+
+    - JSON lines, or an array, of `{"id", "reference", "hypotheses": [{"text", "score"}]}`; id and reference may be left out;
+    - what Vosk and other Kaldi servers answer, a line each: `{"alternatives": [{"text", "confidence"}]}`;
+    - the object of mlm-scoring (Shin et al. 2019, Salazar et al. 2020): `{ID: {"ref", "hyp_1": {"text", "score"}, ...}}`;
+    - data.json of ESPnet 1: `{"utts": {ID: {"output": [{"rec_text", "score", "text"}, ...]}}}`, where "text" is the reference.
+
+    Raises:
+        DataError: the file is missing, none of these, empty, or a list in it is; the message says where.
+    """
+    lists = [_list(record, f"{path}, {where}", number) for number, (where, record) in enumerate(_records(path), 1)]
+    if not lists:
+        raise DataError(f"{path} holds no list", hint=_FORMS)
+    return lists
+
+
+def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each list in the form of the first kind, and where it stands."""
+    lines = list(islice((line for _, line in numbered_lines(path) if line.strip()), 2))
+    if not lines:
+        return
+    first = _parsed(lines[0])
+    # What is whole after a line and goes on is no single object or array, but a value a line.
+    if _is_record(first) or (first is not None and len(lines) > 1):
+        for number, line in numbered_lines(path):
+            if line.strip():
+                yield f"line {number}", _json(line, f"{path}, line {number}")
+        return
+    whole = _json(whole_text(path), str(path))
+    if isinstance(whole, list):
+        yield from ((f"list {number}", record) for number, record in enumerate(whole, 1))
+    elif _is_record(whole):
+        yield "list 1", whole
+    elif isinstance(whole, dict) and isinstance(whole.get("utts"), dict):
+        yield from ((f"utterance {name}", _espnet(name, record)) for name, record in whole["utts"].items())
+    elif isinstance(whole, dict) and whole and all(_is_numbered(record) for record in whole.values()):
+        yield from ((f"utterance {name}", _numbered(name, record)) for name, record in whole.items())
+    else:
+        raise DataError(f"{path} is JSON, but no n-best lists", hint=_FORMS)
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):  # whoever reads it in earnest says what is wrong
+        return None
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return parsed_json(text, where)
+    except ValueError as problem:  # an integer of more digits than Python reads
+        raise DataError(f"{where}: not JSON: {problem}", hint=_FORMS) from problem
+
+
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(value.get(name), list) for name in _LISTS)
+
+
+def _is_numbered(value: Any) -> bool:
+    return isinstance(value, dict) and any(_number_of(name) is not None for name in value)
+
+
+def _number_of(name: str) -> int | None:
+    number = name.removeprefix("hyp_")
+    return int(number) if number != name and number.isdecimal() else None
+
+
+def _numbered(name: str, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of mlm-scoring, by number: JSON objects are often written with hyp_10 before hyp_2."""
+    numbered = sorted((number, key) for key in record if (number := _number_of(key)) is not None)
+    return {"id": name, "reference": record.get("ref"), "hypotheses": [record[key] for _, key in numbered]}
+
+
+def _espnet(name: str, record: Any) -> Mapping[str, Any]:
+    """Of ESPnet; a recognised text may show the blanks and the end as its tokens do."""
+    outputs = record.get("output", []) if isinstance(record, dict) else None
+    if not isinstance(outputs, list):
+        return {"id": name}
+    outputs = [output for output in outputs if isinstance(output, dict)]
+    references = [output["text"] for output in outputs if isinstance(output.get("text"), str)]
+    found = []
+    for output in outputs:
+        text = output.get("rec_text")
+        readable = " ".join(text.replace("<eos>", " ").replace("\u2581", " ").split()) if isinstance(text, str) else None
+        found.append({"text": readable, "score": output.get("score")})
+    return {"id": name, "reference": references[0] if references else None, "hypotheses": found}
+
+
+def _list(record: Any, where: str, number: int) -> NBest:
+    """A list, once all that must be there is."""
+    found = (
+        next((record[name] for name in _LISTS if isinstance(record.get(name), list)), None) if isinstance(record, dict) else None
+    )
+    if found is None:
+        raise DataError(f"{where}: no list of hypotheses", hint=_FORMS)
+    if not found:
+        raise DataError(f"{where}: the list is empty", hint="leave out what has no hypothesis, or give one with an empty text")
+    reference = next((record[name] for name in _REFERENCES if record.get(name) is not None), None)
+    if reference is not None and not isinstance(reference, str):
+        raise DataError(f"{where}: the reference is {reference!r}, not a text", hint="give one reference, as a string")
+    hypotheses = tuple(_hypothesis(each, f"{where}, hypothesis {place}") for place, each in enumerate(found, 1))
+    identity = record.get("id")
+    if isinstance(identity, str):
+        identity = clean_text(identity)
+    elif isinstance(identity, float):
+        identity = str(identity)
+    elif not isinstance(identity, int) or isinstance(identity, bool):
+        identity = number
+    return NBest(identity, hypotheses, None if reference is None else clean_text(reference.strip()))
+
+
+def _hypothesis(value: Any, where: str) -> Hypothesis:
+    fields = value if isinstance(value, dict) else {}
+    text = next((fields[name] for name in _TEXTS if isinstance(fields.get(name), str)), None)
+    if text is None:
+        raise DataError(f"{where}: no text", hint='give each hypothesis as {"text": "...", "score": -1.5}')
+    score = next((fields[name] for name in _SCORES if fields.get(name) is not None), None)
+    if not _is_finite(score):
+        raise DataError(
+            f"{where}: the score is {_shortened(repr(score))}, expected a finite number",
+            hint="give the log-probability of the system that proposed it; 0 for all of a list where there is none",
+        )
+    return Hypothesis(clean_text(text.strip()), float(score))
+
+
+def _is_finite(score: Any) -> TypeGuard[int | float]:
+    """Whether it is a number, and one that a float can be."""
+    try:
+        return not isinstance(score, bool) and isinstance(score, int | float) and math.isfinite(score)
+    except OverflowError:
+        return False
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."

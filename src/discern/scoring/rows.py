@@ -1,0 +1,70 @@
+"""Rows of ids as a network takes them: framed, padded, and some thousand tokens at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from discern.model.network import Network
+from discern.types import SpecialTokens
+
+# A forward pass has no more tokens than this, padding included, and no more rows: enough to keep a few cores busy, little
+# memory at any model size. A head over the vocabulary runs on as many states at a time as there may be rows.
+TOKENS_PER_BATCH, _ROWS = 4096, 256
+
+
+def batches(lengths: Sequence[int], tokens: int = TOKENS_PER_BATCH) -> Iterator[list[int]]:
+    """Numbers of rows of these lengths that are read at a time, shortest first, so that little is padding.
+
+    Args:
+        tokens: of a batch, padding included; a longer row stands alone.
+    """
+    batch: list[int] = []
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and ((len(batch) + 1) * lengths[number] > tokens or len(batch) == _ROWS):
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def framed(
+    rows: Sequence[Sequence[int]], special: SpecialTokens, device: torch.device
+) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"]]:
+    """`[CLS] row [SEP]` and padding, and where there is none; the token at place t of a row stands at position t + 1."""
+    return padded([[special.cls, *row, special.sep] for row in rows], special, device)
+
+
+def padded(
+    rows: Sequence[Sequence[int]], special: SpecialTokens, device: torch.device
+) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"]]:
+    """Rows with padding on the right, and where there is none."""
+    ids = [torch.tensor(row) for row in rows]
+    input_ids = pad_sequence(ids, batch_first=True, padding_value=special.pad)
+    lengths = torch.tensor([len(row) for row in ids])
+    mask = torch.arange(input_ids.shape[1])[None, :] < lengths[:, None]
+    return input_ids.to(device), mask.to(device)
+
+
+def device_of(network: Network) -> torch.device:
+    """Where the network computes."""
+    return network.encoder.embeddings.weights.device
+
+
+def log_probabilities(
+    network: Network, states: Float[Tensor, "M D"], ids: Sequence[int], temperature: float = 1.0
+) -> Float[Tensor, "M"]:
+    """Of one id at each state, by the softmax of the network's head, in float32."""
+    found = []
+    numbers = iter(ids)
+    for part in torch.split(states, _ROWS):
+        logits: Tensor = network.head(part).float() / temperature
+        chosen = torch.tensor(list(islice(numbers, len(part))), device=part.device)
+        found.append(logits.gather(1, chosen[:, None]).squeeze(1) - logits.logsumexp(1))
+    return torch.cat(found)

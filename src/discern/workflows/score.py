@@ -1,0 +1,157 @@
+"""How likely sentences are, by the networks of a run, an export, or a Hugging Face folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+from discern.data.tokenizer import load_tokenizer, special_tokens
+from discern.errors import ConfigError, DataError
+from discern.model.network import Network
+from discern.objectives.config import ObjectiveConfig
+from discern.objectives.permutation_lm import PermutationLMConfig
+from discern.objectives.replacement import ReplacementConfig
+from discern.objectives.rtd_config import RTDConfig
+from discern.progress import Progress
+from discern.scoring import PREFERRED, scorers
+from discern.scoring.base import Method, Score, Scorer, ScoringModel, kind_of
+from discern.tasks.readers.files import numbered_lines, stream_lines
+from discern.training.parallel import choose_device
+from discern.types import SpecialTokens
+from discern.workflows.models import load_model
+
+# Sentences are sorted by length among this many: enough that batches hardly need padding, few enough to be held at once.
+_BLOCK = 512
+_FEW_UNKNOWN = 0.01
+"""Of the tokens; more of them make a warning."""
+
+
+# Of the released ELECTRAs by hidden size up to: what `inversion` assumes of a model that does not say.
+_RELEASED_MASK_PROBABILITIES = ((768, 0.15), (1_000_000, 0.25))
+
+
+def load_scorer(model: Path, name: str | None = None, device: str = "auto", *, warn: Callable[[str], None]) -> Scorer:
+    """What scores texts by the networks in a folder, in float32.
+
+    Args:
+        model: a run, an export, or a Hugging Face ELECTRA.
+        name: of the scorer; None: the first of `PREFERRED` that the networks serve.
+        warn: told of damaged checkpoints that were passed over, and of what had to be assumed.
+
+    Raises:
+        ConfigError: no such scorer or device, or the model lacks what the scorer needs.
+        DataError: the folder holds neither a run nor a model, or no tokenizer.
+        CheckpointError: its weights are missing or damaged.
+    """
+    if name is not None:
+        scorers.load(name)
+    place = choose_device(device)
+    loaded = load_model(model, beside=True, warn=warn)
+    for network in loaded.networks.values():
+        for part in (network.encoder, network.head, network.bilinear):
+            if part is not None:
+                part.to(place).eval()
+    tokenizer = load_tokenizer(loaded.tokenizer_path)
+    served = _served(loaded.networks, special_tokens(tokenizer), loaded.objective, loaded.step)
+    chosen = name or next((known for known in PREFERRED if _method(known).lacks(served) is None), None)
+    if chosen is None or (lack := _method(chosen).lacks(served)) is not None:
+        needs = "no scorer can use it" if chosen is None else f"scorer '{chosen}' needs {lack}"
+        raise ConfigError(f"{model}: {needs}; it holds {_described(served)}", hint=_others(served))
+    if loaded.objective is None and _method(chosen).needs_mask_probability:
+        share = f"{served.mask_probability:g}, that of the released ELECTRAs of this width,"
+        warn(f"{model} does not say which share of the tokens was replaced in training: {share} is assumed")
+    return Scorer(chosen, _method(chosen).of(served), tokenizer, loaded.max_length, loaded.step)
+
+
+def score_lines(scorer: Scorer, source: Path, progress: Progress, warn: Callable[[str], None]) -> Iterator[list[Score]]:
+    """The scores of a text with one sentence a line, in order, some hundreds at a time; memory is bounded.
+
+    Args:
+        source: a UTF-8 file, plain or compressed; `-` is standard input.
+        warn: told of sentences that are read in several windows.
+
+    Raises:
+        DataError: the file cannot be read or holds no line, or a line has no token; those before it have been given.
+    """
+    name = "standard input" if str(source) == "-" else str(source)
+    lines = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
+    progress.start("scoring", None, "sentences")
+    unknown = str(scorer.tokenizer.id_to_token(special_tokens(scorer.tokenizer).unk))
+    longer = done = unread = read = 0
+    try:
+        while block := list(islice(lines, _BLOCK)):
+            scores = scorer.score([text for _, text in block])
+            empty = next((place for place, score in enumerate(scores) if not score.tokens), len(scores))
+            for (number, _), score in zip(block[:empty], scores, strict=False):
+                if score.windows > 1 and not longer:
+                    warn(f"{name}:{number}: {_too_long(score, scorer)}")
+                longer += score.windows > 1
+                read, unread = read + len(score.tokens), unread + score.tokens.count(unknown)
+            yield scores[:empty]
+            if empty < len(scores):
+                raise _nothing(name, *block[empty])
+            done += len(scores)
+            progress.advance(len(scores))
+    finally:
+        progress.finish()
+    if not done:
+        raise DataError(f"{name} holds no line", hint="give a text with one sentence a line")
+    if longer > 1:
+        warn(f"{longer:,} of {done:,} sentences were scored in several windows")
+    warn_of_unknown(unread, read, warn)
+
+
+def warn_of_unknown(unknown: int, tokens: int, warn: Callable[[str], None]) -> None:
+    """Say so where much of a text is nothing that the vocabulary can write."""
+    if unknown > _FEW_UNKNOWN * tokens:
+        warn(f"{unknown:,} of {tokens:,} tokens are unknown to the vocabulary ([UNK]): what is said of them means little")
+
+
+def _too_long(score: Score, scorer: Scorer) -> str:
+    return (
+        f"{len(score.tokens):,} tokens, and the model was trained on {scorer.room:,} at a time: "
+        f"scored in {score.windows:,} overlapping windows, each token where it has most context"
+    )
+
+
+def _nothing(name: str, number: int, text: str) -> DataError:
+    why = "holds nothing that the tokenizer keeps" if text.strip() else "is empty"
+    return DataError(
+        f"{name}:{number}: the line {why}, so there is nothing to score",
+        hint="take it out, so that sentences and scores stay in step: grep '[^[:space:]]' FILE leaves out empty lines",
+    )
+
+
+def _served(
+    networks: Mapping[str, Network], special: SpecialTokens, objective: ObjectiveConfig | None, step: int | None
+) -> ScoringModel:
+    """What a model has for a scorer to use."""
+    if isinstance(objective, RTDConfig):
+        return ScoringModel(networks, special, objective.probability_at(step or 0), objective.sampling)
+    if objective is None:
+        width = max(network.encoder.config.hidden_size for network in networks.values())
+        share = next(share for widest, share in _RELEASED_MASK_PROBABILITIES if width <= widest)
+        return ScoringModel(networks, special, share, is_permuted=True)
+    if isinstance(objective, ReplacementConfig):
+        # The encoder of these objectives reads a generator's samples where a masked language model reads [MASK].
+        networks = {name: network for name, network in networks.items() if name != "encoder"}
+    return ScoringModel(networks, special, is_permuted=isinstance(objective, PermutationLMConfig))
+
+
+def _method(name: str) -> type[Method]:
+    found: type[Method] = scorers.load(name)
+    return found
+
+
+def _described(model: ScoringModel) -> str:
+    return " and ".join(dict.fromkeys(kind_of(network) for network in model.networks.values())) or "no network of use here"
+
+
+def _others(model: ScoringModel) -> str:
+    """What would do instead."""
+    usable = [name for name in scorers.names() if _method(name).lacks(model) is None]
+    if usable:
+        return f"for this model: --scorer {' or '.join(usable)}"
+    return "give a run, or what `discern export RUN --out DIR --all-networks` writes"

@@ -1,0 +1,94 @@
+"""Minimal pairs: how they are counted, and what is refused of the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discern.errors import DataError
+from discern.scoring.minimal_pairs import MinimalPair, Preferences, read_blimp
+
+
+def pair(paradigm: str, phenomenon: str) -> MinimalPair:
+    return MinimalPair("The cats sleep.", "The cats sleeps.", paradigm, phenomenon)
+
+
+def line(good: str, bad: str, paradigm: str, phenomenon: str = "agreement") -> str:
+    values: dict[str, Any] = {"sentence_good": good, "sentence_bad": bad, "UID": paradigm, "linguistics_term": phenomenon}
+    return json.dumps({**values, "field": "syntax", "pairID": "0", "simple_LM_method": True})
+
+
+def test_a_pair_is_right_where_the_acceptable_sentence_scores_higher() -> None:
+    preferences = Preferences()
+    for paradigm, phenomenon, good, bad in [
+        ("a1", "a", -1.0, -2.0),
+        ("a1", "a", -2.0, -1.0),
+        ("a2", "a", -1.0, -1.0),  # a tie: wrong
+        ("a2", "a", 0.5, -1.0),
+        ("b1", "b", 1.0, 0.0),
+    ]:
+        preferences.add(pair(paradigm, phenomenon), good, bad)
+    assert preferences.figures() == {
+        "accuracy": 3 / 5,
+        "by_phenomenon": {"a": 2 / 4, "b": 1.0},
+        "by_paradigm": {"a1": 1 / 2, "a2": 1 / 2, "b1": 1.0},
+        "pairs": 5,
+        "ties": 1,
+    }
+
+
+def test_files_are_read_in_the_order_of_their_names_and_up_to_the_limit(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(line(f"good {i}", f"bad {i}", name) + "\n" for i in range(3)))
+    (tmp_path / "README.md").write_text("no pair")
+    assert [(each.good, each.paradigm) for each in read_blimp(tmp_path, 2)] == [
+        ("good 0", "a"),
+        ("good 1", "a"),
+        ("good 0", "b"),
+        ("good 1", "b"),
+    ]
+    assert len(read_blimp(tmp_path)) == 6
+    assert read_blimp(tmp_path)[0] == MinimalPair("good 0", "bad 0", "a", "agreement")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "a.jsonl:2: not JSON"),
+        ("[1]", "a.jsonl:2: no text under sentence_good and sentence_bad and UID and linguistics_term"),
+        ('{"sentence_good": "x", "sentence_bad": 3, "UID": "u", "linguistics_term": "t"}', "no text under sentence_bad$"),
+    ],
+)
+def test_a_line_that_is_no_pair_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.jsonl").write_text(line("x", "y", "a") + "\n" + content + "\n")
+    with pytest.raises(DataError) as caught:
+        read_blimp(tmp_path)
+    assert caught.match(message) if not message.endswith("$") else caught.value.message.endswith(message[:-1])
+    assert caught.value.hint == "a line is a JSON object with sentence_good, sentence_bad, UID, linguistics_term"
+
+
+def test_blank_lines_are_no_pairs(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f"\n{line('x', 'y', 'a')}\n \r\n{line('v', 'w', 'a')}\n\n")
+    (tmp_path / "b.jsonl").write_text("\n")
+    assert [pair.good for pair in read_blimp(tmp_path)] == ["x", "v"]
+    assert [pair.good for pair in read_blimp(tmp_path, 2)] == ["x", "v"], "nor do they count"
+
+
+def test_files_without_a_pair_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "b.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match=r"no pair in the 2 \.jsonl files") as caught:
+        read_blimp(tmp_path)
+    assert caught.value.hint == "a line is a JSON object with sentence_good, sentence_bad, UID, linguistics_term"
+
+
+def test_a_folder_without_pairs_is_refused(tmp_path: Path) -> None:
+    for folder, state in ((tmp_path, "holds no .jsonl file"), (tmp_path / "nowhere", "does not exist")):
+        with pytest.raises(DataError, match=state):
+            read_blimp(folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="is not a folder"):
+        read_blimp(tmp_path / "file")

@@ -1,0 +1,93 @@
+"""Pseudo-log-likelihoods against a loop by hand: one row, one [MASK], one softmax at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from discern.data.tokenizer import vocab_size
+from discern.model.network import Network
+from discern.scoring.base import Piece, ScoringModel
+from discern.scoring.pseudo_likelihood import PseudoLikelihood, TwoTowerLikelihood, generator_likelihood
+from tests.scoring.small_scorers import SPECIAL, TEXTS, TOKENIZER, ids_of, make_objective, make_scorer
+
+
+def by_hand(network: Network, text: str, last: Callable[[list[str], int], int], temperature: float = 1.0) -> list[float]:
+    """Log-probability of each token, masked together with what follows it up to `last(tokens, place)`."""
+    ids, found = ids_of(text), []
+    tokens = [TOKENIZER.id_to_token(token) for token in ids]
+    for place, token in enumerate(ids):
+        masked = [*ids]
+        masked[place : last(tokens, place) + 1] = [SPECIAL.mask] * (last(tokens, place) + 1 - place)
+        hidden = network.encoder(torch.tensor([[SPECIAL.cls, *masked, SPECIAL.sep]]))
+        logits = network.head(hidden)[0, place + 1] / temperature
+        found.append(float(logits.log_softmax(0)[token]))
+    return found
+
+
+def end_of_word(tokens: list[str], place: int) -> int:
+    while place + 1 < len(tokens) and tokens[place + 1].startswith("##"):
+        place += 1
+    return place
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(("objective", "network"), [("mlm", "encoder"), ("rtd", "generator")])
+def test_each_token_is_masked_in_turn(objective: str, network: str, text: str) -> None:
+    built = make_objective(objective)
+    (score,) = make_scorer(built, "pll").score([text])
+    assert score.token_scores == pytest.approx(by_hand(built.networks()[network], text, lambda _, place: place), abs=1e-4)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_within_a_word_what_follows_is_masked_too(text: str) -> None:
+    built = make_objective("mlm")
+    (score,) = make_scorer(built, "pll-word-l2r").score([text])
+    assert score.token_scores == pytest.approx(by_hand(built.networks()["encoder"], text, end_of_word), abs=1e-4)
+
+
+def test_the_two_differ_where_a_word_has_several_tokens() -> None:
+    built = make_objective("mlm")
+    text = next(text for text in TEXTS if any(token.startswith("##") for token in TOKENIZER.encode(text).tokens))
+    (one,), (other,) = make_scorer(built, "pll").score([text]), make_scorer(built, "pll-word-l2r").score([text])
+    for place, token in enumerate(one.tokens):
+        is_last = end_of_word(one.tokens, place) == place
+        assert (one.token_scores[place] == pytest.approx(other.token_scores[place], abs=1e-4)) == is_last, token
+
+
+def test_a_network_that_knows_nothing_gives_each_token_one_in_the_vocabulary() -> None:
+    built = make_objective("mlm")
+    for parameter in built.networks()["encoder"].head.parameters():
+        parameter.zero_()
+    for name in ("pll", "pll-word-l2r"):
+        for score in make_scorer(built, name).score(TEXTS):
+            assert score.total == pytest.approx(-len(score.tokens) * math.log(vocab_size(TOKENIZER)), rel=1e-6)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_two_towers_tell_every_token_in_one_pass(text: str) -> None:
+    built = make_objective("electric")
+    (score,) = make_scorer(built, "two-tower").score([text])
+    ids = ids_of(text)
+    logits = built.networks()["generator"].token_logits(torch.tensor([[SPECIAL.cls, *ids, SPECIAL.sep]]))[0, 1:-1]
+    expected = logits.log_softmax(-1)[torch.arange(len(ids)), ids]
+    assert score.token_scores == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_the_generator_of_a_model_is_found_and_asked_at_its_temperature() -> None:
+    built = make_objective("rtd", temperature=2.0)
+    model = ScoringModel(built.networks(), SPECIAL, 0.15, built.config.sampling)
+    method = generator_likelihood(model)
+    assert isinstance(method, PseudoLikelihood)
+    (expected,) = make_scorer(built, "pll").score(["purple elephants"])
+    hot = by_hand(built.networks()["generator"], "purple elephants", lambda _, place: place, 2.0)
+    ids = tuple(ids_of("purple elephants"))
+    piece = Piece(ids, (True,) * len(ids), tuple(range(len(ids))))
+    assert method.token_scores([piece])[0] == pytest.approx(hot, abs=1e-4)
+    assert hot != pytest.approx(expected.token_scores, abs=1e-2)
+    towers = make_objective("rtd", generator="two-tower").networks()
+    assert isinstance(generator_likelihood(ScoringModel(towers, SPECIAL)), TwoTowerLikelihood)
+    assert generator_likelihood(ScoringModel({"discriminator": towers["discriminator"]}, SPECIAL)) is None

@@ -1,0 +1,211 @@
+"""Scoring: which scorer a folder gets, exports as runs, files line by line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from discern.errors import ConfigError, DataError
+from discern.interop.folder import SETTINGS_NAME
+from discern.progress import Silent
+from discern.scoring.base import Score
+from discern.workflows import score as work
+from discern.workflows.export import ExportRequest, export
+from discern.workflows.score import load_scorer, score_lines
+from tests.workflows.small_run import make_run
+
+TEXTS = ["The chef cooked the meal.", "cats", "purple elephants, and naïve guests"]
+NAMES = ("rtd", "electric", "mlm", "replace-mlm", "all-tokens-mlm", "rtd-masked-only")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of each objective, and exports of some."""
+    folder = tmp_path_factory.mktemp("score")
+    for name in NAMES:
+        make_run(folder / name, overrides=[f"objective.name={name}", "data.sequence_length=16"])
+    for name, out, network, every in [
+        ("rtd", "rtd-both", None, True),
+        ("rtd", "rtd-generator", "generator", False),
+        ("electric", "electric-alone", None, False),
+        ("mlm", "mlm-export", None, False),
+        ("replace-mlm", "replace-mlm-alone", None, False),
+    ]:
+        export(ExportRequest(folder / name, folder / out, network, every), Silent(), pytest.fail)
+    return folder
+
+
+def totals(folder: Path, name: str | None = None) -> list[float]:
+    return [score.total for score in load_scorer(folder, name, "cpu", warn=pytest.fail).score(TEXTS)]
+
+
+@pytest.mark.parametrize(
+    ("folder", "scorer"),
+    [
+        ("rtd", "rtd"),
+        ("rtd-masked-only", "rtd"),
+        ("electric", "electric"),
+        ("mlm", "pll"),
+        ("replace-mlm", "pll"),
+        ("all-tokens-mlm", "pll"),
+        ("rtd-both", "rtd"),
+        ("rtd-generator", "pll"),
+        ("electric-alone", "electric"),
+        ("mlm-export", "pll"),
+    ],
+)
+def test_the_model_chooses_the_scorer(runs: Path, folder: str, scorer: str) -> None:
+    assert load_scorer(runs / folder, warn=pytest.fail).name == scorer
+
+
+@pytest.mark.parametrize(
+    ("export_", "run", "scorer"),
+    [
+        ("rtd-both", "rtd", "rtd"),
+        ("rtd-both", "rtd", "inversion"),
+        ("rtd-both", "rtd", "pll"),
+        ("rtd-generator", "rtd", "pll-word-l2r"),
+        ("electric-alone", "electric", "electric"),
+        ("mlm-export", "mlm", "pll"),
+    ],
+)
+def test_an_export_scores_as_the_run_does(runs: Path, export_: str, run: str, scorer: str) -> None:
+    assert totals(runs / export_, scorer) == pytest.approx(totals(runs / run, scorer), abs=1e-4)
+
+
+def test_the_generator_and_not_the_encoder_reads_masks_where_the_encoder_never_saw_one(runs: Path) -> None:
+    scorer = load_scorer(runs / "replace-mlm", "pll", "cpu", warn=pytest.fail)
+    objective = make_run(runs / "again", overrides=["objective.name=replace-mlm", "data.sequence_length=16"])
+    generator = objective.networks()["generator"]
+    ids = scorer.tokenizer.encode("the", add_special_tokens=False).ids
+    with torch.no_grad():
+        logits = generator.head(generator.encoder(torch.tensor([[2, 4, 3]])))[0, 1]
+    assert scorer.score(["the"])[0].total == pytest.approx(float(logits.log_softmax(0)[ids[0]]), abs=1e-4)
+    with pytest.raises(ConfigError, match="no scorer can use it; it holds no network of use here"):
+        load_scorer(runs / "replace-mlm-alone", warn=pytest.fail)
+
+
+def test_a_huggingface_folder_without_our_settings_is_scored(runs: Path, tmp_path: Path) -> None:
+    from transformers import ElectraConfig, ElectraForPreTraining
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 220, "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ElectraForPreTraining(ElectraConfig(**sizes, intermediate_size=32, max_position_embeddings=40)).eval()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((runs / "rtd" / "tokenizer.json").read_bytes())
+    scorer = load_scorer(tmp_path, device="cpu", warn=pytest.fail)
+    assert (scorer.name, scorer.step, scorer.max_length) == ("rtd", None, 40)
+    ids = scorer.tokenizer.encode(TEXTS[0]).ids
+    with torch.no_grad():
+        theirs = model(torch.tensor([ids])).logits[0, 1:-1]
+    assert scorer.score(TEXTS)[0].token_scores == pytest.approx((-theirs).tolist(), abs=1e-5)
+
+
+def test_an_xlnet_is_scored_from_left_to_right(tmp_path: Path) -> None:
+    settings = ["objective.name=permutation-lm", "model.encoder=xlnet", "model.embedding_size=32", "data.packing=two-part"]
+    make_run(tmp_path / "run", overrides=[*settings, "model.hidden_size=32", "data.sequence_length=16"])
+    export(ExportRequest(tmp_path / "run", tmp_path / "export"), Silent(), pytest.fail)
+    assert load_scorer(tmp_path / "export", warn=pytest.fail).name == "permutation-lm"
+    assert totals(tmp_path / "export") == pytest.approx(totals(tmp_path / "run"), abs=1e-4)
+    (tmp_path / "export" / SETTINGS_NAME).unlink()
+    assert totals(tmp_path / "export") == pytest.approx(totals(tmp_path / "run"), abs=1e-4)
+
+
+def test_the_share_of_replaced_tokens_is_assumed_aloud(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "rtd-both", tmp_path / "copy")
+    (tmp_path / "copy" / SETTINGS_NAME).unlink()
+    told: list[str] = []
+    found = load_scorer(tmp_path / "copy", "inversion", "cpu", warn=told.append).score(TEXTS)
+    assert [score.total for score in found] == pytest.approx(totals(runs / "rtd", "inversion"), abs=1e-4)
+    assert ["0.15, that of the released ELECTRAs of this width, is assumed" in message for message in told] == [True]
+    totals(tmp_path / "copy", "rtd")
+
+
+@pytest.mark.parametrize(
+    ("folder", "scorer", "message", "hint"),
+    [
+        ("electric", "pll", "it holds an energy model and a two-tower generator", "--scorer electric or two-tower"),
+        ("rtd", "electric", "scorer 'electric' needs an energy model", "--scorer inversion or pll or pll-word-l2r or rtd"),
+        ("rtd-masked-only", "inversion", "trained on every token", "--scorer pll or pll-word-l2r or rtd"),
+        ("mlm", "inversion", "a discriminator and a generator", "--scorer pll or pll-word-l2r"),
+        ("mlm", "ppl", "unknown scorer 'ppl'", "did you mean 'pll'"),
+    ],
+)
+def test_a_scorer_that_the_model_cannot_serve_is_refused(runs: Path, folder: str, scorer: str, message: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_scorer(runs / folder, scorer, warn=pytest.fail)
+    assert caught.value.hint is not None
+    assert hint in caught.value.hint
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds neither a run nor"):
+        load_scorer(tmp_path, warn=pytest.fail)
+
+
+def lines_of(runs: Path, source: Path, warnings: list[str]) -> list[Score]:
+    scorer = load_scorer(runs / "electric", device="cpu", warn=pytest.fail)
+    return [score for scores in score_lines(scorer, source, Silent(), warnings.append) for score in scores]
+
+
+def test_a_file_is_scored_line_by_line_in_order(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_BLOCK", 2)
+    content = "".join(f"{text}\r\n" for text in TEXTS).encode()
+    (tmp_path / "plain.txt").write_bytes(content)
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
+    expected = totals(runs / "electric")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    for source in (tmp_path / "plain.txt", tmp_path / "packed.gz", Path("-")):
+        found = lines_of(runs, source, [])
+        assert [score.text for score in found] == TEXTS
+        assert [score.total for score in found] == pytest.approx(expected, abs=1e-5)
+
+
+def test_sentences_longer_than_the_model_are_told_of(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("the\n" + "the meal " * 20 + "\n" + "the " * 14 + "\n" + "the " * 15 + "\n")
+    warnings: list[str] = []
+    assert [score.windows > 1 for score in lines_of(runs, tmp_path / "a", warnings)] == [False, True, False, True]
+    first, whole = warnings
+    assert first.startswith(f"{tmp_path / 'a'}:2: ")
+    assert "trained on 14 at a time: scored in" in first
+    assert whole == "2 of 4 sentences were scored in several windows"
+
+
+@pytest.mark.parametrize(("line", "why"), [("", "is empty"), ("  \t", "is empty"), ("\u200b", "holds nothing that the")])
+def test_an_empty_line_ends_the_scoring_after_what_stands_before_it(runs: Path, tmp_path: Path, line: str, why: str) -> None:
+    (tmp_path / "a").write_text(f"the chef\ncats\n{line}\nthe meal\n")
+    scorer = load_scorer(runs / "electric", device="cpu", warn=pytest.fail)
+    blocks = score_lines(scorer, tmp_path / "a", Silent(), pytest.fail)
+    found = next(blocks)
+    with pytest.raises(DataError, match=rf"a:3: the line {why}"):
+        next(blocks)
+    assert [score.text for score in found] == ["the chef", "cats"]
+
+
+def test_a_file_without_a_line_is_refused(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(DataError, match="holds no line"):
+        lines_of(runs, tmp_path / "a", [])
+    with pytest.raises(DataError, match="nowhere"):
+        lines_of(runs, tmp_path / "nowhere", [])
+
+
+def test_text_that_the_vocabulary_cannot_write_is_said(runs: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    (tmp_path / "a").write_text("the chef\n猫坐在垫子上\n")
+    list(score_lines(load_scorer(runs / "mlm", warn=pytest.fail), tmp_path / "a", Silent(), told.append))
+    assert [message.split(" of ")[0] for message in told] == ["6"]
+    assert "unknown to the vocabulary" in told[0]
+
+
+def test_a_fine_tuning_is_known_as_one(tmp_path: Path) -> None:
+    (tmp_path / "finetuned.json").write_text("{}")
+    with pytest.raises(DataError, match=r"was fine-tuned for a task.*\n.*discern predict"):
+        load_scorer(tmp_path, warn=pytest.fail)
