@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -60,6 +61,11 @@ class Console:
             return
         plain = not _unicode(self._out)
         self._out.file.writelines(json.dumps(record, ensure_ascii=plain) + "\n" for record in records)
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Lines for other programs on stdout, with their tabs; nothing under --json."""
+        if self._speaks and not self.json_output:
+            self._out.file.writelines(line + "\n" for line in lines)
 
     def print(self, renderable: RenderableType | str) -> None:
         """A line or a table for people, on stdout; nothing under --json."""
@@ -120,6 +126,9 @@ def _explained(error: BaseException) -> int:
         if _is_first():  # what is wrong is wrong in every process that torchrun started
             print_error(error.message, error.hint)
         return error.exit_code
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        print_error("there is no space left where the output goes", "free some space, then run the same command again")
+        return 1
     what = " ".join(str(error).split()) or "no message"
     print_error(f"{type(error).__name__}: {what}", "discern did not expect this; DISCERN_DEBUG=1 shows where it happened")
     return 1

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.detect import show
+from discern.cli.detection_text import show
 from discern.cli.options import SetOption
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from keyword import iskeyword
 from typing import Annotated
 
 import typer
@@ -18,11 +19,16 @@ VERBS = (
     "demo",
     "prepare",
     "pretrain",
+    "adapt",
     "evaluate",
     "finetune",
     "predict",
     "export",
+    "import",
     "detect",
+    "score",
+    "rerank",
+    "fill",
     "report",
     "compare",
     "bench",
@@ -78,9 +84,11 @@ def application() -> typer.Typer:
     )
     app.callback()(_options)
     for verb in VERBS:
-        if find_spec(f"discern.cli.{verb}") is None:
+        # A verb that Python has a use for itself, as `import`, stands in a module with an underscore behind its name.
+        name = f"{verb}_" if iskeyword(verb) else verb
+        if find_spec(f"discern.cli.{name}") is None:
             continue
-        entry = getattr(import_module(f"discern.cli.{verb}"), verb)
+        entry = getattr(import_module(f"discern.cli.{name}"), name)
         if isinstance(entry, typer.Typer):
             app.add_typer(entry, name=verb)
         else:

@@ -31,6 +31,15 @@ SetOption: TypeAlias = Annotated[
         "--set", metavar="SECTION.KEY=VALUE", help="Set one value, over preset and file; may be repeated.", show_default=False
     ),
 ]
+ScorerOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--scorer",
+        metavar="NAME",
+        help="electric, rtd, pll, pll-word-l2r, two-tower, inversion or permutation-lm; without it what the model is decides.",
+        show_default=False,
+    ),
+]
 
 
 def without_nproc(arguments: list[str]) -> list[str]:

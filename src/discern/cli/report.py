@@ -25,9 +25,9 @@ def report(
     Example: discern report runs/first --out first.html
     """
     with command(json_output=json_output) as console:
-        from discern.workflows.finetuned import is_finetuned
         from discern.workflows.report import report as write_report
         from discern.workflows.report_finetuned import report_finetuned
+        from discern.workflows.runs import is_finetuned
 
         target = report_finetuned(run, out) if is_finetuned(run) else write_report(run, out)
         size = target.stat().st_size

@@ -15,10 +15,11 @@ from discern import __version__
 from discern.data.files import write_file
 from discern.data.tokenizer import fingerprint, lowercases, special_tokens
 from discern.errors import ConfigError, did_you_mean
+from discern.interop.config_json import MARK
 from discern.interop.families import finetuned_to_huggingface
 from discern.interop.finetuned import HeadWeights, Summary
 from discern.interop.folder import CARD_NAME, check_target, publish
-from discern.interop.huggingface import MARK, PRECISIONS, HuggingFaceModel
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
 from discern.interop.task_card import TaskFacts, task_card
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
 from discern.objectives.base import Vocabulary

@@ -28,7 +28,6 @@ from discern.workflows.finetuned import (
     RESULTS_FILE,
     SCORES_FILE,
     TOKENIZER_FILE,
-    is_finetuned,
     make_record,
     seed_folder,
     write_json,
@@ -36,6 +35,7 @@ from discern.workflows.finetuned import (
 from discern.workflows.model_choice import choose_encoder
 from discern.workflows.own_files import own_definition
 from discern.workflows.results import summarise
+from discern.workflows.runs import is_finetuned
 from discern.workflows.submission import check_rows, check_submission, submit
 from discern.workflows.task_files import ReadingOptions, TaskData, TaskFiles, find_files, read_task
 

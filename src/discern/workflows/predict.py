@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discern.data.files import whole_file
+from discern.data.files import check_output, whole_file
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.progress import Progress
 from discern.tasks.base import Prediction, Task
@@ -69,7 +69,7 @@ def predict(request: PredictRequest, show: Callable[[list[Prediction]], None], p
         DataError: the folder holds no fine-tuning, the input cannot be read, or a row has no text; nothing is left of `out`.
         CheckpointError: the weights are missing or damaged.
     """
-    _check_out(request)
+    check_output("--out", request.out, "predictions.jsonl", request.input)
     model = load_finetuned(request.model, request.seed)
     task = chosen_task(model, request.task)
     model.objective.to(choose_device(request.device))
@@ -142,11 +142,3 @@ def _counted(predictions: Iterable[list[Prediction]], source: Path) -> Iterator[
         yield said
     if empty:
         raise DataError(f"{source} holds no row", hint="expected a row, or a line, for each prediction")
-
-
-def _check_out(request: PredictRequest) -> None:
-    out = request.out
-    if out is not None and out.is_dir():
-        raise ConfigError(f"{out} is a folder", hint=f"give a file: --out {out / 'predictions.jsonl'}")
-    if out is not None and out.exists() and request.input.exists() and out.is_file() and out.samefile(request.input):
-        raise ConfigError(f"{out} is the input", hint="write the predictions to another file")

@@ -131,7 +131,7 @@ def _opened(file: Readable, name: str) -> Readable:
         return _opened(decompress(stream), name)
     if b"\x00" in head:
         kind = "a zip archive or a spreadsheet" if head.startswith(b"PK\x03\x04") else "binary"
-        raise DataError(f"{name}: it is {kind}, not text", hint="save it as CSV or JSON lines in UTF-8")
+        raise DataError(f"{name}: it is {kind}, not text", hint="give a text file in UTF-8")
     return stream
 
 

@@ -1,0 +1,32 @@
+"""Point at the word that looks wrong, and ask what else could stand there. The model needs a discriminator and a generator.
+
+python examples/detect_and_fill.py [MODEL]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import discern
+
+MODEL = Path(__file__).parent / "models" / "cpu-small"
+TEXTS = [
+    "The population of the town was 5,200 at the 2011 census.",
+    "The population of the town was purple at the 2011 census.",
+    "He was born in London and studied at the university of Cambridge.",
+    "He was born in London and studied at the university of of Cambridge.",
+]
+
+
+def main(folder: str | Path = MODEL) -> None:
+    model = discern.load(folder)
+    for found in model.detect_many(TEXTS):
+        probability, (start, end) = max(zip(found.replaced_probability, found.offsets, strict=True))
+        print(f"{found.text}\n    most suspicious, with probability {probability:.2f}: {found.text[start:end]!r}")
+        (mask,) = model.fill(f"{found.text[:start]}[MASK]{found.text[end:]}", top=3)
+        print("    instead:", ", ".join(f"{each.token} ({each.probability:.2f})" for each in mask))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
