@@ -176,18 +176,19 @@ def made_up_batch(objective: Any, request: argparse.Namespace, number: int) -> d
 
 
 def markdown(rounds: dict[str, list[dict[str, Any]]], request: argparse.Namespace) -> str:
-    """A row for each: median, spread, ratio to transformers in the same precision, memory."""
-    middle = {name: statistics.median(result["tokens_per_second"] for result in results) for name, results in rounds.items()}
+    """A row for each: median, spread, ratio to transformers in the same precision and round, memory."""
     lines = [
-        f"| | tokens/s, median of {request.rounds} | least to most | ratio | peak memory |",
+        f"| | tokens/s, median of {request.rounds} | least to most | ratio within a round, median (least to most) | peak memory |",
         "|---|---|---|---|---|",
     ]
     for name, results in rounds.items():
         speeds = [result["tokens_per_second"] for result in results]
+        peers = [result["tokens_per_second"] for result in rounds[f"transformers, {name.split(', ')[1]}"]]
+        ratios = [own / peer for own, peer in zip(speeds, peers, strict=True)]
         peak = statistics.median(result["peak_memory_bytes"] for result in results) / 2**20
-        ratio = middle[name] / middle[f"transformers, {name.split(', ')[1]}"]
         lines.append(
-            f"| {name} | {middle[name]:,.0f} | {min(speeds):,.0f} to {max(speeds):,.0f} | {ratio:.2f} | {peak:,.0f} MiB |"
+            f"| {name} | {statistics.median(speeds):,.0f} | {min(speeds):,.0f} to {max(speeds):,.0f} "
+            f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {peak:,.0f} MiB |"
         )
     ours = next(results[0] for name, results in rounds.items() if name.startswith("discern"))
     machine = f"{ours['device_name']}, {ours['threads']} threads, torch {ours['torch']}"
