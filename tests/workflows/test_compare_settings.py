@@ -9,7 +9,7 @@ import pytest
 from discern.errors import ConfigError
 from discern.workflows.compare_settings import load_compare_config
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "paper_ablations").glob("*.toml"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/*.toml"))
 
 
 def load(tmp_path: Path, text: str):  # type: ignore[no-untyped-def]
