@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 import torch
+from torch._dynamo.utils import counters
 
 from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
@@ -29,7 +30,7 @@ def figures(objective: Objective) -> list[float]:
 
 
 def both(name: str) -> dict[str, list[float]]:
-    """The figures before and after compiling the encoders, as the loop compiles them."""
+    """The figures before and after compiling the encoders, as the loop compiles them, and how many graphs that made."""
     factory = objectives.load(name)
     sizes = {"num_layers": 1, "hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.2}
     objective: Objective = factory(factory.Config(), settings(**(sizes | MODELS.get(name, {}))))
@@ -37,7 +38,9 @@ def both(name: str) -> dict[str, list[float]]:
     eager = figures(objective)
     for network in objective.networks().values():
         network.encoder.compile(backend="aot_eager")
-    return {"eager": eager, "compiled": figures(objective)}
+    torch._dynamo.reset()  # else a graph of the objective before may serve, uncounted
+    counters.clear()
+    return {"eager": eager, "compiled": figures(objective), "graphs": [counters["stats"]["unique_graphs"]]}
 
 
 if __name__ == "__main__":

@@ -179,6 +179,7 @@ def compiled() -> dict[str, dict[str, list[float]]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_encoders_give_the_same_losses_and_gradients(compiled: dict[str, dict[str, list[float]]], name: str) -> None:
     assert compiled[name]["compiled"] == pytest.approx(compiled[name]["eager"], rel=1e-4, abs=1e-6)
+    assert compiled[name]["graphs"][0] > 0, "nothing of it went through the compiler"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -103,6 +103,11 @@ class XLNetEncoder(Encoder):
         self.query_embedding = Parameter(torch.zeros(1, config.hidden_size))
         self.blocks = nn.ModuleList(XLNetBlock(config) for _ in range(config.num_layers))
         self.dropout = Dropout(config.hidden_dropout)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile both ways through the blocks, with what `torch.compile` takes."""
+        super().compile(*args, **kwargs)
+        self.two_streams = torch.compile(self.two_streams, *args, **kwargs)  # type: ignore[method-assign]
 
     def forward(
         self,
