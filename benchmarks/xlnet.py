@@ -178,7 +178,7 @@ def made_up_batch(objective: Any, request: argparse.Namespace, number: int) -> d
 def markdown(rounds: dict[str, list[dict[str, Any]]], request: argparse.Namespace) -> str:
     """A row for each: median, spread, ratio to transformers in the same precision and round, memory."""
     lines = [
-        f"| | tokens/s, median of {request.rounds} | least to most | ratio within a round, median (least to most) | peak memory |",
+        f"| | tokens/s, median of {request.rounds} | least to most | ratio in a round, median (least to most) | peak memory |",
         "|---|---|---|---|---|",
     ]
     for name, results in rounds.items():
