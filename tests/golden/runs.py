@@ -1,6 +1,7 @@
-"""Golden runs: 50 float32 steps of a tiny network on made-up text, one thread, for every objective.
+"""Golden runs: 50 float32 steps of a tiny network on made-up text, one thread, for every objective and for every option of one
+that is a way of training of its own.
 
-`python -m tests.golden.runs [OBJECTIVE...]` records them anew; do that only where the numerics are meant to change, and say
+`python -m tests.golden.runs [NAME...]` records them anew; do that only where the numerics are meant to change, and say
 why in the commit that changes them.
 """
 
@@ -10,6 +11,7 @@ import json
 import sys
 import tempfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,42 @@ KEYS = ("loss", "grad_norm", "generator_loss", "discriminator_loss", "mlm_loss",
 # What a run sets besides the defaults, by the objective's name.
 OPTIONS: dict[str, dict[str, Any]] = {"permutation-lm": {"memory_length": 24}}
 ROWS: dict[str, dict[str, Any]] = {"permutation-lm": {"packing": "two-part"}}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rtd-two-stage": ("rtd", {"algorithm": "two-stage", "generator_size": 1.0, "tying": "none"}),
+    "rtd-adversarial": ("rtd", {"algorithm": "adversarial"}),
+    "rtd-two-tower": ("rtd", {"generator": "two-tower"}),
+    "rtd-uniform": ("rtd", {"generator": "uniform"}),
+    "rtd-unigram": ("rtd", {"generator": "unigram"}),
+    "rtd-tied-whole": ("rtd", {"tying": "all", "generator_size": 1.0}),
+    "rtd-tied-words": ("rtd", {"tying": "token"}),
+    "rtd-untied": ("rtd", {"tying": "none"}),
+    "rtd-disentangled": ("rtd", {"tying": "gradient-disentangled", "discriminator_head": "bilinear"}),
+    "rtd-sampling": ("rtd", {"temperature": 0.8, "top_p": 0.9, "disallow_original": True}),
+    "rtd-sentence-contrastive": ("rtd", {"sentence_contrastive_weight": 1.0}),
+    "rtd-schedules": (
+        "rtd",
+        {
+            "tying": "none",
+            "freeze_generator_at": 40,
+            "discriminator_weight_schedule": ((0, 0.0), (20, 1.0)),
+            "mask_probability_end": 0.3,
+            "mask_probability_steps": 30,
+        },
+    ),
+    "mlm-with-replacement": ("mlm", {"masking": "with-replacement"}),
+    "mlm-whole-word": ("mlm", {"masking": "whole-word"}),
+    "mlm-span": ("mlm", {"masking": "span"}),
+    "mlm-rarity": ("mlm", {"masking": "rarity"}),
+}
+"""By their names in file names: the objective, and what is set besides its defaults. Recorded on the plain path alone."""
 
 
-def text() -> MemorySplit:
-    """Documents in which the next token mostly follows from the one before, without any library's random numbers."""
+def text(*, long_words: bool = False) -> MemorySplit:
+    """Documents in which the next token mostly follows from the one before, without any library's random numbers.
+
+    Args:
+        long_words: words of up to some tokens instead of one.
+    """
     state, documents = 1, []
     for _ in range(60):
         sentences: list[list[int]] = []
@@ -47,7 +81,7 @@ def text() -> MemorySplit:
                 sentence.append(follows)
             sentences.append(sentence)
         documents.append(sentences)
-    return MemorySplit(documents)
+    return MemorySplit(documents, begins=lambda token: not long_words or token % 3 > 0)
 
 
 def record(name: str) -> list[dict[str, float]]:
@@ -56,11 +90,15 @@ def record(name: str) -> list[dict[str, float]]:
     The two paths have recordings of their own: they drop other elements out.
     """
     torch.set_num_threads(1)
-    factory = objectives.load(name)
-    objective = factory(factory.Config(**OPTIONS.get(name, {})), settings(**MODELS.get(name, {})))
+    name, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
+    factory, given = objectives.load(name), settings(**MODELS.get(name, {}))
+    counted = replace(given.vocabulary, token_counts=torch.arange(1, given.vocabulary.size + 1))
+    objective = factory(factory.Config(name=name, **options), replace(given, vocabulary=counted))
     objective.initialise(0)
     slots = 8 if objective.config.reads_in_order else None
-    source = training_rows(text(), SPECIAL, DataConfig(sequence_length=32, **ROWS.get(name, {})), 0, slots=slots)
+    source = training_rows(
+        text(long_words="masking" in options), SPECIAL, DataConfig(sequence_length=32, **ROWS.get(name, {})), 0, slots=slots
+    )
     with tempfile.TemporaryDirectory() as folder:
         train(
             Parts(
@@ -92,7 +130,7 @@ def machine() -> str:
 
 
 def load(name: str, path: str) -> dict[str, Any]:
-    """The recorded run of an objective on the path 'kernels' or 'plain'."""
+    """The recorded run of an objective or variant on the path 'kernels' or 'plain'."""
     golden: dict[str, Any] = json.loads((FOLDER / f"{name}-{path}.json").read_text())
     return golden
 
@@ -100,8 +138,11 @@ def load(name: str, path: str) -> dict[str, Any]:
 if __name__ == "__main__":
     for golden_path, context in (("kernels", nullcontext()), ("plain", kernels.switched_off())):
         with context:
-            for objective_name in sys.argv[1:] or objectives.names():
-                golden = {"machine": machine(), "steps": record(objective_name)}
+            variants = VARIANTS if golden_path == "plain" else ()
+            for wanted in sys.argv[1:] or [*objectives.names(), *variants]:
+                if golden_path == "kernels" and wanted in VARIANTS:
+                    continue
+                golden = {"machine": machine(), "steps": record(wanted)}
                 lines = ",\n".join(json.dumps(step) for step in golden["steps"])
                 body = f'{{"machine": {json.dumps(golden["machine"])}, "steps": [\n{lines}\n]}}\n'
-                (FOLDER / f"{objective_name}-{golden_path}.json").write_text(body)
+                (FOLDER / f"{wanted}-{golden_path}.json").write_text(body)
