@@ -51,6 +51,10 @@ def test_a_model_folder(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path)
     assert not lowercases(tokenizer)
     assert lowercases(load_tokenizer(tmp_path, lowercase=True))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": "yes"}))
+    with pytest.raises(DataError, match="do_lower_case is 'yes'"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
     other = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"), lowercase=True)
     other.save(str(tmp_path / "tokenizer.json"))
     assert lowercases(load_tokenizer(tmp_path))

@@ -209,7 +209,7 @@ def _from_vocabulary(content: str, file: Path, lowercase: bool | None) -> Tokeni
         # Special tokens ([CLS], <S>, [unused1]) say nothing of the rest.
         lowercase = not any(entry != entry.lower() for entry in entries if entry[:1] not in ("[", "<"))
     return bert_wordpiece(
-        vocabulary, lowercase, settings.get("strip_accents"), chinese=settings.get("tokenize_chinese_chars", True)
+        vocabulary, lowercase, settings.get("strip_accents"), chinese=settings.get("tokenize_chinese_chars") is not False
     )
 
 
@@ -220,7 +220,11 @@ def _settings(path: Path) -> dict[str, Any]:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as problem:
         raise DataError(f"{path} is not valid JSON: {problem}") from problem
-    return settings if isinstance(settings, dict) else {}
+    settings = settings if isinstance(settings, dict) else {}
+    for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        if not isinstance(settings.get(key), bool | None):
+            raise DataError(f"{path}: {key} is {settings[key]!r}", hint=f"{key} is true, false or left out")
+    return settings
 
 
 def _frames_correctly(tokenizer: Tokenizer) -> bool:
