@@ -58,19 +58,14 @@ class TokenEmbeddings(nn.Module, abc.ABC):
         """Embeddings of the ids; segments default to 0, positions to 0, 1, 2, ..."""
 
 
-class WordEmbeddings(TokenEmbeddings):
-    """Vectors of the words, dropped out: for encoders that learn of positions and segments elsewhere.
+class WordTable(TokenEmbeddings, abc.ABC):
+    """Embeddings whose words are a table of their own.
 
-    Args:
-        vocab_size: V.
-        embedding_size: E.
-        config: the dropout.
+    Attributes:
+        word: (V, E).
     """
 
-    def __init__(self, vocab_size: int, embedding_size: int, config: ModelConfig) -> None:
-        super().__init__()
-        self.word = nn.Embedding(vocab_size, embedding_size)
-        self.dropout = Dropout(config.hidden_dropout)
+    word: nn.Embedding
 
     @property
     def embedding_size(self) -> int:
@@ -86,6 +81,21 @@ class WordEmbeddings(TokenEmbeddings):
 
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         return self.word(input_ids)  # type: ignore[no-any-return]
+
+
+class WordEmbeddings(WordTable):
+    """Vectors of the words, dropped out: for encoders that learn of positions and segments elsewhere.
+
+    Args:
+        vocab_size: V.
+        embedding_size: E.
+        config: the dropout.
+    """
+
+    def __init__(self, vocab_size: int, embedding_size: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.word = nn.Embedding(vocab_size, embedding_size)
+        self.dropout = Dropout(config.hidden_dropout)
 
     def forward(
         self,
@@ -127,7 +137,7 @@ class PlacedEmbeddings(TokenEmbeddings, abc.ABC):
         return self.dropout(self.norm(total))  # type: ignore[no-any-return]
 
 
-class Embeddings(PlacedEmbeddings):
+class Embeddings(WordTable, PlacedEmbeddings):
     """The sum of three embeddings, normalised and dropped out; generator and discriminator share one by default.
 
     Reference: Clark et al. 2020, section 3.2 (weight sharing). The released code shares the LayerNorm too.
@@ -145,21 +155,6 @@ class Embeddings(PlacedEmbeddings):
         self.token_type = nn.Embedding(config.num_token_types, embedding_size)
         self.norm = nn.LayerNorm(embedding_size, eps=config.layer_norm_epsilon)
         self.dropout = Dropout(config.hidden_dropout)
-
-    @property
-    def embedding_size(self) -> int:
-        return self.word.embedding_dim
-
-    @property
-    def vocab_size(self) -> int:
-        return self.word.num_embeddings
-
-    @property
-    def weights(self) -> Tensor:
-        return self.word.weight
-
-    def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
-        return self.word(input_ids)  # type: ignore[no-any-return]
 
     def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
         return self.position(position_ids)  # type: ignore[no-any-return]

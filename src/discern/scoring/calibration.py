@@ -18,12 +18,12 @@ from discern.model.network import Network
 from discern.objectives.replacement import context_of
 from discern.progress import Progress
 from discern.scoring.proposals import Proposer
+from discern.scoring.rows import TOKENS_PER_BATCH
 from discern.scoring.thresholds import Rates, ThresholdCurve
 from discern.types import TokenBatch
 
 # The same corruption for every model: thresholds then differ because the networks do.
 _SEED = key_of("calibration")
-_TOKENS_PER_BATCH = 4096
 FEWEST_MARKED = 20
 """Marked tokens below which a precision is taken for chance."""
 
@@ -79,7 +79,7 @@ def judge_corrupted(
     corruption: float,
     sequences: int,
     progress: Progress,
-    tokens_per_batch: int = _TOKENS_PER_BATCH,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
 ) -> Judged:
     """Corrupt rows with the generator's samples, as in training, and ask the discriminator about every token.
 
