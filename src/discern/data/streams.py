@@ -11,12 +11,13 @@ import select
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
 import zstandard
 
-from discern.errors import DataError
+from discern.errors import DataError, nearest
 
 BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 16
@@ -159,9 +160,24 @@ def naming(name: str) -> Iterator[None]:
     except OSError as problem:
         if problem.errno is None:  # from a decompressor
             raise _damaged(name, problem) from problem
-        raise DataError(f"{name} cannot be read: {problem.strerror}") from problem
+        raise DataError(f"{name} cannot be read: {problem.strerror}", hint=_other_path(name, problem)) from problem
     except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError) as problem:
         raise _damaged(name, problem) from problem
+
+
+def _other_path(name: str, problem: OSError) -> str | None:
+    """What to try instead of a file that cannot be opened: the name beside it that looks most like it."""
+    if isinstance(problem, PermissionError):
+        return f"ls -l '{name}' shows who may read it"
+    if not isinstance(problem, FileNotFoundError):
+        return None
+    path = Path(name)
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; paths start at {Path.cwd()}"
+    with suppress(OSError):
+        if match := nearest(path.name, os.listdir(path.parent)):
+            return f"did you mean {path.parent / match}?"
+    return f"check the path; it starts at {Path.cwd()}"
 
 
 def _damaged(name: str, problem: Exception) -> DataError:
