@@ -57,6 +57,7 @@ def comparison(*rows: dict[str, Any], p: float | None = 0.1, seeds: int = 3) -> 
         "equal": "flops",
         "convention": "executed",
         "budget": 200.0,
+        "budget_unit": "FLOPs",
         "reference": rows[0]["name"],
         "seeds": [0, 1],
         "finetune_seeds": 1,
@@ -93,6 +94,17 @@ def test_a_page_stands_alone_and_shows_everything() -> None:
     assert render_page(comparison_page(found)) == html
 
 
+def test_a_budget_of_positions_is_told_from_the_tokens_of_the_curves() -> None:
+    first, second = row("a", 0.5, 200.0), row("b", 0.6, 201.0)
+    for each in (first["curves"], second["curves"]):
+        for curve in each:
+            curve["points"] = [{"tokens": 90 * n, "mlm_loss": 1.0 / n} for n in (1, 2)]
+    found = comparison(first, second) | {"equal": "tokens", "budget_unit": "positions (padding included)"}
+    page = comparison_page(found)
+    assert ("Budget of a whole share", "200 positions (padding included)") in page.facts
+    assert "tokens (without padding)" in {getattr(picture, "x_label", None) for picture in page.curves}
+
+
 def test_every_text_is_escaped() -> None:
     found = comparison(row(NASTY, 0.5, 200.0), row("b", 0.6, 200.0))
     assert "<script" not in render_page(comparison_page(found))
@@ -115,6 +127,13 @@ def test_unfinished_without_tasks_and_with_failures() -> None:
     html = render_page(comparison_page(bare))
     assert "(not finished)" in html
     assert "gradient is not finite" in html
+    bare["seeds"], bare["runs"][0]["finished_seeds"] = [0, 1, 2], 2
+    html = render_page(comparison_page(bare))
+    assert "2 of 3 (1 diverged)" in html
+    assert "remove" in html
+    assert "left out of the medians and of the test" in " ".join(
+        significance_notes(comparison(bare["runs"][0] | row("a", 0.5, 1.0) | {"failures": {"1": "x"}}, row("b", 0.6, 1.0)))
+    )
     none = copy.deepcopy(bare) | {"tasks": [], "significance": []}
     assert "Scores after" not in render_page(comparison_page(none))
 

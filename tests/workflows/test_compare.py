@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import discern.workflows.compare as module
 from discern.data.build import BuildOptions
 from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
@@ -22,8 +26,12 @@ from discern.progress import Silent
 from discern.workflows.compare import COMPARISON_FILE, PAGE_FILE, compare
 from discern.workflows.compare_dry_run import dry_run
 from discern.workflows.compare_plan import CompareRequest, plan_comparison
+from discern.workflows.compare_results import check_results, units
+from discern.workflows.compare_summary import summarise
 from discern.workflows.locks import held
 from discern.workflows.prepare import PrepareRequest, prepare
+from discern.workflows.pretrain import PretrainRequest, pretrain
+from discern.workflows.runs import load_run
 from tests.report.test_page import assert_stands_alone, structure
 
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
@@ -84,6 +92,33 @@ def request(world: Path, folder: Path, head: str, body: str = BODY, **more: Any)
 
 def run(asked: CompareRequest) -> dict[str, Any]:
     return compare(asked, Silent())
+
+
+class Listener(Silent):
+    """Keeps what was announced."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.stages: list[tuple[str, float | None]] = []
+
+    def start(self, description: str, total: float | None, unit: str) -> None:
+        self.stages.append((description, total))
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def change(path: Path, **values: Any) -> None:
+    """Change a result file; a value of None takes its key out."""
+    found = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+
+
+def read_again(asked: CompareRequest) -> dict[str, Any]:
+    """What the result files come to, refused where they are of something else; does and writes nothing."""
+    plan = plan_comparison(asked)
+    check_results(plan, units(plan))
+    return summarise(plan, units(plan))
 
 
 def times(folder: Path) -> dict[str, int]:
@@ -192,6 +227,12 @@ def test_results_alone_count_as_done_and_a_changed_setting_is_refused(world: Pat
             stream.write("8\tthe cat\tdog\tentailment\n")
     with pytest.raises(ConfigError, match="with other files"):
         run(replace(copy, task_data=changed))
+    with pytest.raises(ConfigError, match=r"rtd, seed 0: train\.evaluate_sequences was 2000, is 8"):
+        run(replace(copy, overrides=(*copy.overrides, "train.evaluate_sequences=8")))
+    # Results of before these two were written down count as before.
+    for path in (copy.out / "results").glob("*/*/pretraining.json"):
+        change(path, equal=None, budget=None)
+    assert read_again(copy) == found
     # What only decides how often something is written may change.
     assert run(replace(copy, overrides=(*copy.overrides, "train.log_every_steps=3")))["complete"]
 
@@ -208,7 +249,20 @@ def test_more_seeds_more_tasks_and_more_runs_go_on(world: Path, tmp_path: Path) 
     assert more["complete"]
     assert more["runs"][0]["curves"][0] == first["runs"][0]["curves"][0]
     assert more["runs"][2]["steps"] == 8
-    assert len(json.loads((tmp_path / "out" / "results" / "mlm" / "seed-1" / "chunk.json").read_text())["scores"]) == 2
+    kept = tmp_path / "out" / "results" / "mlm"
+    scores = json.loads((kept / "seed-1" / "chunk.json").read_text())["scores"]
+    assert len(scores) == 2
+    # Asked for fewer fine-tunings, every row has the first of them.
+    change(kept / "seed-1" / "chunk.json", scores=[0.25, 0.75], median=0.5)
+    fewer = request(world, tmp_path, 'seeds = 2\ntasks = ["chunk"]\n')
+    assert read_again(fewer)["runs"][1]["scores"]["chunk"]["values"][1] == 0.25
+    # What a seed that diverged was given is no measure of the row.
+    change(kept / "seed-1" / "pretraining.json", failure="not finite", seconds=1e6, held_out={"heldout_mlm_loss": 9.9})
+    found = read_again(fewer)["runs"][1]
+    assert found["finished_seeds"] == 1
+    assert found["failures"] == {"1": "not finite"}
+    assert found["seconds"] == json.loads((kept / "seed-0" / "pretraining.json").read_text())["seconds"]
+    assert found["held_out"]["heldout_mlm_loss"]["highest"] < 9.9
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
@@ -276,6 +330,91 @@ def test_equal_seconds(world: Path, tmp_path: Path) -> None:
     step = rtd["seconds"] / 60
     assert rtd["seconds"] <= mlm["seconds"] < rtd["seconds"] + 20 * step + 0.5
     assert run(asked) == found
+    head, half = 'equal = "seconds"\nseeds = 1\n', BODY + "budget = 0.5\n"
+    with pytest.raises(ConfigError, match=r"mlm, seed 0: budget was 1.0, is 0.5"):
+        run(request(world, tmp_path / "half", head, half, out=asked.out, overrides=asked.overrides))
+    limited = BODY.replace('name = "rtd"', 'name = "rtd"\nset.train.max_hours = 1.0')
+    with pytest.raises(ConfigError, match=r"rtd, seed 0: train\.max_hours was None, is 1.0"):
+        run(request(world, tmp_path / "limited", head, limited, out=asked.out, overrides=asked.overrides))
+    result = asked.out / "results" / "mlm" / "seed-0" / "pretraining.json"
+    # One that was stopped has begun with the time that it then had.
+    begun = asked.out / "work" / "mlm" / "seed-0" / "pretraining" / "config.toml"
+    before, config = result.read_bytes(), begun.read_text()
+    result.unlink()
+    begun.write_text(re.sub("max_hours = .*", "max_hours = 9.0", config))
+    with pytest.raises(ConfigError, match=r"mlm, seed 0: its share of the reference's time was 9.0 hours"):
+        run(asked)
+    begun.write_text(config)
+    result.write_bytes(before)
+    # Results of before the budget was written down count as they did.
+    change(result, equal=None, budget=None, max_hours=None)
+    assert read_again(asked) == found
+
+
+def test_equal_seconds_waits_for_a_reference_that_another_process_makes(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(world, tmp_path, 'equal = "seconds"\nseeds = 1\nbaseline = true\n')
+    listener = Listener()
+    with ExitStack() as other:
+        other.enter_context(held(asked.out / "work" / "rtd" / ".seed-0.lock"))
+        monkeypatch.setattr(module.time, "sleep", lambda _: other.close())
+        assert compare(asked, listener)["complete"]
+    told = [note for note in listener.notes if not note.startswith("step")]
+    assert told[:3] == [
+        "1 of 3: rtd, seed 0: another process is at it",
+        "2 of 3: mlm, seed 0: waits for rtd, seed 0, which another process works on",
+        "3 of 3: untrained, seed 0",
+    ]
+    assert "rtd, seed 0" in told[3:]  # the other process has gone without a result
+    by_steps, by_time = (stage for stage in listener.stages if stage[0].startswith("pre-training"))
+    assert by_steps == ("pre-training", 16)
+    assert by_time[0].startswith("pre-training until 0.0")
+    assert by_time[0].endswith(" minutes are over")
+    assert by_time[1] is None
+
+
+def test_equal_seconds_goes_on_where_the_reference_diverges(world: Path, tmp_path: Path) -> None:
+    wild = 'name = "rtd"\nset = { "optimizer.learning_rate" = 1e30, "optimizer.clip_norm" = 0.0 }'
+    body = BODY.replace('name = "rtd"', wild)
+    asked = request(world, tmp_path, 'equal = "seconds"\nseeds = 1\nbaseline = true\n', body)
+    listener = Listener()
+    found = compare(asked, listener)
+    reason = "mlm, seed 0 is left out: the reference's seed 0 diverged, so there is no time to go by"
+    assert reason in found["notes"]
+    assert reason in listener.notes
+    assert found["complete"]
+    assert [row["finished_seeds"] for row in found["runs"]] == [0, 0, 1]
+    assert not (asked.out / "results" / "mlm").exists()
+    assert [row["seeds_left"] for row in dry_run(asked)["runs"]] == [0, 0, 0]
+    folders = [str(asked.out / part / "rtd" / "seed-0") for part in ("results", "work")]
+    assert [note for note in listener.notes if f"remove {folders[0]} and {folders[1]} to try it again" in note]
+    for folder in folders:
+        shutil.rmtree(folder)
+    assert [row["seeds_left"] for row in dry_run(asked)["runs"]] == [1, 1, 0]
+
+
+def test_the_page_is_written_whatever_ends_the_work(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise DataError("no such row")
+
+    monkeypatch.setattr(module, "finetune", fails)
+    asked = request(world, tmp_path, 'seeds = 1\ntasks = ["rte"]\n')
+    with pytest.raises(DataError, match="no such row"):
+        run(asked)
+    assert json.loads((asked.out / COMPARISON_FILE).read_text())["runs"][0]["steps"] == 16
+
+
+def test_the_baseline_begins_with_the_generator_that_the_reference_began_with(world: Path, tmp_path: Path) -> None:
+    pretrain(PretrainRequest(world / "data", tmp_path / "earlier", None, "tiny", ("train.max_steps=2",)), Silent())
+    overrides = ("train.max_steps=1", f"objective.generator_checkpoint={tmp_path / 'earlier'}")
+    body = '[[run]]\nname = "rtd"\n'
+    asked = request(world, tmp_path, 'seeds = 1\nbaseline = true\nkeep = "all"\n', body, overrides=overrides)
+    run(asked)
+    folders = (tmp_path / "earlier", asked.out / "work" / "untrained" / "seed-0" / "pretraining")
+    generators = [load_run(folder, warn=pytest.fail).objective.networks()["generator"].encoder for folder in folders]
+    then, now = (list(generator.parameters()) for generator in generators)
+    assert all(torch.equal(a, b) for a, b in zip(then, now, strict=True))
 
 
 def test_settings_that_name_steps_are_stretched_unless_a_run_sets_them(world: Path, tmp_path: Path) -> None:
@@ -307,6 +446,28 @@ set = { optimizer.warmup_steps = 7 }
     assert settings["discriminator_weight_schedule"] == ((0, 0.0), (round(20 * factor), 1.0))
     assert half.config.optimizer.warmup_steps == round(10 * factor)
     assert own.config.optimizer.warmup_steps == 7
+
+
+def test_a_schedule_of_neighbouring_steps_goes_on_rising(world: Path, tmp_path: Path) -> None:
+    body = '[[run]]\nname = "whole"\n[[run]]\nname = "quarter"\nbudget = 0.25\n'
+    shared = ("train.max_steps=40", "objective.generator_weight_schedule=[[38, 1.0], [39, 0.5], [40, 0.0]]")
+    quarter = plan_comparison(request(world, tmp_path, "seeds = 1\n", body, overrides=shared)).runs[1]
+    assert quarter.steps == 10
+    assert vars(quarter.config.objective)["generator_weight_schedule"] == ((10, 1.0), (11, 0.5), (12, 0.0))
+
+
+def test_a_file_of_a_run_is_taken_as_its_settings_are(world: Path, tmp_path: Path) -> None:
+    body = '[[run]]\nname = "whole"\n[[run]]\nname = "half"\nbudget = 0.5\nconfig = "own.toml"\n'
+    asked = request(world, tmp_path, "seeds = 1\n", body)
+    (tmp_path / "own.toml").write_text("[optimizer]\nwarmup_steps = 7\n")
+    assert plan_comparison(asked).runs[1].config.optimizer.warmup_steps == 7
+    # What all runs are given goes over the file, and is stretched.
+    shared = replace(asked, overrides=(*asked.overrides, "optimizer.warmup_steps=6"))
+    assert plan_comparison(shared).runs[1].config.optimizer.warmup_steps == 3
+    (tmp_path / "own.toml").write_text("[train]\nmax_steps = 5\n")
+    with pytest.raises(ConfigError, match=r"run 'half': .*own.toml, line 2 sets train.max_steps.* budget of 'whole'") as caught:
+        plan_comparison(asked)
+    assert "budget = 0.5" in (caught.value.hint or "")
 
 
 def test_dry_run_says_what_would_be_done_and_writes_nothing(world: Path, tmp_path: Path) -> None:

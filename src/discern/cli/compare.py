@@ -101,7 +101,8 @@ def _show_rest(console: Console, found: dict[str, Any], page: Path) -> None:
         console.print(line)
     for row in found["runs"]:
         for seed, reason in row["failures"].items():
-            console.warn(f"{row['name']}, seed {seed} failed: {reason}")
+            folders = " and ".join(str(page.parent / part / row["name"] / f"seed-{seed}") for part in ("results", "work"))
+            console.warn(f"{row['name']}, seed {seed} failed: {reason}; remove {folders} to try it again")
     console.print(f"{page}: opens in any browser; the same in comparison.json beside it")
 
 

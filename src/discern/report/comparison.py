@@ -13,7 +13,8 @@ from discern.report.page import Page, Table
 
 Found = Mapping[str, Any]
 
-_EQUAL = {"flops": "FLOPs", "seconds": "seconds of training", "tokens": "tokens"}
+# Of the curves: the journal counts tokens, while the budget counts positions.
+_AXES = {"flops": "FLOPs", "seconds": "seconds of training", "tokens": "tokens (without padding)"}
 _BLANK = "–"
 
 
@@ -26,7 +27,7 @@ def comparison_page(found: Found) -> Page:
     state = "" if found["complete"] else " (not finished)"
     rows = ", ".join(row["name"] for row in found["runs"])
     return Page(
-        title=f"discern: {rows} at equal {_EQUAL[found['equal']]}{state}",
+        title=f"discern: {rows} at equal {found['budget_unit']}{state}",
         facts=_facts(found),
         curves=[*_pareto(found), *_curves(found)],
         tables=[
@@ -84,6 +85,8 @@ def significance_notes(found: Found) -> list[str]:
             )
         else:
             lines.append(f"With {first} and {second} seeds the smallest p that this test can give is {smallest:.2g}.")
+    if any(row["failures"] for row in found["runs"]):
+        lines.append("Seeds whose pre-training diverged have no score: they are left out of the medians and of the test.")
     lines.append(
         "A seed changes the weights at the start, the order of the text, masks and samples; the files of the tasks stay the "
         "same, so the spread says nothing of other test examples."
@@ -98,8 +101,8 @@ def _facts(found: Found) -> list[tuple[str, str]]:
     machines = ["; ".join(f"{key} {value}" for key, value in machine.items()) for machine in found["machines"]]
     versions = [", ".join(f"{key} {value}" for key, value in each.items()) for each in found["versions"]]
     return [
-        ("Equal for all", _EQUAL[found["equal"]]),
-        ("Budget of a whole share", _BLANK if budget is None else f"{budget:.4g} {_EQUAL[found['equal']]}"),
+        ("Equal for all", found["budget_unit"]),
+        ("Budget of a whole share", _BLANK if budget is None else f"{budget:.4g} {found['budget_unit']}"),
         ("Reference", found["reference"]),
         ("Pre-trainings of each", f"{len(found['seeds'])} seeds: {', '.join(map(str, found['seeds']))}"),
         ("Fine-tunings of each encoder on each task", str(found["finetune_seeds"])),
@@ -127,13 +130,19 @@ def _scores(found: Found) -> Table:
         [
             row["name"],
             *(with_spread(row["scores"][column]) for column in columns),
-            f"{row['finished_seeds']} of {len(found['seeds'])}",
+            _finished(row, len(found["seeds"])),
         ]
         for row in found["runs"]
         if columns
     ]
     note = "Median over the pre-training seeds, with the lowest and the highest; a failed fine-tuning counts like any other."
     return Table("Scores after fine-tuning", ["run", *heads, "seeds"], rows, note)
+
+
+def _finished(row: Mapping[str, Any], seeds: int) -> str:
+    """ "3 of 3", "1 of 3 (2 diverged)"."""
+    diverged = f" ({len(row['failures'])} diverged)" if row["failures"] else ""
+    return f"{row['finished_seeds']} of {seeds}{diverged}"
 
 
 def _failures(found: Found) -> Table:
@@ -145,7 +154,9 @@ def _failures(found: Found) -> Table:
         for number, each in row["scores"][task]["failed_finetunings"].items()
         for seed, reason in each.items()
     ]
-    return Table("What failed", ["run", "seed", "part", "reason"], rows)
+    again = "A pre-training that failed is made once more when its folders results/RUN/seed-N and work/RUN/seed-N are removed."
+    note = again if any(row["failures"] for row in found["runs"]) else ""
+    return Table("What failed", ["run", "seed", "part", "reason"], rows, note)
 
 
 def _significance(found: Found) -> Table:
@@ -171,7 +182,10 @@ def _cost(found: Found) -> Table:
         for row in found["runs"]
     ]
     columns = ["run", "steps", "FLOPs", "FLOPs, paper", "seconds", "positions read", "parameters"]
-    note = f"Medians over the seeds, of pre-training alone. FLOPs: {found['convention']}. 'Paper': by the paper's script."
+    note = (
+        f"Medians over the seeds that did not diverge, of pre-training alone. FLOPs: {found['convention']}. 'Paper': by the "
+        "paper's script."
+    )
     return Table("What each was given", columns, rows, note)
 
 
@@ -235,7 +249,7 @@ def _curves(found: Found) -> list[Picture]:
             seeds = [line for _, _, lines in drawn for line in lines]
             # The page shows no key of a single line.
             title = figure_title(key) if len(drawn) > 1 else f"{figure_title(key)}: {drawn[0][1]}"
-            pictures.append(SeedCurves(title, _EQUAL[axis], [Line(name, [], [], n) for n, name, _ in drawn], seeds))
+            pictures.append(SeedCurves(title, _AXES[axis], [Line(name, [], [], n) for n, name, _ in drawn], seeds))
     return pictures
 
 

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from discern.config.base import Section
 
+NO_STEP_LIMIT = 1_000_000_000
+"""`train.max_steps` of a run that the clock alone ends: more than any has."""
+
 
 class OptimizerConfig(Section):
     """AdamW with decoupled weight decay, clipping and a schedule. Defaults: ELECTRA, table 6."""

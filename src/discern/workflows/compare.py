@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from discern.config.tree import to_toml
 from discern.data.files import sync_folder
 from discern.data.manifest import TOKENIZER_NAME
-from discern.errors import ConfigError, DataError, NumericsError
+from discern.errors import ConfigError, DataError, DiscernError, NumericsError
 from discern.progress import Progress
 from discern.report.comparison import comparison_page
 from discern.report.page import render_page
@@ -23,7 +25,17 @@ from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
 from discern.workflows.bench import processor_name
 from discern.workflows.compare_plan import ComparePlan, CompareRequest, plan_comparison
-from discern.workflows.compare_results import Unit, check_results, curve, held_out, units
+from discern.workflows.compare_results import (
+    Unit,
+    check_results,
+    curve,
+    held_out,
+    hours_of,
+    reference_of,
+    units,
+    waits_for,
+    why_left_out,
+)
 from discern.workflows.compare_settings import as_overrides
 from discern.workflows.compare_summary import summarise
 from discern.workflows.compare_tasks import TaskFolder
@@ -31,6 +43,7 @@ from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.export import ExportRequest, export
 from discern.workflows.finetune import FinetuneRequest, finetune
 from discern.workflows.finetuned import MODEL_FILE, write_json
+from discern.workflows.generator_start import start_generator
 from discern.workflows.locks import held
 from discern.workflows.pretrain import pretrain
 from discern.workflows.runs import (
@@ -46,6 +59,7 @@ from discern.workflows.runs import (
 )
 
 COMPARISON_FILE, PAGE_FILE = "comparison.json", "comparison.html"
+_LOOK_AGAIN = 5.0  # seconds between looks at what another process works on
 
 
 def compare(request: CompareRequest, progress: Progress) -> dict[str, Any]:
@@ -56,7 +70,9 @@ def compare(request: CompareRequest, progress: Progress) -> dict[str, Any]:
     Raises:
         ConfigError, DataError: something doesn't fit, or the folder holds another comparison; nothing has been written.
         CheckpointError: the disk is full, or a checkpoint damaged.
-        KeyboardInterrupt, SystemExit(143): it was asked to stop, and has saved; the page shows what is finished.
+        KeyboardInterrupt, SystemExit(143): it was asked to stop, and has saved.
+
+    Whatever ends the work, the page shows what is finished.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("a comparison runs in one process", hint="start it without torchrun")
@@ -67,15 +83,38 @@ def compare(request: CompareRequest, progress: Progress) -> dict[str, Any]:
         progress.note(line)
     _claim(request.out)
     try:
-        for number, unit in enumerate(every, 1):
-            if unit.work.is_dir() or not unit.is_finished(plan):
-                _take(plan, unit, f"{number} of {len(every)}: {unit.label}", progress)
-            if number % len(plan.runs) == 0 and number < len(every):
-                publish(plan, every)  # a whole round: something to look at while the rest goes on
-    except (KeyboardInterrupt, SystemExit):
-        publish(plan, every)
+        _work(plan, every, progress)
+    except (KeyboardInterrupt, SystemExit, DiscernError):
+        with suppress(DiscernError):  # what ended the work is what the user must know
+            publish(plan, every)
         raise
     return publish(plan, every)
+
+
+def _work(plan: ComparePlan, every: list[Unit], progress: Progress) -> None:
+    """Take one unit after another; what needs the time of a reference that another process makes, after all others."""
+    waiting: list[tuple[Unit, Unit, str]] = []
+    for number, unit in enumerate(every, 1):
+        label = f"{number} of {len(every)}: {unit.label}"
+        reference, reason = waits_for(plan, unit), why_left_out(plan, unit)
+        if reason is not None:
+            progress.note(reason)
+        if reference is not None:
+            progress.note(f"{label}: waits for {reference.label}, which another process works on")
+            waiting.append((unit, reference, label))
+        elif not _take(plan, unit, label, progress):
+            progress.note(f"{label}: another process is at it")
+        if number % len(plan.runs) == 0 and number < len(every):
+            publish(plan, every)  # a whole round: something to look at while the rest goes on
+    for unit, reference, label in waiting:
+        # The other process may have been stopped: then this one makes the reference.
+        while waits_for(plan, unit) is not None and not _take(plan, reference, reference.label, progress):
+            time.sleep(_LOOK_AGAIN)
+        reason = why_left_out(plan, unit)
+        if reason is not None:
+            progress.note(reason)
+        elif not _take(plan, unit, label, progress):
+            progress.note(f"{label}: another process is at it")
 
 
 def publish(plan: ComparePlan, every: list[Unit]) -> dict[str, Any]:
@@ -103,16 +142,17 @@ def _claim(out: Path) -> None:
         raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out") from problem
 
 
-def _take(plan: ComparePlan, unit: Unit, label: str, progress: Progress) -> None:
-    """Finish a unit and clear up behind it, unless another process is at it."""
+def _take(plan: ComparePlan, unit: Unit, label: str, progress: Progress) -> bool:
+    """Finish a unit and clear up behind it; False where another process is at it."""
+    if unit.is_finished(plan) and not unit.work.is_dir():
+        return True
     with held(unit.lock) as mine:
-        if not mine:
-            progress.note(f"{label}: another process is at it")
-            return
-        if not unit.is_finished(plan):
-            progress.note(label)
-            _do(plan, unit, progress)
-        _tidy(plan, unit)
+        if mine:
+            if not unit.is_finished(plan):
+                progress.note(label)
+                _do(plan, unit, progress)
+            _tidy(plan, unit)
+        return mine
 
 
 def _do(plan: ComparePlan, unit: Unit, progress: Progress) -> None:
@@ -120,10 +160,10 @@ def _do(plan: ComparePlan, unit: Unit, progress: Progress) -> None:
     unit.begin()
     done = unit.pretraining()
     if done is None:
-        done = _pretrained(plan, unit, progress) if unit.run.trained else _at_step_zero(plan, unit)
+        done = _pretrained(plan, unit, progress) if unit.run.trained else _at_step_zero(plan, unit, progress)
         unit.end(done)
     if "failure" in done:
-        progress.note(f"{unit.label} failed: {done['failure']}")
+        progress.note(f"{unit.label} failed: {done['failure']}; {unit.retry}")
         return
     pending = [task for task in plan.tasks if not unit.is_judged(plan, task)]
     model = _model(unit, progress) if pending else unit.encoder
@@ -135,7 +175,8 @@ def _do(plan: ComparePlan, unit: Unit, progress: Progress) -> None:
 def _pretrained(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str, Any]:
     """Run the pre-training to its end; one that diverges is a result too."""
     run, folder = unit.run, unit.checkpoints_of
-    hours = _hours(plan, unit)
+    hours = hours_of(plan, unit)
+    assert hours is not None or reference_of(plan, unit) is None, "nothing would end the run"
     request = run.request(unit.seed, folder, plan.request.data, plan.request.device, hours)
     failure = None
     try:
@@ -152,6 +193,7 @@ def _pretrained(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str, 
     return {
         **({} if failure is None else {"failure": failure}),
         **_made_of(plan, unit, read_record(folder)),
+        **({} if hours is None else {"max_hours": hours}),
         "steps": step,
         "tokens": last.get("tokens", 0),
         "positions": step * length * train.sequences_per_step,
@@ -163,25 +205,15 @@ def _pretrained(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str, 
     }
 
 
-def _hours(plan: ComparePlan, unit: Unit) -> float | None:
-    """The time that a unit has, where the clock is what is equal: its share of the reference's with the same seed."""
-    if plan.config.equal != "seconds" or unit.run is plan.reference:
-        return None
-    reference = next(each for each in units(plan) if each.seed == unit.seed).pretraining()
-    if reference is None or "failure" in reference:
-        raise NumericsError(
-            f"{plan.reference.name}, seed {unit.seed} diverged, so the others have no time to go by",
-            hint='put another run first, lower its optimizer.learning_rate, or set equal = "tokens"',
-        )
-    return float(reference["seconds"]) * unit.run.spec.budget / 3600
-
-
-def _at_step_zero(plan: ComparePlan, unit: Unit) -> dict[str, Any]:
+def _at_step_zero(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str, Any]:
     """A run's folder with the weights that the reference started from."""
     folder = unit.checkpoints_of
     config = unit.run.config.model_copy(update={"train": unit.run.config.train.model_copy(update={"seed": unit.seed})})
     objective = build_objective(config, vocabulary_of(plan.data))
     objective.initialise(unit.seed)
+    begin = getattr(config.objective, "generator_checkpoint", None)
+    if begin is not None:
+        start_generator(objective, Path(begin), plan.data.tokenizer_fingerprint, progress.note)
     device = choose_device(plan.request.device)
     record = make_record(plan.data, objective, arithmetic(device, resolve_precision(config.train.precision, device)))
     folder.mkdir(parents=True, exist_ok=True)
@@ -197,8 +229,10 @@ def _at_step_zero(plan: ComparePlan, unit: Unit) -> dict[str, Any]:
 
 
 def _made_of(plan: ComparePlan, unit: Unit, record: dict[str, Any]) -> dict[str, Any]:
-    """Data, sizes, machine and versions; no path and no name of a machine."""
+    """Data, share of the budget, sizes, machine and versions; no path and no name of a machine."""
     return {
+        "equal": plan.config.equal,
+        "budget": unit.run.spec.budget,
         "data_fingerprint": plan.data.fingerprint,
         "network": unit.run.network,
         "parameters": record["parameters"],

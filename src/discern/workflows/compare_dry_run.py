@@ -35,6 +35,7 @@ def dry_run(request: CompareRequest) -> dict[str, Any]:
 
 
 def _row(plan: ComparePlan, run: PlannedRun, own: list[Unit], hours: float) -> dict[str, Any]:
+    left = [unit for unit in own if not unit.is_finished(plan)]
     return {
         "name": run.name,
         "objective": run.config.objective.name,
@@ -45,8 +46,8 @@ def _row(plan: ComparePlan, run: PlannedRun, own: list[Unit], hours: float) -> d
         "tokens": run.tokens,
         "parameters": run.parameters,
         "estimated_hours": hours,
-        "seeds_left": sum(unit.pretraining() is None for unit in own),
-        "tasks_left": sum(not unit.is_judged(plan, task) for unit in own for task in plan.tasks),
+        "seeds_left": sum(unit.pretraining() is None for unit in left),
+        "tasks_left": sum(not unit.is_judged(plan, task) for unit in left for task in plan.tasks),
     }
 
 

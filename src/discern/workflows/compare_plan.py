@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 
+from discern.config.layers import read_file
+from discern.config.resolve import Resolved
 from discern.config.tree import flatten
 from discern.data.shards import TokenData
 from discern.errors import ConfigError, did_you_mean
 from discern.objectives.base import Vocabulary
+from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import Flops, run_flops
 from discern.workflows.compare_settings import UNTRAINED, CompareConfig, RunSpec, as_overrides, load_compare_config
 from discern.workflows.compare_tasks import TaskFolder, find_task_folders
@@ -22,8 +25,6 @@ from discern.workflows.runs import build_objective, vocabulary_of
 from discern.workflows.settings import PretrainConfig
 
 CONVENTION = "executed: multiplications and additions of the matrix products that run, forward and backward"
-# Of a run that the clock ends: more steps than any has.
-_NO_LIMIT = 1_000_000_000
 _NOTICEABLE = 0.03
 
 
@@ -58,6 +59,7 @@ class PlannedRun:
         flops: of all steps; None where the number of steps isn't known.
         tokens: positions that all steps read, padding included; None likewise.
         parameters: shared ones once.
+        own: settings that name a step and that it sets itself, in its `set` or in its file.
         network: the network that is fine-tuned.
         trained: False for the baseline.
     """
@@ -72,6 +74,7 @@ class PlannedRun:
     tokens: int | None
     parameters: int
     network: str
+    own: frozenset[str] = frozenset()
     trained: bool = True
 
     @property
@@ -156,6 +159,7 @@ class _Planner:
 
     def run(self, spec: RunSpec, reference: PlannedRun) -> PlannedRun:
         """A further run, with as many steps as the budget pays for."""
+        self._refuse_steps(spec, reference)
         own = self._resolve(spec, [], None)
         self._refuse_hours(spec.name, own.config.train.max_hours)
         whole = self.amount(reference)
@@ -187,7 +191,7 @@ class _Planner:
                 f"run '{spec.name}' has several phases, which go by steps; a run that the clock ends doesn't know its steps",
                 hint='equal = "flops" or "tokens"',
             )
-        found = self._resolve(spec, [], _NO_LIMIT)
+        found = self._resolve(spec, [], NO_STEP_LIMIT)
         return replace(found, steps=None, flops=None, tokens=None)
 
     def _resolve(self, spec: RunSpec, scaled: Sequence[str], steps: int | None) -> PlannedRun:
@@ -197,7 +201,8 @@ class _Planner:
         preset = spec.preset or self._request.preset or self._config.preset
         file = spec.config or self._config.config
         try:
-            config = load_pretrain_config(file, preset, overrides).config
+            resolved = load_pretrain_config(file, preset, overrides)
+            config = resolved.config
             objective = self._objective(config)
         except ConfigError as problem:
             raise ConfigError(f"run '{spec.name}': {problem.message}", hint=problem.hint) from problem
@@ -216,6 +221,7 @@ class _Planner:
             tokens=train.max_steps * length * train.sequences_per_step,
             parameters=sum(parameter.numel() for parameter in objective.parameters()),
             network=spec.network or next(iter(networks)),
+            own=frozenset({*spec.set} | (_set_by_file(resolved) if spec.config is not None else set())),
         )
 
     def _objective(self, config: PretrainConfig) -> Any:
@@ -224,6 +230,16 @@ class _Planner:
 
     def _phases(self, config: PretrainConfig) -> list[Any]:
         return list(self._objective(config).phases(config.train.max_steps))
+
+    def _refuse_steps(self, spec: RunSpec, reference: PlannedRun) -> None:
+        """What `set` may not say, the run's own file may not either."""
+        found = None if spec.config is None else read_file(spec.config).get("train.max_steps")
+        if found is not None and found.origin.by_user:
+            raise ConfigError(
+                f"run '{spec.name}': {found.origin.where} sets train.max_steps, which follows from the budget of "
+                f"'{reference.name}'",
+                hint="take the line out, or give the run a share: budget = 0.5",
+            )
 
     def _refuse_hours(self, name: str, hours: float | None) -> None:
         if hours is not None:
@@ -243,7 +259,7 @@ def _scaled(run: PlannedRun, steps: int) -> list[str]:
     """Settings that name steps (warm-up, phases, freezing, schedules), stretched with the run, unless it sets them itself."""
     factor = steps / run.config.train.max_steps
     own = flatten(run.config)
-    keys = [key for key in own if key.startswith(("optimizer.", "objective.")) and key not in run.spec.set]
+    keys = [key for key in own if key.startswith(("optimizer.", "objective.")) and key not in run.own]
     stretched = {key: _stretched(key, own[key], factor) for key in keys}
     return as_overrides({key: value for key, value in stretched.items() if value is not None and value != own[key]})
 
@@ -251,10 +267,23 @@ def _scaled(run: PlannedRun, steps: int) -> list[str]:
 def _stretched(key: str, value: Any, factor: float) -> Any:
     """A setting of a run that is `factor` times as long; None where it says nothing of steps."""
     if key.endswith("_schedule") and isinstance(value, tuple):
-        return [[round(step * factor), weight] for step, weight in value] or None
+        return _rising([(round(step * factor), weight) for step, weight in value]) or None
     counts = key.endswith(("_steps", "_at")) and isinstance(value, int | float)
     # Below 1 it is a share of the run, which needs no stretching.
     return max(1, round(value * factor)) if counts and value >= 1 else None
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """A schedule whose steps may have come to be the same by rounding, each at least one after the one before."""
+    found: list[tuple[int, float]] = []
+    for step, weight in points:
+        found.append((max(step, found[-1][0] + 1) if found else step, weight))
+    return found
+
+
+def _set_by_file(resolved: Resolved[PretrainConfig]) -> set[str]:
+    """The settings that a file gave, and nothing that goes over it."""
+    return {key for key in resolved.user_set if resolved.origins.get(key) != "--set"}
 
 
 def _nearest_steps(cost: Callable[[int], float], target: float, start: int) -> int:

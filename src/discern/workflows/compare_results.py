@@ -21,6 +21,7 @@ from discern.workflows.compare_tasks import TaskFolder
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.finetuned import write_json
 from discern.workflows.run_folder import MAY_CHANGE
+from discern.workflows.runs import CONFIG_FILE
 
 FORMAT = 1
 _CONFIG, _PRETRAINING = "config.toml", "pretraining.json"
@@ -59,6 +60,11 @@ class Unit:
         return self.work.with_name(f".{self.work.name}.lock")
 
     @property
+    def retry(self) -> str:
+        """What to do so that a run that diverged is made once more."""
+        return f"remove {self.results} and {self.work} to try it again"
+
+    @property
     def encoder(self) -> Path:
         """The exported network that is fine-tuned."""
         return self.work / "encoder"
@@ -81,9 +87,15 @@ class Unit:
         return found is not None and len(found["seeds"]) >= plan.config.finetune.seeds
 
     def is_finished(self, plan: ComparePlan) -> bool:
-        """Whether nothing is left to do; a run that diverged is not fine-tuned."""
+        """Whether nothing is left to do; a run that diverged is not fine-tuned, one that has no time to go by not made."""
         done = self.pretraining()
-        return done is not None and ("failure" in done or all(self.is_judged(plan, task) for task in plan.tasks))
+        if done is None:
+            return why_left_out(plan, self) is not None
+        return "failure" in done or all(self.is_judged(plan, task) for task in plan.tasks)
+
+    def has_succeeded(self, plan: ComparePlan) -> bool:
+        """Whether it is pre-trained to its end and judged on every task."""
+        return self.is_finished(plan) and "failure" not in (self.pretraining() or {"failure": ""})
 
     def begin(self) -> None:
         """Write down what it is."""
@@ -108,12 +120,41 @@ def units(plan: ComparePlan) -> list[Unit]:
 
     An interrupted comparison then has rows that can be compared.
     """
-    out = plan.request.out
-    return [
-        Unit(run, seed, out / "results" / run.name / f"seed-{seed}", out / "work" / run.name / f"seed-{seed}")
-        for seed in plan.seeds
-        for run in plan.runs
-    ]
+    return [_unit(plan, run, seed) for seed in plan.seeds for run in plan.runs]
+
+
+def _unit(plan: ComparePlan, run: PlannedRun, seed: int) -> Unit:
+    place = Path(run.name) / f"seed-{seed}"
+    return Unit(run, seed, plan.request.out / "results" / place, plan.request.out / "work" / place)
+
+
+def reference_of(plan: ComparePlan, unit: Unit) -> Unit | None:
+    """The pre-training whose time a unit gets a share of; None where something else than the clock ends it."""
+    by_the_clock = plan.config.equal == "seconds" and unit.run.trained and unit.run is not plan.reference
+    return _unit(plan, plan.reference, unit.seed) if by_the_clock else None
+
+
+def hours_of(plan: ComparePlan, unit: Unit) -> float | None:
+    """The time that a unit has, its share of the reference's with the same seed; None where it goes by none, or has none yet."""
+    reference = reference_of(plan, unit)
+    done = None if reference is None else reference.pretraining()
+    if done is None or "failure" in done:
+        return None
+    return float(done["seconds"]) * unit.run.spec.budget / 3600
+
+
+def waits_for(plan: ComparePlan, unit: Unit) -> Unit | None:
+    """The reference whose time a unit needs that is not pre-trained, and which isn't pre-trained itself yet."""
+    reference = reference_of(plan, unit)
+    return reference if reference and unit.pretraining() is None and reference.pretraining() is None else None
+
+
+def why_left_out(plan: ComparePlan, unit: Unit) -> str | None:
+    """Why a unit can't be pre-trained, where the reference with its seed diverged: nobody knows how long it would have."""
+    reference = reference_of(plan, unit)
+    if reference is None or unit.pretraining() is not None or "failure" not in (reference.pretraining() or {}):
+        return None
+    return f"{unit.label} is left out: the reference's seed {unit.seed} diverged, so there is no time to go by"
 
 
 def asked(plan: ComparePlan, task: TaskFolder) -> dict[str, Any]:
@@ -155,7 +196,8 @@ def _changes(plan: ComparePlan, unit: Unit) -> list[str]:
     if not (unit.results / _CONFIG).is_file():
         return []
     there, now = flatten(load_pretrain_config(unit.results / _CONFIG, None).config), flatten(unit.run.config)
-    ignored = (MAY_CHANGE | {"train.seed"}) - {"train.max_steps"}
+    # These decide how long it runs, and on which rows it is held out: rows of one table have them alike.
+    ignored = (MAY_CHANGE | {"train.seed"}) - {"train.max_steps", "train.max_hours", "train.evaluate_sequences"}
     lines = [
         f"{unit.label}: {key} was {there.get(key)}, is {now.get(key)}"
         for key in sorted(there.keys() | now.keys())
@@ -166,6 +208,7 @@ def _changes(plan: ComparePlan, unit: Unit) -> list[str]:
         lines.append(f"{unit.label}: pre-trained on another data set than {plan.data.folder}")
     if done is not None and done["network"] != unit.run.network:
         lines.append(f"{unit.label}: network was {done['network']}, is {unit.run.network}")
+    lines += _other_budget(plan, unit, done)
     for task in plan.tasks:
         scores = unit.scores(task)
         before, wanted = (scores or {}).get("asked"), asked(plan, task)
@@ -173,6 +216,23 @@ def _changes(plan: ComparePlan, unit: Unit) -> list[str]:
             differing = [key for key in wanted if before is None or before.get(key) != wanted[key]]
             lines.append(f"{unit.label}: fine-tuned on {task.name} with other {' and '.join(differing)}")
     return lines
+
+
+def _other_budget(plan: ComparePlan, unit: Unit, done: Mapping[str, Any] | None) -> list[str]:
+    """What differs in that which ended a run, as far as it was written down: early versions did not."""
+    asked_for = {"equal": plan.config.equal, "budget": unit.run.spec.budget}
+    lines = [
+        f"{unit.label}: {key} was {done[key]}, is {now}"
+        for key, now in asked_for.items()
+        if done is not None and done.get(key, now) != now
+    ]
+    begun, now = unit.checkpoints_of / CONFIG_FILE, hours_of(plan, unit)
+    if now is None or lines:
+        return lines
+    before = done.get("max_hours", now) if done is not None else now
+    if done is None and begun.is_file():
+        before = load_pretrain_config(begun, None).config.train.max_hours
+    return [] if before == now else [f"{unit.label}: its share of the reference's time was {before} hours, is {now}"]
 
 
 def held_out(record: Mapping[str, Any]) -> dict[str, float]:

@@ -9,13 +9,15 @@ from typing import Any
 from discern import __version__
 from discern.config.tree import ABSENT, diff, plain
 from discern.workflows.compare_plan import CONVENTION, ComparePlan, PlannedRun
-from discern.workflows.compare_results import FORMAT, Unit
+from discern.workflows.compare_results import FORMAT, Unit, why_left_out
 from discern.workflows.compare_statistics import compare_samples
 
 MEAN = "mean"
 """The column of the mean over all tasks."""
 
 _COSTS = ("steps", "flops", "flops_paper_convention", "seconds", "tokens", "positions")
+# Of the budget. Positions: padding costs as much as tokens do, and `tokens` of a row leaves it out.
+_UNITS = {"flops": "FLOPs", "seconds": "seconds of training", "tokens": "positions (padding included)"}
 Values = Sequence[float | None]
 
 
@@ -30,6 +32,7 @@ def summarise(plan: ComparePlan, every: Sequence[Unit]) -> dict[str, Any]:
         "equal": plan.config.equal,
         "convention": CONVENTION,
         "budget": plan.budget if plan.budget is not None else rows[0]["seconds"],
+        "budget_unit": _UNITS[plan.config.equal],
         "reference": plan.reference.name,
         "seeds": list(plan.seeds),
         "finetune_seeds": plan.config.finetune.seeds,
@@ -43,14 +46,17 @@ def summarise(plan: ComparePlan, every: Sequence[Unit]) -> dict[str, Any]:
         "versions": _distinct(found["versions"] for unit in every if (found := unit.pretraining()) is not None),
         "runs": rows,
         "significance": _significance(rows, [task.name for task in plan.tasks]),
-        "notes": list(plan.notes),
+        "notes": [*plan.notes, *filter(None, (why_left_out(plan, unit) for unit in every))],
     }
 
 
 def _row(plan: ComparePlan, run: PlannedRun, own: Sequence[Unit]) -> dict[str, Any]:
     found = [unit.pretraining() for unit in own]
-    done = [record for record in found if record is not None]
-    scores = {task.name: _scores([unit.scores(task) for unit in own]) for task in plan.tasks}
+    # What a run that diverged was given is no measure of what the others were.
+    good = [record if record and "failure" not in record else None for record in found]
+    done = [record for record in good if record is not None]
+    asked = plan.config.finetune.seeds
+    scores = {task.name: _scores([_first(unit.scores(task), asked) for unit in own]) for task in plan.tasks}
     held = {key: None for record in done for key in record["held_out"]}
     model, train = run.config.model, run.config.train
     return {
@@ -59,7 +65,7 @@ def _row(plan: ComparePlan, run: PlannedRun, own: Sequence[Unit]) -> dict[str, A
         "trained": run.trained,
         "network": run.network,
         "budget_share": run.spec.budget,
-        "finished_seeds": sum(unit.is_finished(plan) for unit in own),
+        "finished_seeds": sum(unit.has_succeeded(plan) for unit in own),
         **{key: _median([record[key] for record in done]) for key in _COSTS},
         "parameters": run.parameters,
         "shape": {
@@ -71,13 +77,22 @@ def _row(plan: ComparePlan, run: PlannedRun, own: Sequence[Unit]) -> dict[str, A
             "sequences_per_step": train.sequences_per_step,
         },
         "scores": {**scores, **_mean_of(scores)},
-        "held_out": {key: _spread([record["held_out"].get(key) if record else None for record in found]) for key in held},
+        "held_out": {key: _spread([record["held_out"].get(key) if record else None for record in good]) for key in held},
         "failures": {
             str(unit.seed): record["failure"] for unit, record in zip(own, found, strict=True) if record and "failure" in record
         },
         "settings": _differing(plan.reference, run),
         "curves": [{"seed": unit.seed, "points": record["curve"]} for unit, record in zip(own, found, strict=True) if record],
     }
+
+
+def _first(found: Mapping[str, Any] | None, count: int) -> dict[str, Any] | None:
+    """A task's scores of the fine-tunings that are asked for, where an earlier comparison made more of them."""
+    if found is None:
+        return None
+    seeds = {str(seed) for seed in found["seeds"][:count]}
+    failed = {seed: reason for seed, reason in found["failed_seeds"].items() if seed in seeds}
+    return {**found, "median": _median(found["scores"][:count]), "failed_seeds": failed}
 
 
 def _scores(found: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.progress import Progress, Silent
 from discern.training import checkpoint
+from discern.training.config import NO_STEP_LIMIT, TrainConfig
 from discern.training.diagnosis import Watchman
 from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, stop_on_signals
@@ -105,7 +106,7 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
     out = run.settled.request.out
     journal = Journal(out, state.step, tensorboard=config.train.tensorboard) if ranks.writes else None
     listener = progress if ranks.writes else Silent()
-    listener.start("pre-training", config.train.max_steps, "steps")
+    listener.start(*_announcement(config.train), "steps")
     listener.advance(state.step)
     try:
         return train(
@@ -131,6 +132,16 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
         listener.finish()
         if journal is not None:
             journal.close()
+
+
+def _announcement(settings: TrainConfig) -> tuple[str, int | None]:
+    """What ends a run, and its number of steps; None under a time budget, where nobody knows how many there will be."""
+    if settings.max_hours is None:
+        return "pre-training", settings.max_steps
+    minutes = 60 * settings.max_hours
+    told = f"pre-training until {minutes:,.0f} minutes" if minutes >= 10 else f"pre-training until {minutes:.2g} minutes"
+    bound = "" if settings.max_steps >= NO_STEP_LIMIT else f", or {settings.max_steps:,} steps,"
+    return f"{told}{bound} are over", None
 
 
 def _rows(settled: Settled) -> BatchSource:
