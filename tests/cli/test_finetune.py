@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from discern.cli.main import main
+from discern.config.layers import parse_overrides
 from discern.progress import Silent
 from discern.workflows.export import ExportRequest, export
 from discern.workflows.finetune import FinetuneRequest
@@ -66,14 +67,22 @@ def test_every_option_arrives(asked: list[FinetuneRequest], tmp_path: Path, monk
     assert call(monkeypatch, "tiny", *options, "--out", tmp_path / "out") == 0
     (request,) = asked
     assert (request.model, request.out, request.tasks) == ("tiny", tmp_path / "out", [])
-    assert request.overrides == ("files.train='a.csv'", 'files.label="it\'s"', "finetune.epochs=2")
+    assert request.overrides == ('files.train="a.csv"', 'files.label="it\'s"', "finetune.epochs=2")
     assert (request.seeds, request.recipe, request.untrained, request.debug) == (3, "google", True, True)
     assert (request.tokenizer, request.config, request.device) == (Path("t.json"), Path("c.toml"), "cpu")
 
 
+def test_columns_keep_their_characters(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"--text": "review\u00a0text", "--label": 'it\'s "x" \\ 中'}
+    options = [part for pair in names.items() for part in pair]
+    assert call(monkeypatch, "m", "--train", "a.csv", *options, "--out", "o") == 0
+    said = parse_overrides(asked[0].overrides)
+    assert [said[f"files.{option[2:]}"].value for option in names] == list(names.values())
+
+
 def test_columns_by_number_may_be_negative(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(monkeypatch, "m", "--train", "a.conll", "--words", "0", "--tags", "-1", "--out", "o") == 0
-    assert asked[0].overrides == ("files.train='a.conll'", "files.words='0'", "files.tags='-1'")
+    assert asked[0].overrides == ('files.train="a.conll"', 'files.words="0"', 'files.tags="-1"')
 
 
 def test_tasks_go_with_their_folders(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +190,29 @@ def test_a_sweep_prints_a_line_for_each_value(
     assert f"discern predict {out / lines[3].removeprefix('best: ')} FILE" in lines[-1]
     assert call(monkeypatch, model, *reviews, "--sweep", "learning_rate", "--out", out) == 2
     assert "--sweep learning_rate=1e-4,3e-4" in capsys.readouterr().err
+
+
+def test_without_a_seed_that_has_a_score_it_failed(
+    model: Path,
+    reviews: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    rate = ("--set", "optimizer.learning_rate=1e30", "--set", "optimizer.warmup_steps=0")
+    assert call(monkeypatch, model, *reviews, *FEW, *rate, "--out", out) == 1
+    said = capsys.readouterr().out
+    assert "own: no seed has a score" in said
+    assert "next: " not in said
+    assert "--set optimizer.learning_rate=" in said.splitlines()[-1]
+    assert (out / "seed-0" / "debug" / "failure.json").is_file()
+    monkeypatch.setattr(sys, "argv", ["discern", "predict", str(out), reviews[3]])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert f"seed 0 of {out} diverged: step 1: the gradient is not finite" in said
+    assert "lower the learning rate" in said
 
 
 def question(context: str, answer: str) -> str:

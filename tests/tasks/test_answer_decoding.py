@@ -80,13 +80,13 @@ def test_only_cls_is_proposed() -> None:
 
 
 def test_probabilities_sum_to_one() -> None:
-    answers = [FoundAnswer("a", 0, np.log(3.0) - 900), FoundAnswer("b", 1, -900.0)]
+    answers = [FoundAnswer("a", 0, np.log(3.0), -900.0), FoundAnswer("b", 1, 0.0, -900.0)]
     assert probabilities(answers) == pytest.approx([0.75, 0.25])
     assert probabilities([]) == []
 
 
 def test_the_window_that_speaks_least_for_no_answer_counts() -> None:
-    answers = [FoundAnswer("a", 0, 2.0), FoundAnswer("b", 1, 1.0)]
+    answers = [FoundAnswer("a", 0, 1.5, 0.5), FoundAnswer("b", 1, 1.0, 0.0)]
     assert no_answer_odds([3.0, -1.0, 5.0], answers, relative=False) == -1.0
     assert no_answer_odds([3.0, -1.0, 5.0], answers, relative=True) == -3.0
     assert no_answer_odds([3.0], [], relative=True) == 3.0

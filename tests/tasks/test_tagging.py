@@ -227,7 +227,7 @@ def test_predictions_come_in_the_scheme_of_the_training_file() -> None:
         (prediction,) = predict(make(sentence("a b c d", tags)), [example], said)
         assert prediction["tags"] == expected
         assert prediction["spans"] == spans
-    assert list(prediction) == ["id", "words", "tags", "spans", "probabilities"]
+    assert list(prediction) == ["id", "words", "tags", "spans", "probabilities", "logits"]
     assert prediction["words"] == ["a", "b", "c", "d"]
     # e^9 against five classes at e^0: O and the four prefixes of one type.
     assert prediction["probabilities"] == [pytest.approx(np.exp(9) / (np.exp(9) + 4), abs=1e-6)] * 4

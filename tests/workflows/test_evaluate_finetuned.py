@@ -121,5 +121,7 @@ def test_the_verb(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert call(folders / "single", "--data", data) == 0
     assert capsys.readouterr().out.startswith("own: accuracy ")
     assert call(folders / "single", "--data", data, "--sequences", 5) == 2
+    assert call(folders / "single", "--data", data, "--batch-size", 4) == 2
+    assert "--batch-size is for runs" in capsys.readouterr().err
     assert call(tmp_path, "--seed", 1) == 2
     assert "are for fine-tuned models" in capsys.readouterr().err

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from discern.config.tree import flatten
 from discern.errors import ConfigError, DataError
 from discern.progress import Silent
 from discern.tasks import tasks
+from discern.tasks.tags import spans_of
+from discern.training.journal import read_metrics
+from discern.training.parallel import Ranks
+from discern.workflows import sweep as sweeping
 from discern.workflows.finetune import FinetuneRequest, finetune, prepare_finetuning
+from discern.workflows.finetune_folder import prepare_folder
 from discern.workflows.finetune_settings import load_finetune_config
 from discern.workflows.finetuned import load_finetuned
 from discern.workflows.sweep import sweep
@@ -54,6 +63,7 @@ def test_three_sentences_are_learned_and_everything_is_written(request_: Finetun
     assert (results["task"], results["metric"], results["median"]) == ("own", "accuracy", 1.0)
     assert results["failed_seeds"] == {}
     assert results == json.loads((request_.out / "results.json").read_text())
+    assert {"python", "torch"} <= results["versions"].keys()
     seed = request_.out / "seed-0"
     assert sorted(path.name for path in seed.iterdir()) == [
         "metrics.jsonl",
@@ -62,6 +72,8 @@ def test_three_sentences_are_learned_and_everything_is_written(request_: Finetun
         "predictions-own.jsonl",
         "scores.json",
     ]
+    (padding,) = [record["padding_fraction"] for record in read_metrics(seed) if "padding_fraction" in record]
+    assert 0 <= results["padding_fraction"] == padding < 1
     said = [json.loads(line) for line in (seed / "predictions-own.jsonl").read_text().splitlines()]
     assert [record["label"] for record in said] == [label for _, label in ROWS * 4]
     loaded = load_finetuned(request_.out)
@@ -145,6 +157,100 @@ def test_another_task_or_model_or_setting_in_the_same_folder_is_refused(request_
         run(replace(few, tasks=[("rte", glue)], overrides=("train.max_steps=2",)))
 
 
+def test_what_is_complete_is_not_taken_for_other_examples(request_: FinetuneRequest) -> None:
+    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
+    first = run(few)
+    record = json.loads((few.out / "finetuned.json").read_text())
+    assert first["digests"] == record["tasks"]["own"]["digests"]
+    assert (set(first["digests"]), first["debug"], record["debug"]) == ({"train", "dev"}, False, False)
+    with pytest.raises(ConfigError, match="was fine-tuned without --debug, on the whole files") as caught:
+        run(replace(few, debug=True))
+    assert str(few.out) in str(caught.value.hint)
+    write_csv(few.out.parent / "dev.csv", [*ROWS * 3, (ROWS[0][0], ROWS[1][1])])
+    with pytest.raises(DataError, match=r"the files have changed since \(own: dev\)"):
+        run(few)
+    # What an older version wrote says nothing of its examples.
+    del record["debug"], record["tasks"]["own"]["digests"]
+    (few.out / "finetuned.json").write_text(json.dumps(record))
+    assert run(few)["median"] == first["median"]
+
+
+def test_one_rank_looks_and_writes_and_the_others_go_by_it(request_: FinetuneRequest) -> None:
+    plan = prepare_finetuning(request_, Silent())
+    plan.out.mkdir()
+    write_csv(plan.out / "half-written.csv", ROWS)
+
+    class Second(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            return [said, value]
+
+    said: DataError | None = None
+    prepare_folder(plan, Second(1, 2, torch.device("cpu")))
+    said = DataError("no space")
+    with pytest.raises(DataError, match="no space"):
+        prepare_folder(plan, Second(1, 2, torch.device("cpu")))
+    with pytest.raises(DataError, match="is not empty"):
+        prepare_folder(plan, Ranks(0, 1, torch.device("cpu")))
+
+
+def test_complete_seeds_stay_in_the_results_where_fewer_are_asked_for(request_: FinetuneRequest) -> None:
+    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
+    three = run(replace(few, seeds=3))
+    again = run(few)
+    assert (again["seeds"], again["scores"]) == ([0, 1, 2], three["scores"])
+
+
+def test_a_network_that_overflows_in_its_last_update_is_a_seed_that_diverged(request_: FinetuneRequest, tmp_path: Path) -> None:
+    scores = write_csv(tmp_path / "scores.csv", [(text, f"{n}.5") for n, (text, _) in enumerate(ROWS * 4)], ("text", "score"))
+    overflow = ("train.max_steps=1", "optimizer.learning_rate=1e25", "optimizer.warmup_steps=0")
+    files = (f"files.train='{scores}'", f"files.dev='{scores}'")
+    for more in ((), ("train.evaluate_every_steps=1",)):
+        request = replace(request_, out=tmp_path / f"out{len(more)}", overrides=(*files, *overflow, *more))
+        results = run(request)
+        assert results["median"] is None
+        assert results["failed_seeds"]["0"].startswith("diverged: own: what the network says is not finite")
+        assert sorted(path.name for path in (request.out / "seed-0").iterdir()) == ["metrics.jsonl", "scores.json"]
+
+
+def test_a_file_to_predict_is_read_without_its_labels_and_never_evaluated(request_: FinetuneRequest, tmp_path: Path) -> None:
+    labelled = write_csv(tmp_path / "test.csv", [("a tensor", "unheard of"), *ROWS])
+    bare = write_csv(tmp_path / "bare.csv", [(text,) for text, _ in ROWS], ("review",))
+    few = (*request_.overrides, "train.max_steps=1")
+    run(replace(request_, overrides=(*few, f"files.test='{labelled}'")))
+    said = (request_.out / "seed-0" / "predictions-own-test.jsonl").read_text().splitlines()
+    assert len(said) == 4
+    train = write_csv(tmp_path / "many.csv", [(f"{text} {n}", label) for n in range(20) for text, label in ROWS])
+    for path in (labelled, bare):
+        overrides = (f"files.train='{train}'", *few[2:], f"files.test='{path}'")
+        plan = prepare_finetuning(replace(request_, overrides=overrides), Silent())
+        assert plan.data["own"].dev_name == "held out of train"
+        assert list(plan.data["own"].unlabelled) == ["test"]
+
+
+def test_further_splits_are_predicted_too(request_: FinetuneRequest, tmp_path: Path) -> None:
+    for name in ("train", "dev", "test"):
+        lines = ["the DT B-NP", "model NN I-NP", "reads VB O", ""]
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines * (3 if name == "test" else 6)))
+    results = run(replace(request_, tasks=[("chunk", tmp_path)], overrides=("train.max_steps=1",)))
+    assert "test_f1" in results["metrics"]
+    lines = (request_.out / "seed-0" / "predictions-chunk-test.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    said = json.loads(lines[0])
+    # Three words; O and the four marks of one type.
+    assert (len(said["logits"]), len(said["logits"][0])) == (3, 5)
+    chosen = [max(range(5), key=row.__getitem__) for row in said["logits"]]
+    names = load_finetuned(request_.out).objective.tasks["chunk"].labels.names
+    assert spans_of([names[number] for number in chosen]) == [tuple(span) for span in said["spans"]]
+
+
+def test_files_of_ones_own_beside_a_named_task_are_refused(request_: FinetuneRequest, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("the DT B-NP\nreads VB O\n")
+    settings = tmp_path / "own.toml"
+    settings.write_text("[files]\ntrain = 'train.csv'\n")
+    with pytest.raises(ConfigError, match=r"brings its own files and columns, and the settings give files\.train"):
+        prepare_finetuning(replace(request_, tasks=[("chunk", tmp_path)], config=settings, overrides=()), Silent())
+
+
 def test_two_tasks_train_one_encoder(request_: FinetuneRequest, tmp_path: Path) -> None:
     for name, header in (("RTE", "index\tsentence1\tsentence2\tlabel"), ("QNLI", "index\tquestion\tsentence\tlabel")):
         (tmp_path / name).mkdir()
@@ -193,6 +299,36 @@ def test_a_sweep_finds_the_better_value(request_: FinetuneRequest) -> None:
     assert "learning_rate" in str(caught.value.hint)
 
 
+def test_the_best_of_a_sweep_is_the_highest_median_and_zero_is_one(
+    request_: FinetuneRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    medians = {"1e-5": None, "1e-4": 0.0, "1e-3": -0.2}
+    joined: list[str] = []
+
+    @contextmanager
+    def join(device: str) -> Iterator[Ranks]:
+        joined.append(device)
+        yield Ranks(1, 1, torch.device("cpu"))
+
+    def trained(request: FinetuneRequest, *_: object) -> dict[str, Any]:
+        median = medians[request.out.name.partition("=")[2]]
+        return {"metric": "matthews", "median": median, "standard_deviation": 0, "scores": [median], "failed_seeds": {}}
+
+    monkeypatch.setattr(sweeping, "join_ranks", join)
+    monkeypatch.setattr(sweeping, "train_seeds", trained)
+    found = sweep(request_, [f"learning_rate={','.join(medians)}"], Silent())
+    assert found["best_folder"] == "learning_rate=1e-4"
+    # Ranks meet once, and one that does not write has written nothing.
+    assert joined == ["auto"]
+    assert not request_.out.exists()
+
+
+def test_every_value_of_a_sweep_is_checked_before_any_is_trained(request_: FinetuneRequest) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
+        sweep(request_, ["learning_rate=1e-3,1e-x"], Silent())
+    assert not request_.out.exists()
+
+
 def test_recipes_go_by_size_and_the_google_recipe_repeats_the_released_code(request_: FinetuneRequest) -> None:
     files = tuple(text for text in request_.overrides if text.startswith("files."))
     narrow = prepare_finetuning(replace(request_, overrides=files), Silent()).config
@@ -208,6 +344,17 @@ def test_recipes_go_by_size_and_the_google_recipe_repeats_the_released_code(requ
     assert (google.finetune.reduction, google.optimizer.schedule, google.optimizer.bias_correction) == ("sum", "released", False)
     # The last batch of an epoch is filled up: 60 rows become 64.
     assert google.train.max_steps == 6
+    named = prepare_finetuning(replace(request_, overrides=(*files, "finetune.recipe=google")), Silent()).config
+    assert flatten(named) == flatten(google)
+    with pytest.raises(ConfigError, match=r"--recipe google, but finetune\.recipe is paper \(--set\)"):
+        prepare_finetuning(replace(request_, overrides=(*files, "finetune.recipe=paper"), recipe="google"), Silent())
+    with pytest.raises(ConfigError, match=r"finetune\.recipe"):
+        prepare_finetuning(replace(request_, overrides=(*files, "finetune.recipe=gogle")), Silent())
+
+
+def test_a_part_of_the_dev_file_is_not_evaluated_on(request_: FinetuneRequest) -> None:
+    with pytest.raises(ConfigError, match=r"train\.evaluate_sequences is 64, but fine-tuning evaluates on the whole dev file"):
+        prepare_finetuning(replace(request_, overrides=(*request_.overrides, "train.evaluate_sequences=64")), Silent())
 
 
 def test_lengths_beyond_the_model_are_lowered_or_refused(request_: FinetuneRequest) -> None:

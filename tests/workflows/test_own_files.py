@@ -81,6 +81,20 @@ def test_what_cannot_be_is_refused(tmp_path: Path, overrides: list[str], message
     assert hint in str(caught.value)
 
 
+@pytest.mark.parametrize(("kind", "hint"), [("", "--set files.label_kind=number"), ("x", "--label COLUMN")])
+def test_a_class_a_row_is_refused_unless_it_is_asked_for(tmp_path: Path, kind: str, hint: str) -> None:
+    path = write(tmp_path / "a.csv", "text,label", *(f"text {n},{kind}{n}" for n in range(30)))
+    files = described(f"files.train={path}")
+    with pytest.raises(DataError, match=r"30 different labels in 30 examples, as .*: too many to be classes") as caught:
+        files.definition.source.read(path, "train")
+    assert hint in str(caught.value.hint)
+    assert len(files.definition.source.read(path, "dev").examples) == 30
+    sure = described(f"files.train={path}", "files.label_kind=label")
+    assert len(sure.definition.source.read(path, "train").examples) == 30
+    half = write(tmp_path / "b.csv", "text,label", *(f"text {n},{n % 20}" for n in range(40)))
+    assert len(described(f"files.train={half}").definition.source.read(half, "train").examples) == 40
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.csv"):
         described(f"files.train={tmp_path / 'nowhere.csv'}")

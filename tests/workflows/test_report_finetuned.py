@@ -47,6 +47,8 @@ def test_the_page_shows_scores_spread_and_published_ones(done: tuple[Path, dict[
     published = [each for each in published_scores("rte") if each.metric == "accuracy"]
     assert published
     assert all(each.model in unescape(html) for each in published)
+    assert any(each.note for each in published)
+    assert all(each.note in unescape(html) for each in published)
     assert "finetune.keep" in html or "keep = " in html
     assert not re.findall(r"""(?:src|href)=["']?https?:""", html)
 

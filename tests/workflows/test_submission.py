@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from discern.errors import ConfigError, DataError
 from discern.progress import Silent
 from discern.tasks.submission import SUBMISSION_FILES
 from discern.workflows.finetune import FinetuneRequest, finetune
+from discern.workflows.finetune_seed import Plan
+from discern.workflows.finetuned import seed_folder
 from discern.workflows.submission import check_submission
+from discern.workflows.sweep import sweep
 from tests.tasks.data_folder import write
 from tests.workflows.small_run import make_run
 
@@ -75,6 +79,53 @@ def test_without_a_test_file_all_is_filled_and_that_is_said(tmp_path: Path) -> N
     assert len(results["majority"]) == len(SUBMISSION_FILES)
     assert "wnli: no test file, so the submission has the majority answer for it" in listener.notes
     assert any("predictions for nothing" in note for note in listener.notes)
+
+
+def test_a_submission_may_be_asked_for_afterwards(tmp_path: Path) -> None:
+    request = asked(tmp_path, OFFICIAL)
+    finetune(replace(request, submission=None), Silent())
+    assert not list(tmp_path.glob("out/seed-0/predictions-wnli-test.jsonl"))
+    assert finetune(request, Silent())["submitted"] == ["WNLI.tsv"]
+    # As if it had been asked for at once.
+    at_once = replace(request, out=tmp_path / "other", submission=tmp_path / "other-zip")
+    assert finetune(at_once, Silent())["submitted"] == ["WNLI.tsv"]
+    assert (tmp_path / "zip" / "submission.zip").read_bytes() == (tmp_path / "other-zip" / "submission.zip").read_bytes()
+
+
+def test_without_any_weights_nothing_is_submitted(tmp_path: Path) -> None:
+    request = asked(tmp_path, OFFICIAL)
+    overflow = ("train.max_steps=1", "optimizer.learning_rate=1e25", "optimizer.warmup_steps=0")
+    with pytest.raises(DataError, match=r"seed 0 of \S+ diverged: .*; it left no weights") as caught:
+        finetune(replace(request, overrides=overflow), Silent())
+    assert "lower the learning rate" in str(caught.value.hint)
+    assert not (tmp_path / "zip").exists()
+
+
+def test_a_sweep_submits_the_best_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def submitted(plan: Plan, seed: int, folder: Path, *_: object) -> dict[str, str]:
+        assert (seed_folder(plan.out, seed) / "predictions-wnli-test.jsonl").is_file()
+        written.append(plan.out.name)
+        return {"submission": str(folder)}
+
+    monkeypatch.setattr("discern.workflows.sweep.submit", submitted)
+    request = asked(tmp_path, OFFICIAL)
+    # The last one diverges.
+    found = sweep(request, ["learning_rate=1e-4,1e25"], Silent())
+    assert found["submission"] == str(request.submission)
+    assert written == [found["best_folder"]] == ["learning_rate=1e-4"]
+
+
+def test_only_what_glue_has_a_file_for_is_submitted(tmp_path: Path) -> None:
+    request = asked(tmp_path, OFFICIAL)
+    for split in ("train", "dev", "test"):
+        write(tmp_path / "chunk" / f"{split}.txt", *(("the O", "file B-NP", "") if split != "test" else ("the", "file")))
+    tasks = [*request.tasks, ("chunk", tmp_path / "chunk")]
+    listener = Listener()
+    results = finetune(replace(request, tasks=tasks), listener)
+    assert results["submitted"] == ["WNLI.tsv"]
+    assert not any("chunk: no test file" in note for note in listener.notes)
 
 
 def test_tasks_of_others_are_refused() -> None:

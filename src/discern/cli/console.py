@@ -77,6 +77,11 @@ class Console:
         if self._speaks:
             _print(self._err, Text.assemble(("warning: ", "yellow"), message))
 
+    def fail(self) -> None:
+        """End with exit code 1 after a result that is a failure; of several processes the one that printed it."""
+        if self._speaks:
+            raise SystemExit(1)
+
 
 @contextmanager
 def command(*, json_output: bool) -> Iterator[Console]:

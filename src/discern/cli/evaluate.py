@@ -35,8 +35,9 @@ def evaluate(
     ] = None,
     sequences: Annotated[int, typer.Option("--sequences", min=0, help="Held-out rows, evenly spread; 0: all.")] = 0,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, help="Rows a forward pass; the figures don't depend on it.")
-    ] = 32,
+        int | None,
+        typer.Option("--batch-size", min=1, help="Rows a forward pass, 32 unless given; the figures don't depend on it."),
+    ] = None,
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Of a fine-tuned model with several.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of a fine-tuned model: whose weights; without it the best.")] = None,
     suite: Annotated[
@@ -63,12 +64,12 @@ def evaluate(
     """
     with command(json_output=json_output) as console:
         if suite is not None:
-            unread = {"--sequences": sequences > 0, "--task": task is not None, "--seed": seed is not None}
-            _no_others("--suite", unread | {"--precision": precision != "float32"})
+            unread = {"--sequences": sequences > 0, "--batch-size": batch_size is not None, "--task": task is not None}
+            _no_others("--suite", unread | {"--seed": seed is not None, "--precision": precision != "float32"})
             from discern.workflows.suite import SuiteRequest, run_blimp
 
-            request = SuiteRequest(model, data, limit, scorer or (), device)
-            _show_suite(console, run_blimp(request, console.progress, console.warn))
+            of_suite = SuiteRequest(model, data, limit, scorer or (), device)
+            _show_suite(console, run_blimp(of_suite, console.progress, console.warn))
             return
         if limit is not None or scorer:
             raise ConfigError("--limit and --scorer are for suites of minimal pairs", hint="add --suite blimp, or leave them out")
@@ -77,6 +78,11 @@ def evaluate(
         if is_finetuned(model):
             if sequences:
                 raise ConfigError("--sequences is for runs; a fine-tuned model is judged on the whole file", hint="leave it out")
+            if batch_size is not None:
+                raise ConfigError(
+                    "--batch-size is for runs; a fine-tuned model takes as many rows at once as hold some thousand tokens",
+                    hint="leave it out",
+                )
             from discern.workflows.evaluate_finetuned import JudgeRequest, judge
 
             found = judge(JudgeRequest(model, data, task, seed, device, precision), console.progress)
@@ -87,7 +93,8 @@ def evaluate(
         from discern.workflows.evaluate import EvaluateRequest
         from discern.workflows.evaluate import evaluate as measure
 
-        figures = measure(EvaluateRequest(model, data, sequences, batch_size, device, precision), console.progress, console.warn)
+        request = EvaluateRequest(model, data, sequences, batch_size or 32, device, precision)
+        figures = measure(request, console.progress, console.warn)
         lines = [f"  {name:<26} {value:.4f}" for name, value in figures.items() if isinstance(value, float)]
         if "calibration" in figures:
             lines.append(f"  {'calibration_error':<26} {figures['calibration']['expected_calibration_error']:.4f}")

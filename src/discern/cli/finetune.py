@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -87,7 +88,7 @@ def finetune(
             "dev": dev,
             **dict(zip(_COLUMNS, (text, pair, label, words, tags, question, context, answer), strict=True)),
         }
-        own = [f"files.{name}={str(value)!r}" for name, value in given.items() if value is not None]
+        own = [f"files.{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in given.items() if value is not None]
         if names and own:
             raise ConfigError(
                 "a named task brings its own files and columns", hint="leave out --task, or --train and the columns"
@@ -114,9 +115,11 @@ def finetune(
 
             results = run_all(request, sweep, console.progress)
             console.result(results, text=_sweep_text(results, out))
-            return
-        results = run(request, console.progress)
-        console.result(results, text=_text(results, out))
+        else:
+            results = run(request, console.progress)
+            console.result(results, text=_text(results, out))
+        if results["median"] is None:
+            console.fail()
 
 
 def _sweep_text(results: dict[str, Any], out: Path) -> str:
@@ -135,7 +138,12 @@ def _text(results: dict[str, Any], out: Path) -> str:
     lines = []
     for entry in results.get("tasks", {results["task"]: results}).values():
         lines += _task_lines(entry, len(results["seeds"]))
-    lines.append(f"next: discern predict {out} FILE, discern evaluate {out} --data FILE, discern export {out} --out MODEL")
+    if results.get("padding_fraction") is not None:
+        lines.append(f"padding: {results['padding_fraction']:.1%} of the slots of the batches")
+    if results["median"] is None:
+        lines.append("every seed failed: try a lower rate, --set optimizer.learning_rate=..., in another --out")
+    else:
+        lines.append(f"next: discern predict {out} FILE, discern evaluate {out} --data FILE, discern export {out} --out MODEL")
     return "\n".join(lines)
 
 

@@ -29,19 +29,26 @@ class WindowPlaces(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """First and last token of some spans, counted in the window, and their scores; (S,) each."""
+    """First and last token of some spans, counted in the window, and the scores of the two; (S,) each."""
 
     firsts: NDArray[np.int64]
     lasts: NDArray[np.int64]
-    scores: NDArray[np.float64]
+    start_scores: NDArray[np.float64]
+    end_scores: NDArray[np.float64]
 
 
 class FoundAnswer(NamedTuple):
-    """A piece of the context, as it stands there, and its score: the higher the better."""
+    """A piece of the context, as it stands there, and what speaks for its beginning and its end: the higher the better."""
 
     text: str
     start: int
-    score: float
+    start_score: float
+    end_score: float
+
+    @property
+    def score(self) -> float:
+        """Of both together."""
+        return self.start_score + self.end_score
 
 
 def admissible_spans(said: Said, window: WindowPlaces, max_length: int) -> Spans:
@@ -52,10 +59,11 @@ def admissible_spans(said: Said, window: WindowPlaces, max_length: int) -> Spans
     starts, ends = (np.rint(said[name]).astype(np.int64) - window.first for name in ("starts", "ends"))
     ends = np.broadcast_to(ends, (len(starts), ends.shape[-1]))
     firsts = np.broadcast_to(starts[:, None], ends.shape)
-    scores = said["start_scores"].astype(np.float64)[:, None] + said["end_scores"].astype(np.float64)
+    start_scores = np.broadcast_to(said["start_scores"].astype(np.float64)[:, None], ends.shape)
+    end_scores = np.broadcast_to(said["end_scores"].astype(np.float64), ends.shape)
     fits = (firsts >= window.best_start) & (firsts < window.best_stop)
     fits &= (ends >= firsts) & (ends < len(window.starts)) & (ends - firsts < max_length)
-    return Spans(firsts[fits], ends[fits], scores[fits])
+    return Spans(firsts[fits], ends[fits], start_scores[fits], end_scores[fits])
 
 
 def best_answers(
@@ -73,14 +81,16 @@ def best_answers(
         return []
     begins = np.concatenate([window.starts[each.firsts] for window, each in zip(windows, spans, strict=True)])
     stops = np.concatenate([window.ends[each.lasts] for window, each in zip(windows, spans, strict=True)])
-    scores = np.concatenate([each.scores for each in spans])
+    start_scores = np.concatenate([each.start_scores for each in spans])
+    end_scores = np.concatenate([each.end_scores for each in spans])
     found: dict[str, FoundAnswer] = {}
-    for place in np.argsort(-scores, kind="stable"):
+    for place in np.argsort(-(start_scores + end_scores), kind="stable"):
         begin, piece = int(begins[place]), context[begins[place] : stops[place]]
         # Tokens of some tokenizers begin with the space before them.
         text = piece.strip()
         if text and text not in found:
-            found[text] = FoundAnswer(text, begin + len(piece) - len(piece.lstrip()), float(scores[place]))
+            begin += len(piece) - len(piece.lstrip())
+            found[text] = FoundAnswer(text, begin, float(start_scores[place]), float(end_scores[place]))
             if len(found) == number:
                 break
     return list(found.values())

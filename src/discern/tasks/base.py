@@ -75,6 +75,8 @@ class TaskHead(nn.Module, abc.ABC):
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         """The loss summed over all items, in nats, or None without targets; and what is said of each row, detached.
 
+        What is not finite counts as the sign of a network that diverged.
+
         Args:
             hidden: states of the rows of this task.
             tokens: those rows.
@@ -88,7 +90,7 @@ class Task(abc.ABC, Generic[E]):
     Args:
         name: as results call it.
         config: of the class `Config`.
-        metrics: which ones, by name; the first is the headline.
+        metrics: which ones, by name; the first is the headline, of which more is better.
         labels: as `learn` gave them.
     """
 
@@ -194,7 +196,7 @@ class Definition(Generic[E]):
 
     Attributes:
         family: the class that does the work.
-        metrics: the first is the headline.
+        metrics: the first is the headline, of which more is better: seeds, sweeps and evaluations are ranked by it.
         labels: where they are fixed; empty: as the training file has them.
         defaults: settings that differ from the family's, by dotted key ("finetune.epochs").
         report_splits: further splits that are evaluated and reported if their files are there, as `split_metric`.

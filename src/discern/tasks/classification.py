@@ -174,7 +174,7 @@ class Classification(Task[ClassificationExample]):
 
     def predict(self, examples: Sequence[ClassificationExample], features: Features, outputs: Outputs) -> list[Prediction]:
         logits = np.stack([row["logits"] for row in outputs]).astype(np.float64) if len(outputs) else np.zeros((0, 1))
-        return [self._prediction(example.id, row) for example, row in zip(examples, logits, strict=False)]
+        return [self._prediction(example.id, row) for example, row in zip(examples, logits, strict=True)]
 
     def _prediction(self, identity: str, logits: NDArray[np.float64]) -> Prediction:
         labels = self.labels

@@ -140,7 +140,14 @@ class Questions(Task[QuestionExample]):
             said["no_answer"] = round(odds, 6)
             said["answer"] = "" if said["no_answer"] > self.settings.threshold else best
         said["nbest"] = [
-            {"text": answer.text, "start": answer.start, "score": round(answer.score, 6), "probability": round(share, 6)}
+            {
+                "text": answer.text,
+                "start": answer.start,
+                "start_score": round(answer.start_score, 6),
+                "end_score": round(answer.end_score, 6),
+                "score": round(answer.score, 6),
+                "probability": round(share, 6),
+            }
             for answer, share in zip(answers, shares, strict=True)
         ]
         return said

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from discern.corruption.randomness import Randomness, key_of
+from discern.errors import NumericsError
 from discern.model.encoder import Encoder
 from discern.model.network import Network
 from discern.objectives.base import Evaluator, Objective
@@ -153,16 +155,35 @@ class SupervisedEvaluator(Evaluator):
         return self._losses[task] / max(self._items[task], 1)
 
     def compute(self) -> dict[str, float]:
+        """The figures by name.
+
+        Raises:
+            NumericsError: what the network says is not finite.
+        """
         figures: dict[str, float] = {}
         headlines = []
         for name, split in self._splits.items():
             task, prefix = self._tasks[name], f"{name}_" if len(self._splits) > 1 else ""
+            refuse_non_finite(name, self.ordered(name), self.loss(name))
             predictions = task.predict(split.examples, split.features, self.ordered(name))
             scores = task.score(split.examples, predictions).values
             headlines.append(scores[task.metrics[0]])
             figures[f"{prefix}loss"] = self.loss(name)
             figures |= {f"{prefix}{metric}": value for metric, value in scores.items()}
         return figures | ({"mean_headline": sum(headlines) / len(headlines)} if len(headlines) > 1 else {})
+
+
+def refuse_non_finite(task: str, outputs: Outputs, loss: float) -> None:
+    """What a network says after its weights overflowed is no prediction.
+
+    Raises:
+        NumericsError: an output or the loss is not finite.
+    """
+    if not math.isfinite(loss) or not all(np.isfinite(array).all() for said in outputs for array in said.values()):
+        raise NumericsError(
+            f"{task}: what the network says is not finite, its loss {loss:.4g}",
+            hint="try a lower optimizer.learning_rate or a longer warm-up",
+        )
 
 
 def _chosen(tokens: TaskBatch, group: TaskRows) -> TokenBatch:

@@ -182,6 +182,7 @@ class Tagging(Task[TaggingExample]):
     def predict(self, examples: Sequence[TaggingExample], features: Features, outputs: Outputs) -> list[Prediction]:
         classes = [np.zeros(len(example.words), np.int64) for example in examples]
         probabilities = [np.zeros(len(example.words)) for example in examples]
+        scores = [np.zeros((len(example.words), len(self.labels.names))) for example in examples]
         for row, said in enumerate(outputs):
             example, words = int(features.example[row]), features.places["word"][row]
             here = words != _NOT_HERE
@@ -189,9 +190,16 @@ class Tagging(Task[TaggingExample]):
             best = logits.max(1, keepdims=True, initial=-np.inf)
             classes[example][words[here]] = logits.argmax(1)
             probabilities[example][words[here]] = 1 / np.exp(logits - best).sum(1)
-        return [self._prediction(*each) for each in zip(examples, classes, probabilities, strict=True)]
+            scores[example][words[here]] = logits
+        return [self._prediction(*each) for each in zip(examples, classes, probabilities, scores, strict=True)]
 
-    def _prediction(self, example: TaggingExample, classes: NDArray[np.int64], probabilities: NDArray[np.float64]) -> Prediction:
+    def _prediction(
+        self,
+        example: TaggingExample,
+        classes: NDArray[np.int64],
+        probabilities: NDArray[np.float64],
+        logits: NDArray[np.float64],
+    ) -> Prediction:
         tags = [self.labels.names[number] for number in classes]
         shown = [round(float(value), 6) for value in probabilities]
         said: Prediction = {"id": example.id, "words": list(example.words), "tags": tags}
@@ -200,7 +208,8 @@ class Tagging(Task[TaggingExample]):
             spans = spans_of(tags)
             said["tags"] = tags_of(spans, len(tags), cast(Scheme, self.labels.scheme))
             said["spans"] = [list(span) for span in spans]
-        return said | {"probabilities": shown}
+        # Of each word those of all trained tags: fewer digits than elsewhere, as there are so many.
+        return said | {"probabilities": shown, "logits": logits.round(3).tolist()}
 
     def score(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> Scores:
         # In one scheme: a slip in the file's tags, or another scheme than the training file's, changes no span but the accuracy.
@@ -219,7 +228,8 @@ class Tagging(Task[TaggingExample]):
         for example, prediction in zip(examples, predictions, strict=True):
             gold = self._as(example.tags or (), cast(Scheme, self.labels.scheme))
             words = sum(one != other for one, other in zip(gold, prediction["tags"], strict=True))
-            record = {**prediction, "text": " ".join(example.words), "gold": gold}
+            shown = {name: value for name, value in prediction.items() if name != "logits"}
+            record = {**shown, "text": " ".join(example.words), "gold": gold}
             wrong = words
             if self._marks_spans:
                 truth, guess = set(spans_of(gold)), {tuple(span) for span in prediction["spans"]}

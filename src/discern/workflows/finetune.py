@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.config.tree import flatten, nest, plain, to_toml
 from discern.data.tokenizer import load_tokenizer, special_tokens
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError
 from discern.progress import Progress
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, TextEncoder
 from discern.tasks.frames import FRAMES
-from discern.training import checkpoint
+from discern.tasks.readers.glue import GLUE
 from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
 from discern.workflows.encoders import LoadedEncoder
+from discern.workflows.finetune_folder import complete_seeds, prepare_folder
 from discern.workflows.finetune_seed import Plan, run_seed
 from discern.workflows.finetune_settings import FinetuneConfig, Recipe, load_finetune_config
-from discern.workflows.finetuned import (
-    CONFIG_FILE,
-    RECORD_FILE,
-    RESULTS_FILE,
-    SCORES_FILE,
-    TOKENIZER_FILE,
-    make_record,
-    seed_folder,
-    write_json,
-)
+from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder, write_json
 from discern.workflows.model_choice import choose_encoder
 from discern.workflows.own_files import own_definition
 from discern.workflows.results import summarise
-from discern.workflows.runs import is_finetuned
 from discern.workflows.submission import check_rows, check_submission, submit
 from discern.workflows.task_files import ReadingOptions, TaskData, TaskFiles, find_files, read_task
 
@@ -82,28 +70,35 @@ def finetune(request: FinetuneRequest, progress: Progress) -> dict[str, Any]:
     if request.submission is not None:
         check_submission([name for name, _ in request.tasks])
     plan = prepare_finetuning(request, progress)
-    if request.submission is not None:
-        check_rows(plan)
-    with join_ranks(request.device) as ranks, stop_on_signals() as stop:
-        _prepare_folder(request, plan, ranks)
-        first = plan.config.train.seed
-        seeds = range(first, first + request.seeds)
-        for seed in seeds:
-            if not (seed_folder(plan.out, seed) / SCORES_FILE).is_file():
-                run_seed(plan, seed, ranks, progress, stop)
-            ranks.barrier()  # the others wait for the scores that the first writes
-        results = summarise(plan.out, plan.data, plan.config, plan.loaded.description, seeds)
-        if ranks.writes:
-            write_json(plan.out / RESULTS_FILE, results)
-            if request.submission is not None:
-                results |= submit(plan, results["best_seed"], request.submission, progress)
+    with join_ranks(request.device) as ranks:
+        results = train_seeds(request, plan, ranks, progress)
+        if request.submission is not None and ranks.writes:
+            results |= submit(plan, results["best_seed"], request.submission, ranks.device, progress)
     return results
 
 
-def prepare_finetuning(request: FinetuneRequest, progress: Progress) -> Plan:
-    """Load the model, read, check and encode all files, resolve the settings. Writes nothing but cached rows."""
-    loaded = choose_encoder(request.model, request.tokenizer, untrained=request.untrained, warn=progress.note)
-    width = loaded.encoder.config.hidden_size
+@dataclass(frozen=True)
+class Settled:
+    """What a fine-tuning will be, before its examples are read.
+
+    Attributes:
+        files: a task each.
+        notes: what was decided about the settings, a line each.
+        user_set: dotted keys that a file or --set gave.
+    """
+
+    files: list[TaskFiles]
+    config: FinetuneConfig
+    notes: list[str]
+    user_set: frozenset[str]
+
+
+def settle(request: FinetuneRequest, loaded: LoadedEncoder) -> Settled:
+    """Find the files, and resolve and check the settings.
+
+    Raises:
+        ConfigError, DataError: something doesn't fit.
+    """
     if request.tasks:
         definitions: list[Definition[Any]] = [registry.load(name) for name, _ in request.tasks]
         files = [find_files(each, folder) for each, (_, folder) in zip(definitions, request.tasks, strict=True)]
@@ -113,24 +108,72 @@ def prepare_finetuning(request: FinetuneRequest, progress: Progress) -> Plan:
     names = [each.name for each in definitions]
     if len(set(names)) < len(names):
         raise ConfigError(f"a task is named twice: {', '.join(names)}", hint="name each task once")
-    kind = type(loaded.encoder)
+    width, kind = loaded.encoder.config.hidden_size, type(loaded.encoder)
     resolved = load_finetune_config(definitions, width, request.config, request.overrides, request.recipe, kind)
+    if request.tasks:
+        _refuse_files(resolved.config, resolved.user_set)
     FRAMES[resolved.config.finetune.frame].check(loaded.encoder)
     config, notes = _fit_lengths(resolved.config, names, loaded, resolved.user_set)
+    return Settled(files, config, notes, resolved.user_set)
+
+
+def prepare_finetuning(request: FinetuneRequest, progress: Progress, loaded: LoadedEncoder | None = None) -> Plan:
+    """Load the model, read, check and encode all files, resolve the settings. Writes nothing but cached rows.
+
+    Args:
+        loaded: the model, where it has been loaded already.
+    """
+    if loaded is None:
+        loaded = choose_encoder(request.model, request.tokenizer, untrained=request.untrained, warn=progress.note)
+    settled = settle(request, loaded)
+    config = settled.config
     tokenizer = load_tokenizer(loaded.tokenizer_path)
     text = TextEncoder(tokenizer, special_tokens(tokenizer))
-    options = ReadingOptions(
-        config.finetune.heldout_fraction, config.finetune.train_rows, request.debug, request.submission is not None
-    )
-    data = {each.definition.name: _read(each, config, text, options, progress) for each in files}
-    config = _with_steps(config, sum(len(each.train.features) for each in data.values()), resolved.user_set, debug=request.debug)
-    for line in notes:
+    data = {each.definition.name: _read(each, request, config, text, progress) for each in settled.files}
+    rows = sum(len(each.train.features) for each in data.values())
+    config = _with_steps(config, rows, settled.user_set, debug=request.debug)
+    for line in settled.notes:
         progress.note(line)
-    return Plan(loaded, config, data, request.out)
+    plan = Plan(loaded, config, data, request.out, request.debug)
+    if request.submission is not None:
+        check_rows(plan)
+    return plan
 
 
-def _read(files: TaskFiles, config: FinetuneConfig, text: TextEncoder, options: ReadingOptions, progress: Progress) -> TaskData:
+def train_seeds(request: FinetuneRequest, plan: Plan, ranks: Ranks, progress: Progress) -> dict[str, Any]:
+    """Train and judge the seeds that are not complete; gives what results.json holds, of all that are complete then."""
+    with stop_on_signals() as stop:
+        prepare_folder(plan, ranks)
+        first = plan.config.train.seed
+        asked = range(first, first + request.seeds)
+        for seed in asked:
+            if not (seed_folder(plan.out, seed) / SCORES_FILE).is_file():
+                run_seed(plan, seed, ranks, progress, stop)
+            ranks.barrier()  # the others wait for the scores that the first writes
+        further = sorted(complete_seeds(plan.out).difference(asked))
+        if further:
+            progress.note(f"{plan.out} has seed {', '.join(map(str, further))} from before: in the results with those asked for")
+        seeds = sorted({*asked, *further})
+        results = summarise(plan.out, plan.data, plan.config, plan.loaded.description, seeds) | {"debug": plan.debug}
+        if ranks.writes:
+            write_json(plan.out / RESULTS_FILE, results)
+    return results
+
+
+def _refuse_files(config: FinetuneConfig, user_set: frozenset[str]) -> None:
+    """Files of one's own beside a named task would be read by nobody."""
+    given = [f"files.{key}" for key, value in config.files if value is not None and f"files.{key}" in user_set]
+    if given:
+        raise ConfigError(
+            f"a named task brings its own files and columns, and the settings give {', '.join(given)}",
+            hint="leave out --task, or [files] in the file of settings",
+        )
+
+
+def _read(files: TaskFiles, request: FinetuneRequest, config: FinetuneConfig, text: TextEncoder, progress: Progress) -> TaskData:
     name = files.definition.name
+    submits = request.submission is not None and name in GLUE
+    options = ReadingOptions(config.finetune.heldout_fraction, config.finetune.train_rows, request.debug, submits)
     data = read_task(files, config.task_config(name), text, options)
     for line in data.notes:
         progress.note(f"{name}: {line}")
@@ -184,56 +227,3 @@ def _with_steps(config: FinetuneConfig, rows: int, user_set: frozenset[str], *, 
             "optimizer": config.optimizer.model_copy(update={"warmup_steps": warmup}),
         }
     )
-
-
-def _prepare_folder(request: FinetuneRequest, plan: Plan, ranks: Ranks) -> None:
-    """The files that say what the fine-tuning is; refuses a folder that holds another."""
-    out = plan.out
-    record = make_record(
-        plan.loaded,
-        {name: data.task for name, data in plan.data.items()},
-        {name: data.files for name, data in plan.data.items()},
-        {name: data.source for name, data in plan.data.items()},
-        plan.config.finetune.frame,
-    )
-    if is_finetuned(out):
-        _refuse_another(out, record, plan.config)
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} is not empty and holds no fine-tuning", hint="choose another --out, or empty the folder")
-    if ranks.writes:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            tokenizer = load_tokenizer(plan.loaded.tokenizer_path)
-            checkpoint.write_text(out / TOKENIZER_FILE, tokenizer.to_str())
-            checkpoint.write_text(out / CONFIG_FILE, to_toml(plan.config))
-            write_json(out / RECORD_FILE, record)
-        except OSError as problem:
-            raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space") from problem
-    ranks.barrier()
-
-
-def _refuse_another(out: Path, record: dict[str, Any], config: FinetuneConfig) -> None:
-    old = json.loads((out / RECORD_FILE).read_text(encoding="utf-8"))
-    hint = "choose another --out; a folder holds one fine-tuning"
-    if list(old["tasks"]) != list(record["tasks"]):
-        raise DataError(f"{out} holds results of {', '.join(old['tasks'])}, not of {', '.join(record['tasks'])}", hint=hint)
-    if old["encoder_fingerprint"] != record["encoder_fingerprint"]:
-        raise DataError(f"{out} was fine-tuned from another model ({old['model']}) than {record['model']}", hint=hint)
-    differing = [
-        f"{name}.{key}"
-        for name in record["tasks"]
-        for key in ("labels", "files")
-        if json.loads(json.dumps(record["tasks"][name][key])) != old["tasks"][name][key]
-    ]
-    before = tomllib.loads((out / CONFIG_FILE).read_text(encoding="utf-8"))
-    now = nest({key: plain(value) for key, value in flatten(config).items() if value is not None})
-    differing += sorted(_differing(before, now))
-    if differing:
-        raise ConfigError(f"{out} holds a fine-tuning with other settings: {', '.join(differing)}", hint=hint)
-
-
-def _differing(before: Any, now: Any, prefix: str = "") -> list[str]:
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [] if before == now else [prefix.removesuffix(".")]
-    keys = dict.fromkeys((*before, *now))
-    return [found for key in keys for found in _differing(before.get(key), now.get(key), f"{prefix}{key}.")]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from discern.model.dropout import Dropout
 from discern.model.encoder import Encoder
 from discern.progress import Progress
 from discern.tasks.stream import TaskRowsInOrder, TaskStream
-from discern.tasks.supervised import SupervisedObjective
+from discern.tasks.supervised import SupervisedObjective, refuse_non_finite
 from discern.training import checkpoint
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal
@@ -25,7 +23,7 @@ from discern.training.precision import resolve_precision
 from discern.training.prediction import outputs_of
 from discern.workflows.encoders import LoadedEncoder, draw_weights
 from discern.workflows.finetune_settings import FinetuneConfig
-from discern.workflows.finetuned import SCORES_FILE, seed_folder, write_json, write_weights
+from discern.workflows.finetuned import SCORES_FILE, predictions_file, seed_folder, write_json, write_lines, write_weights
 from discern.workflows.pretrain import leave_if_stopped
 from discern.workflows.task_files import TaskData
 
@@ -38,12 +36,14 @@ class Plan:
         loaded: what every seed starts from.
         data: by task.
         out: folder of the fine-tuning.
+        debug: of each file only the first examples were read.
     """
 
     loaded: LoadedEncoder
     config: FinetuneConfig
     data: dict[str, TaskData]
     out: Path
+    debug: bool = False
 
 
 def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: StopRequest) -> None:
@@ -59,6 +59,7 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
     objective.to(ranks.device)
     precision = resolve_precision(config.precision, ranks.device)
     features = {name: data.train.features for name, data in plan.data.items()}
+    source = TaskStream(features, seed, config.sequences_per_step, plan.config.finetune.task_alpha)
     heldout = None
     if config.evaluate_every_steps > 0:
         heldout = TaskRowsInOrder({name: split.features for name, split in objective.heldout.items()})
@@ -70,7 +71,7 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
         train(
             Parts(
                 objective=objective,
-                source=TaskStream(features, seed, config.sequences_per_step, plan.config.finetune.task_alpha),
+                source=source,
                 heldout=heldout,
                 optimizer=plan.config.optimizer,
                 train=config,
@@ -84,6 +85,8 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
             ),
             state,
         )
+        if journal is not None and not state.cut:
+            journal.write({"step": state.step, "padding_fraction": _padding(source, state)})
     except NumericsError as problem:
         diverged = problem.message
     finally:
@@ -93,10 +96,22 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
     leave_if_stopped(stop, state, progress)
     if plan.config.finetune.keep == "best" and diverged is None and heldout is not None:
         _take_best(folder, objective, state, progress)
-    _judge(plan, objective, folder, diverged, (ranks, state))
+    scores = {
+        "steps": state.step,
+        "seconds": round(state.seconds, 3),
+        "tokens": state.tokens,
+        "padding_fraction": _padding(source, state),
+    }
+    diverged = _judge(plan, objective, folder, scores, diverged, writes=ranks.writes)
     if ranks.writes:
-        for name in ("checkpoints", "best", "debug"):
+        # What is needed to look into a seed that diverged stays.
+        for name in ("checkpoints", "best", *(() if diverged else ("debug",))):
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _padding(source: TaskStream, state: State) -> float:
+    """Share of the slots of the batches so far that held padding."""
+    return round(source.padding_fraction(state.step), 4)
 
 
 def _watch(plan: Plan) -> Watch:
@@ -114,38 +129,86 @@ def _take_best(folder: Path, objective: SupervisedObjective, state: State, progr
 
 
 def _judge(
-    plan: Plan, objective: SupervisedObjective, folder: Path, diverged: str | None, surroundings: tuple[Ranks, State]
-) -> None:
-    """Scores, predictions, mistakes and weights of a seed; the scores are written last, and say that it is complete."""
-    ranks, state = surroundings
-    scores: dict[str, Any] = {"steps": state.step, "seconds": round(state.seconds, 3), "tokens": state.tokens, "tasks": {}}
+    plan: Plan,
+    objective: SupervisedObjective,
+    folder: Path,
+    scores: dict[str, Any],
+    diverged: str | None,
+    *,
+    writes: bool,
+) -> str | None:
+    """Scores, predictions, mistakes and weights of a seed; the scores are written last, and say that it is complete.
+
+    Gives why it diverged, if it did: weights may overflow in the last update, which shows only in what they say.
+
+    Args:
+        scores: what is known of the seed so far.
+    """
+    found: dict[str, Any] = {}
+    if diverged is None:
+        try:
+            found = _figures(plan, objective, folder if writes else None)
+        except NumericsError as problem:
+            diverged = problem.message
     if diverged is not None:
-        scores["failure"] = f"diverged: {diverged}"
-    for name, data in plan.data.items() if diverged is None else ():
+        found = {"tasks": {}, "failure": f"diverged: {diverged}"}
+    if writes:
+        if diverged is None:
+            write_weights(folder, objective)
+        else:
+            for path in (*folder.glob("predictions-*.jsonl"), *folder.glob("mistakes-*.jsonl")):
+                path.unlink()
+        write_json(folder / SCORES_FILE, scores | found)
+    return diverged
+
+
+def _figures(plan: Plan, objective: SupervisedObjective, folder: Path | None) -> dict[str, Any]:
+    """The metrics of each task under `tasks`, and under `failures` why some learned nothing; writes what is said of each split.
+
+    Args:
+        folder: of the seed; None: nothing is written.
+
+    Raises:
+        NumericsError: what the network says is not finite.
+    """
+    found: dict[str, Any] = {"tasks": {}}
+    for name, data in plan.data.items():
         task = data.task
         entry: dict[str, float] = {}
         for split_name, split in data.judged.items():
             outputs, loss = outputs_of(objective, name, split.features)
+            refuse_non_finite(name, outputs, loss)
             predictions = task.predict(split.examples, split.features, outputs)
             judged = task.score(split.examples, predictions)
             further = "" if split_name == data.dev_name else f"{split_name.removeprefix('dev_')}_"
             entry |= {f"{further}{metric}": value for metric, value in judged.values.items()}
             entry[f"{further}loss"] = loss
+            if folder is not None:
+                write_lines(predictions_file(folder, name, split_name if further else None), predictions)
             if not further:
                 failure = task.failure(predictions)
                 if failure is not None:
-                    scores.setdefault("failures", {})[name] = failure
-                if ranks.writes:
-                    _write_lines(folder / f"predictions-{name}.jsonl", predictions)
-                    _write_lines(folder / f"mistakes-{name}.jsonl", task.mistakes(split.examples, predictions))
-        scores["tasks"][name] = entry
-        for split_name, split in data.unlabelled.items() if ranks.writes else ():
-            outputs, _ = outputs_of(objective, name, split.features)
-            _write_lines(folder / f"predictions-{name}-{split_name}.jsonl", task.predict(split.examples, split.features, outputs))
-    if ranks.writes:
-        if diverged is None:
-            write_weights(folder, objective)
-        write_json(folder / SCORES_FILE, scores)
+                    found.setdefault("failures", {})[name] = failure
+                if folder is not None:
+                    write_lines(folder / f"mistakes-{name}.jsonl", task.mistakes(split.examples, predictions))
+        found["tasks"][name] = entry
+        if folder is not None:
+            for split_name in data.unlabelled:
+                predict_split(plan, objective, name, split_name, predictions_file(folder, name, split_name))
+    return found
+
+
+def predict_split(plan: Plan, objective: SupervisedObjective, task: str, split: str, path: Path) -> None:
+    """Write what is said of a split without labels.
+
+    Raises:
+        NumericsError: it is not finite.
+    """
+    data = plan.data[task]
+    part = data.unlabelled[split]
+    outputs, loss = outputs_of(objective, task, part.features)
+    refuse_non_finite(task, outputs, loss)
+    write_lines(path, data.task.predict(part.examples, part.features, outputs))
 
 
 def build_supervised(plan: Plan) -> SupervisedObjective:
@@ -182,7 +245,3 @@ def _resume(folder: Path, objective: SupervisedObjective, progress: Progress) ->
         key: contents.state[key] for key in ("step", "tokens", "seconds", "updates", "best", "waited") if key in contents.state
     }
     return State(**kept, optimizer=dict(contents.optimizer))
-
-
-def _write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    checkpoint.write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

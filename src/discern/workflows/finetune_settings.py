@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, create_model
 
@@ -36,7 +36,7 @@ class FilesConfig(Section):
 
     train: Path | None = Field(None, description="File to train on.")
     dev: Path | None = Field(None, description="File to evaluate on; none: a part of the training file is held out.")
-    test: Path | None = Field(None, description="File to predict when all is done.")
+    test: Path | None = Field(None, description="File to predict when all is done; it is not evaluated on, labels or not.")
     format: str | None = Field(
         None, description="csv, tsv, jsonl, json, parquet, text or conll, where content and name do not tell."
     )
@@ -122,15 +122,39 @@ def load_finetune_config(
     Raises:
         ConfigError: anything wrong in it; all problems are named at once.
     """
-    settings = _recipe_layer(definitions, hidden_size, recipe) | _encoder_layer(definitions, encoder)
-    if file is not None:
-        settings |= read_file(file)
-    settings |= parse_overrides(overrides)
+    given = (read_file(file) if file is not None else {}) | parse_overrides(overrides)
+    chosen = _chosen_recipe(given, recipe)
+    settings = _recipe_layer(definitions, hidden_size, chosen) | _encoder_layer(definitions, encoder) | given
     if len(definitions) > 1:
         _refuse_single_section(settings, definitions)
     resolved = resolve(_model(definitions), settings)
     _refuse_unseen_best(resolved.config)
+    _refuse_part_of_a_split(resolved.config)
     return resolved
+
+
+def _chosen_recipe(given: Settings, asked: Recipe) -> Recipe:
+    """What the settings name, or else what was asked for."""
+    setting = given.get("finetune.recipe")
+    named = next((recipe for recipe in get_args(Recipe) if setting is not None and setting.value == recipe), None)
+    if setting is None or named is None:  # `resolve` says what is wrong with another value
+        return asked
+    if asked not in ("paper", named):
+        raise ConfigError(
+            f"--recipe {asked}, but finetune.recipe is {named} ({setting.origin.where})", hint="leave one of the two out"
+        )
+    recipe: Recipe = named
+    return recipe
+
+
+def _refuse_part_of_a_split(config: FinetuneConfig) -> None:
+    """A task is judged by its whole split: F1 and correlations of a part are another figure."""
+    rows = config.train.evaluate_sequences
+    if rows:
+        raise ConfigError(
+            f"train.evaluate_sequences is {rows}, but fine-tuning evaluates on the whole dev file",
+            hint="leave it out; a larger train.evaluate_every_steps, or a shorter dev file, saves time",
+        )
 
 
 def _refuse_unseen_best(config: FinetuneConfig) -> None:

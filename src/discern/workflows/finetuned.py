@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,16 @@ def seed_folder(folder: Path, seed: int) -> Path:
     return folder / f"seed-{seed}"
 
 
+def predictions_file(folder: Path, task: str, split: str | None = None) -> Path:
+    """What a seed says of a split, a line an example.
+
+    Args:
+        folder: of the seed.
+        split: None: the one that is evaluated.
+    """
+    return folder / (f"predictions-{task}.jsonl" if split is None else f"predictions-{task}-{split}.jsonl")
+
+
 def make_record(
     loaded: LoadedEncoder,
     tasks: dict[str, Task[Any]],
@@ -120,12 +131,17 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """JSON lines, whole or not at all."""
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
 def load_finetuned(folder: Path, seed: int | None = None) -> FineTuned:
     """The network of a seed; without one, of the seed that scored best.
 
     Raises:
         ConfigError: that seed was not trained.
-        DataError: the folder holds no fine-tuning, or an unfinished one.
+        DataError: the folder holds no fine-tuning, or an unfinished one, or the seed diverged.
         CheckpointError: its weights are missing or damaged.
     """
     if not is_finetuned(folder):
@@ -139,6 +155,7 @@ def load_finetuned(folder: Path, seed: int | None = None) -> FineTuned:
         raise ConfigError(f"{folder} has no seed {seed}", hint=f"trained: {', '.join(map(str, trained)) or 'none'}")
     seed = _best_seed(folder) if seed is None else seed
     path = seed_folder(folder, seed) / MODEL_FILE
+    _refuse_failed(folder, seed)
     tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
     objective = SupervisedObjective(_encoder(record), tasks, frame=_frame(record))
     try:
@@ -148,6 +165,20 @@ def load_finetuned(folder: Path, seed: int | None = None) -> FineTuned:
             f"{path} cannot be read: {problem}", hint="run the same `discern finetune` command again"
         ) from problem
     return FineTuned(folder, objective.eval(), load_tokenizer(folder / TOKENIZER_FILE), seed, record)
+
+
+def _refuse_failed(folder: Path, seed: int) -> None:
+    """A seed that diverged has scores, which say so, and no weights."""
+    scores = seed_folder(folder, seed) / SCORES_FILE
+    failure = json.loads(scores.read_text(encoding="utf-8")).get("failure") if scores.is_file() else None
+    if failure is not None:
+        others = sorted(int(path.parent.name.removeprefix("seed-")) for path in folder.glob(f"seed-*/{MODEL_FILE}"))
+        raise DataError(
+            f"seed {seed} of {folder} {failure}; it left no weights",
+            hint=f"take another: --seed {others[0]}"
+            if others
+            else "lower the learning rate: `discern finetune` with --set optimizer.learning_rate=..., in another --out",
+        )
 
 
 def task_of(name: str, record: dict[str, Any]) -> Task[Any]:

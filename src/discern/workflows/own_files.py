@@ -10,11 +10,11 @@ from typing import Any, Literal, cast, get_args
 from discern.config.base import Section
 from discern.config.layers import Settings, parse_overrides, read_file
 from discern.config.resolve import resolve
-from discern.errors import ConfigError, did_you_mean
+from discern.errors import ConfigError, DataError, did_you_mean
 from discern.tasks import families
 from discern.tasks.base import Definition, Source, TaskConfig
 from discern.tasks.conll import ConllSource
-from discern.tasks.examples import Reading
+from discern.tasks.examples import ClassificationExample, Reading, label_counts
 from discern.tasks.readers.own_columns import (
     ClassificationColumns,
     NumberedColumns,
@@ -26,7 +26,7 @@ from discern.tasks.readers.own_columns import (
     tagging_columns,
 )
 from discern.tasks.readers.own_file import read_classification, read_questions, read_tagging
-from discern.tasks.readers.table import TableFormat
+from discern.tasks.readers.table import TableFormat, number_in
 from discern.tasks.readers.tagging import COLUMN_ENDINGS, ending_of
 from discern.tasks.tagging import TaggingConfig
 from discern.workflows.finetune_settings import FilesConfig
@@ -38,6 +38,8 @@ _METRICS = {
     "labels": ("micro_f1", "macro_f1", "exact_match"),
     "number": ("spearman", "pearson", "mean_absolute_error"),
 }
+# So many labels or more, and more than half as many as examples, are no classes.
+_SUSPECT = 20
 Columns = ClassificationColumns | TaggingColumns | NumberedColumns | QuestionColumns
 FileFormat = TableFormat | Literal["conll"]
 _TABLES = (".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".parquet")
@@ -55,10 +57,13 @@ class OwnSource(Source[Any]):
     Attributes:
         columns: as the training file has them.
         format: where content and name do not tell.
+        doubts_classes: the label was taken for a class by how it looks, so a training file with hardly two examples of one is
+            refused.
     """
 
     columns: Columns
     format: FileFormat | None = None
+    doubts_classes: bool = False
 
     @classmethod
     def of_record(cls, kind: str, record: Mapping[str, Any]) -> OwnSource:
@@ -100,10 +105,31 @@ class OwnSource(Source[Any]):
             return _read_word_a_line(path, numbered_columns(path), split, labelled=labelled)
         format = cast(TableFormat | None, self.format)
         if isinstance(self.columns, ClassificationColumns):
-            return read_classification(path, self.columns, format=format, labelled=labelled)
+            reading = read_classification(path, self.columns, format=format, labelled=labelled)
+            if self.doubts_classes and split == "train":
+                _refuse_a_class_a_row(reading)
+            return reading
         if isinstance(self.columns, TaggingColumns):
             return read_tagging(path, self.columns, format=format, labelled=labelled)
         return read_questions(path, self.columns, format=format, labelled=labelled, keep_unfound=split != "train")
+
+
+def _refuse_a_class_a_row(reading: Reading[ClassificationExample]) -> None:
+    """Numbers without a fraction look like classes; where nearly each stands once, they are none.
+
+    Raises:
+        DataError: more classes than half the examples, and `_SUSPECT` or more.
+    """
+    classes, examples = label_counts(reading.examples), len(reading.examples)
+    if len(classes) < _SUSPECT or 2 * len(classes) <= examples:
+        return
+    numbers = all(number_in(name) is not None for name in classes)
+    raise DataError(
+        f"{reading.source}: {len(classes):,} different labels in {examples:,} examples, as '{next(iter(classes))}': "
+        "too many to be classes",
+        hint=("--set files.label_kind=number for a score" if numbers else "choose another column: --label COLUMN")
+        + "; if they are classes: --set files.label_kind=label",
+    )
 
 
 def has_word_a_line(path: Path, format: str | None) -> bool:
@@ -140,7 +166,8 @@ def own_definition(config: Path | None, overrides: Sequence[str]) -> TaskFiles:
         raise ConfigError(f"unknown format of files '{files.format}'", hint=did_you_mean(files.format, _FORMATS))
     columns = _columns(files.train, files)
     format = "conll" if isinstance(columns, NumberedColumns) else files.format
-    source = OwnSource(columns, cast(FileFormat | None, format))
+    doubts_classes = files.label_kind is None and isinstance(columns, ClassificationColumns) and columns.kind == "label"
+    source = OwnSource(columns, cast(FileFormat | None, format), doubts_classes)
     if isinstance(columns, ClassificationColumns):
         definition = Definition(NAME, families.load("classification"), source, _METRICS[columns.kind])
     elif isinstance(columns, TaggingColumns | NumberedColumns):
@@ -151,7 +178,7 @@ def own_definition(config: Path | None, overrides: Sequence[str]) -> TaskFiles:
         family = families.load("squad2" if some_impossible else "squad1")
         defaults = {"finetune.epochs": 2.0}
         definition = Definition(NAME, family, source, ("exact_match", "f1"), defaults=defaults)
-    return TaskFiles(definition, paths)
+    return TaskFiles(definition, paths, predicted=("test",) if files.test is not None else ())
 
 
 def _files_of(config: Path | None, overrides: Sequence[str]) -> FilesConfig:

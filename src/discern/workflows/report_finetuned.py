@@ -102,12 +102,13 @@ def _published(tasks: Mapping[str, Any]) -> Iterator[Table]:
                 each.seeds,
                 f"{each.flops:.1e}" if each.flops else "-",
                 each.source,
+                each.note,
             ]
             for each in published_scores(name)
             if each.metric in entry["metrics"]
         ]
     if rows:
-        columns = ("Model", "Task", "Metric", "Score", "Split", "Seeds", "FLOPs of pre-training", "Source")
+        columns = ("Model", "Task", "Metric", "Score", "Split", "Seeds", "FLOPs of pre-training", "Source", "Note")
         note = "Numbers of other splits, seeds, data or compute are not comparable; they are here to show the scale."
         yield Table("Published scores", columns, rows, note)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import platform
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from discern import __version__
 from discern.config.tree import flatten, plain
@@ -30,6 +33,7 @@ def summarise(out: Path, data: dict[str, TaskData], config: Any, model: str, see
     }
     headline = next(iter(each.values())) if len(each) == 1 else _of_several(each, scores)
     best = max(seeds, key=lambda seed: (_value(headline["scores"], list(seeds).index(seed)), -seed))
+    padding = [found["padding_fraction"] for found in scores.values() if "padding_fraction" in found]
     return {
         **headline,
         **({"tasks": each} if len(each) > 1 else {}),
@@ -37,7 +41,9 @@ def summarise(out: Path, data: dict[str, TaskData], config: Any, model: str, see
         "model": model,
         "seeds": list(seeds),
         "seconds": round(sum(found["seconds"] for found in scores.values()), 1),
+        "padding_fraction": round(statistics.fmean(padding), 4) if padding else None,
         "discern": __version__,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "settings": {key: plain(value) for key, value in flatten(config).items() if value is not None},
     }
 
@@ -60,6 +66,7 @@ def _of_task(name: str, data: TaskData, scores: dict[int, dict[str, Any]]) -> di
         "metrics": {key: statistics.median(entry[key] for entry in judged) for key in names},
         "failed_seeds": failed,
         "files": data.files,
+        "digests": data.digests,
     }
 
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.tasks.readers.glue import GLUE
 from discern.tasks.submission import SUBMISSION_FILES, write_submission
-from discern.workflows.finetune_seed import Plan
-from discern.workflows.finetuned import seed_folder
+from discern.workflows.finetune_seed import Plan, predict_split
+from discern.workflows.finetuned import load_finetuned, predictions_file, seed_folder
 
 
 def check_submission(tasks: Sequence[str]) -> None:
@@ -37,17 +39,31 @@ def check_rows(plan: Plan) -> None:
                 )
 
 
-def submit(plan: Plan, seed: int, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Write the zip; gives where it is, and which of its files hold predictions and which the majority answer."""
+def submit(plan: Plan, seed: int, folder: Path, device: torch.device, progress: Progress) -> dict[str, Any]:
+    """Write the zip; gives where it is, and which of its files hold predictions and which the majority answer.
+
+    Test files that the seed has not predicted, having been trained without --submission, are predicted now.
+
+    Raises:
+        DataError: no seed has weights to predict with.
+    """
+    files = {(file.task, file.split) for file in SUBMISSION_FILES}
     answers: dict[tuple[str, str], list[str | float]] = {}
     for name, data in plan.data.items():
-        for split in data.unlabelled:
-            path = seed_folder(plan.out, seed) / f"predictions-{name}-{split}.jsonl"
-            said = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            answers[name, split] = [each["label"] if "label" in each else each["score"] for each in said]
-        if not data.unlabelled:
+        splits = [split for split in data.unlabelled if (name, split) in files]
+        for split in splits:
+            answers[name, split] = _answers(plan, seed, name, split, device)
+        if name in GLUE and not splits:
             progress.note(f"{name}: no test file, so the submission has the majority answer for it")
     written = write_submission(folder, answers)
     progress.note(f"wrote {written.path}: predictions for {', '.join(written.predicted) or 'nothing'}")
     progress.note(f"the majority answer for {', '.join(written.filled)}")
     return {"submission": str(written.path), "submitted": list(written.predicted), "majority": list(written.filled)}
+
+
+def _answers(plan: Plan, seed: int, task: str, split: str, device: torch.device) -> list[str | float]:
+    path = predictions_file(seed_folder(plan.out, seed), task, split)
+    if not path.is_file():
+        predict_split(plan, load_finetuned(plan.out, seed).objective.to(device), task, split, path)
+    said = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [each["label"] if "label" in each else each["score"] for each in said]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from discern.errors import DataError
 from discern.tasks.base import Definition, Labels, Source, Task, TaskConfig, TextEncoder
 from discern.tasks.examples import Reading
 from discern.tasks.supervised import Split
-from discern.workflows.features_cache import cached_features
+from discern.workflows.features_cache import cached_features, examples_digest
 
 _DEBUG_EXAMPLES = 100
 
@@ -26,10 +27,12 @@ class TaskFiles:
 
     Attributes:
         paths: by split: train, dev, test and further ones.
+        predicted: splits that are predicted, and neither read for labels nor evaluated.
     """
 
     definition: Definition[Any]
     paths: dict[str, Path]
+    predicted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,12 @@ class TaskData:
     notes: tuple[str, ...]
     files: dict[str, str]
     source: Source[Any]
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """A hash of the examples of each split, by name: whether a file says what it said before."""
+        splits = {"train": self.train, **self.judged, **self.unlabelled}
+        return {name: examples_digest(split.examples) for name, split in splits.items()}
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,8 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
     definition, paths = files.definition, files.paths
     source = definition.source.configured(config)
     train = source.read(paths["train"], "train")
-    found = ((name, source.read(paths[name], name)) for name in ("dev", "test") if name in paths)
+    candidates = [name for name in ("dev", "test") if name in paths and name not in files.predicted]
+    found = ((name, source.read(paths[name], name)) for name in candidates)
     dev_name, dev = next(((name, reading) for name, reading in found if has_labels(reading)), ("", train))
     # From the whole file: a part of it may lack a label that another part has.
     labels: Labels = definition.family.learn(train, config, definition.labels)
@@ -116,8 +126,13 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
     unlabelled = {
         name: source.read(path, name, labelled=False)
         for name, path in paths.items()
-        if options.test and name not in readings and name != "train"
+        if name in files.predicted or (options.test and name not in readings and name != "train")
     }
+    if options.debug:
+        # A submission needs the whole of its files.
+        unlabelled |= {
+            name: replace(unlabelled[name], examples=unlabelled[name].examples[:_DEBUG_EXAMPLES]) for name in files.predicted
+        }
 
     def split(examples: Sequence[Any], *, labelled: bool) -> Split:
         return Split(tuple(examples), cached_features(task, examples, text, labelled=labelled))

@@ -1,0 +1,116 @@
+"""The folder of a fine-tuning before anything is trained: what it says of itself, and whether it is of the same one."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from discern.config.tree import flatten, nest, plain, to_toml
+from discern.data.tokenizer import load_tokenizer
+from discern.errors import ConfigError, DataError, DiscernError
+from discern.training import checkpoint
+from discern.training.parallel import Ranks
+from discern.workflows.finetune_seed import Plan
+from discern.workflows.finetune_settings import FinetuneConfig
+from discern.workflows.finetuned import CONFIG_FILE, RECORD_FILE, SCORES_FILE, TOKENIZER_FILE, make_record, write_json
+from discern.workflows.runs import is_finetuned
+
+
+def prepare_folder(plan: Plan, ranks: Ranks) -> None:
+    """Write the files that say what the fine-tuning is.
+
+    One rank looks and writes, and all go by what it found: another might see its files half written.
+
+    Raises:
+        ConfigError, DataError: the folder holds something else, another fine-tuning, or cannot be written.
+    """
+    problem: DiscernError | None = None
+    if ranks.writes:
+        try:
+            _prepare(plan)
+        except DiscernError as found:
+            problem = found
+    (problem, *_) = ranks.gather(problem)
+    if problem is not None:
+        raise problem
+
+
+def complete_seeds(out: Path) -> set[int]:
+    """The seeds that a folder has scores of."""
+    return {int(path.parent.name.removeprefix("seed-")) for path in out.glob(f"seed-*/{SCORES_FILE}")}
+
+
+def _prepare(plan: Plan) -> None:
+    out, record = plan.out, _record_of(plan)
+    if is_finetuned(out):
+        old = json.loads((out / RECORD_FILE).read_text(encoding="utf-8"))
+        _refuse_another(out, old, record, plan.config)
+        for name, entry in record["tasks"].items():
+            # A split that is not read this time may be the next time.
+            entry["digests"] = old["tasks"][name].get("digests", {}) | entry["digests"]
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} is not empty and holds no fine-tuning", hint="choose another --out, or empty the folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tokenizer = load_tokenizer(plan.loaded.tokenizer_path)
+        checkpoint.write_text(out / TOKENIZER_FILE, tokenizer.to_str())
+        checkpoint.write_text(out / CONFIG_FILE, to_toml(plan.config))
+        write_json(out / RECORD_FILE, record)
+    except OSError as problem:
+        raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space") from problem
+
+
+def _record_of(plan: Plan) -> dict[str, Any]:
+    record = make_record(
+        plan.loaded,
+        {name: data.task for name, data in plan.data.items()},
+        {name: data.files for name, data in plan.data.items()},
+        {name: data.source for name, data in plan.data.items()},
+        plan.config.finetune.frame,
+    )
+    for name, data in plan.data.items():
+        record["tasks"][name]["digests"] = data.digests
+    return record | {"debug": plan.debug}
+
+
+def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], config: FinetuneConfig) -> None:
+    """What a record does not say, having been written before such things were, counts as unchanged."""
+    hint = "choose another --out; a folder holds one fine-tuning"
+    if list(old["tasks"]) != list(record["tasks"]):
+        raise DataError(f"{out} holds results of {', '.join(old['tasks'])}, not of {', '.join(record['tasks'])}", hint=hint)
+    if old["encoder_fingerprint"] != record["encoder_fingerprint"]:
+        raise DataError(f"{out} was fine-tuned from another model ({old['model']}) than {record['model']}", hint=hint)
+    if old.get("debug", record["debug"]) != record["debug"]:
+        how = "with --debug, on a hundred examples of each file" if old["debug"] else "without --debug, on the whole files"
+        raise ConfigError(f"{out} was fine-tuned {how}", hint=f"choose another --out, or remove {out}")
+    differing = [
+        f"{name}.{key}"
+        for name in record["tasks"]
+        for key in ("labels", "files")
+        if json.loads(json.dumps(record["tasks"][name][key])) != old["tasks"][name][key]
+    ]
+    before = tomllib.loads((out / CONFIG_FILE).read_text(encoding="utf-8"))
+    now = nest({key: plain(value) for key, value in flatten(config).items() if value is not None})
+    differing += sorted(_differing(before, now))
+    if differing:
+        raise ConfigError(f"{out} holds a fine-tuning with other settings: {', '.join(differing)}", hint=hint)
+    changed = [
+        f"{name}: {split}"
+        for name, entry in record["tasks"].items()
+        for split, digest in entry["digests"].items()
+        if old["tasks"][name].get("digests", {}).get(split, digest) != digest
+    ]
+    if changed:
+        raise DataError(
+            f"{out} holds a fine-tuning on other examples: the files have changed since ({', '.join(changed)})",
+            hint=f"choose another --out, or remove {out}",
+        )
+
+
+def _differing(before: Any, now: Any, prefix: str = "") -> list[str]:
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [prefix.removesuffix(".")]
+    keys = dict.fromkeys((*before, *now))
+    return [found for key in keys for found in _differing(before.get(key), now.get(key), f"{prefix}{key}.")]
