@@ -80,6 +80,16 @@ def test_a_span_of_several_words_makes_all_of_them_wrong(by_hand: dict[str, list
     assert evaluated(tmp_path / "a.txt")["wrong"] == 2
 
 
+def test_where_every_word_is_wrong_there_is_no_area(
+    by_hand: dict[str, list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand |= {"ab cd": [0.9, 0.0, 0.8]}
+    (tmp_path / "a.txt").write_text("[[ab cd]]")
+    assert evaluated(tmp_path / "a.txt")["auc"] is None
+    detect_command(SHIPPED, evaluate=tmp_path / "a.txt")
+    assert capsys.readouterr().out.splitlines()[0] == "1 sentences, 2 words, 2 of them wrong; AUC -"
+
+
 @pytest.mark.parametrize(("content", "said"), [("", "holds no sentence"), ("All is right.\n", "1 sentences and no wrong word")])
 def test_a_file_without_wrong_words_is_refused(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(content)

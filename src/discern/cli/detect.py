@@ -216,9 +216,8 @@ def _evaluate(console: Console, model: Path, sentences: Path, field: str | None,
 
     request = EvaluateDetectionRequest(model, sentences, field, threshold)
     found = evaluate_detection(request, console.progress, console.warn)
-    counts = (
-        f"{found['sentences']:,} sentences, {found['words']:,} words, {found['wrong']:,} of them wrong; AUC {found['auc']:.4f}"
-    )
+    area = "-" if found["auc"] is None else f"{found['auc']:.4f}"
+    counts = f"{found['sentences']:,} sentences, {found['words']:,} words, {found['wrong']:,} of them wrong; AUC {area}"
     console.result(found, text=counts)
     table = Table("threshold", "", "precision", "recall", "F1", "marked")
     for column in (0, 2, 3, 4, 5):

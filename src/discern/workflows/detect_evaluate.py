@@ -67,6 +67,8 @@ class _Words:
 def evaluate_detection(request: EvaluateDetectionRequest, progress: Progress, warn: Callable[[str], None]) -> dict[str, Any]:
     """Precision, recall and F1 by word, at many thresholds and at the model's own; a word has its worst token's probability.
 
+    `auc` is None where every word is wrong: there is nothing to rank them above.
+
     Raises:
         ConfigError: the model has no discriminator.
         DataError: the folder holds no model, or the file no sentence, no wrong word, or something else; with the line.
@@ -83,11 +85,12 @@ def evaluate_detection(request: EvaluateDetectionRequest, progress: Progress, wa
         raise DataError(f"{name} holds {held}", hint="mark what is wrong: The chef [[eight]] it.")
     curve = ThresholdCurve(gathered.probabilities, gathered.wrong)
     best = curve.best_f1()
+    area = area_under_curve(np.array(gathered.probabilities, np.float32), np.array(gathered.wrong))
     return {
         "sentences": gathered.sentences,
         "words": len(gathered.wrong),
         "wrong": sum(gathered.wrong),
-        "auc": area_under_curve(np.array(gathered.probabilities, np.float32), np.array(gathered.wrong)),
+        "auc": None if all(gathered.wrong) else area,
         "threshold": threshold.value,
         "threshold_origin": threshold.origin,
         "at_threshold": rate_values(curve.at(threshold.value)),
