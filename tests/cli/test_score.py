@@ -75,7 +75,7 @@ def test_a_file_is_written_whole(
     assert call(monkeypatch, "score", run, sentences, "--out", out, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"scorer": "electric", "sentences": 2, "out": str(out)}
     assert [json.loads(each)["text"] for each in out.read_text(encoding="utf-8").splitlines()] == TEXTS
-    sentences.write_text("cats\n\n")
+    sentences.write_text("cats\n\nthe meal\n")
     assert call(monkeypatch, "score", run, sentences, "--out", tmp_path / "other.jsonl") == 1
     assert not (tmp_path / "other.jsonl").exists()
 

@@ -189,6 +189,18 @@ def test_an_empty_line_ends_the_scoring_after_what_stands_before_it(runs: Path, 
     assert [score.text for score in found] == ["the chef", "cats"]
 
 
+def test_empty_lines_at_the_end_are_passed_over(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_BLOCK", 2)
+    warnings: list[str] = []
+    for end, where in (("\n", "3"), ("\n \n\n", "3 to 5")):
+        (tmp_path / "a").write_text(f"the chef\ncats\n{end}")
+        assert [score.text for score in lines_of(runs, tmp_path / "a", warnings)] == ["the chef", "cats"]
+        assert warnings.pop() == f"{tmp_path / 'a'}:{where}: empty lines at the end, passed over"
+    (tmp_path / "a").write_text("\n\n")
+    with pytest.raises(DataError, match="holds no line"):
+        lines_of(runs, tmp_path / "a", [])
+
+
 def test_a_file_without_a_line_is_refused(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(DataError, match="holds no line"):

@@ -35,7 +35,7 @@ def score(
 ) -> None:
     """Score sentences: pseudo-log-likelihoods in nats, higher is likelier.
 
-    Prints score, tab, sentence. An empty line is an error.
+    Prints score, tab, sentence. An empty line is an error, unless nothing comes after it.
 
     Examples: discern score runs/first sentences.txt
 

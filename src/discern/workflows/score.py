@@ -70,13 +70,14 @@ def score_lines(scorer: Scorer, source: Path, progress: Progress, warn: Callable
 
     Args:
         source: a UTF-8 file, plain or compressed; `-` is standard input.
-        warn: told of sentences that are read in several windows.
+        warn: told of sentences that are read in several windows, and of empty lines at the end, which are passed over.
 
     Raises:
         DataError: the file cannot be read or holds no line, or a line has no token; those before it have been given.
     """
     name = "standard input" if str(source) == "-" else str(source)
     lines = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
+    lines = _without_blank_end(lines, name, warn)
     progress.start("scoring", None, "sentences")
     unknown = str(scorer.tokenizer.id_to_token(special_tokens(scorer.tokenizer).unk))
     longer = done = unread = read = 0
@@ -107,6 +108,23 @@ def warn_of_unknown(unknown: int, tokens: int, warn: Callable[[str], None]) -> N
     """Say so where much of a text is nothing that the vocabulary can write."""
     if unknown > _FEW_UNKNOWN * tokens:
         warn(f"{unknown:,} of {tokens:,} tokens are unknown to the vocabulary ([UNK]): what is said of them means little")
+
+
+def _without_blank_end(lines: Iterator[tuple[int, str]], name: str, warn: Callable[[str], None]) -> Iterator[tuple[int, str]]:
+    """The lines without the empty ones at the end; of those before another line the first of each group."""
+    begins: tuple[int, str] | None = None
+    number = 0
+    for number, text in lines:
+        if not text.strip():
+            begins = begins or (number, text)
+            continue
+        if begins is not None:
+            yield begins
+            begins = None
+        yield number, text
+    if begins is not None:
+        where = f"{begins[0]} to {number}" if number > begins[0] else f"{number}"
+        warn(f"{name}:{where}: empty lines at the end, passed over")
 
 
 def _too_long(score: Score, scorer: Scorer) -> str:
