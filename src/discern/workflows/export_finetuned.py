@@ -24,8 +24,11 @@ from discern.interop.task_card import TaskFacts, task_card
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
+from discern.tasks.answer_heads import JointHead, SpanHead
 from discern.tasks.base import Task
+from discern.tasks.classification import ClassificationHead
 from discern.tasks.frames import FrameName
+from discern.tasks.tagging import TaggingHead
 from discern.workflows.export import check_finite
 from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, TOKENIZER_FILE, FineTuned, load_finetuned, seed_folder
 from discern.workflows.predict import chosen_task
@@ -121,6 +124,10 @@ def head_weights(task: Task[Any], head: nn.Module, frame: FrameName = "cls-first
         ConfigError: transformers has no such head.
     """
     output, labels = getattr(head, "output", None), task.labels
+    if type(head) not in (ClassificationHead, TaggingHead, SpanHead, JointHead):  # a subclass may compute something else
+        raise ConfigError(
+            f"{task.name}: transformers has no head like {type(head).__name__}", hint="`discern predict` takes it as it is"
+        )
     if not isinstance(output, nn.Linear):
         raise ConfigError(
             f"{task.name}: transformers has no head like ELECTRA's joint one, whose end of an answer depends on its start",

@@ -19,6 +19,7 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model.config import ModelConfig
 from discern.model.encoder import Encoder, build_embeddings, build_encoder
 from discern.tasks import families
+from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Source, Task, TextEncoder
 from discern.tasks.frames import FrameName
 from discern.tasks.supervised import SupervisedObjective
@@ -86,7 +87,13 @@ def make_record(
     sources: dict[str, Source[Any]],
     frame: FrameName = "cls-first",
 ) -> dict[str, Any]:
-    """What made a fine-tuning, and what is needed to use it: sizes, tasks, labels, files and how they are read."""
+    """What made a fine-tuning, and what is needed to use it: sizes, tasks, labels, files and how they are read.
+
+    Raises:
+        ConfigError: the record would not lead back to the class of a task.
+    """
+    for name, task in tasks.items():
+        _check_found_again(name, task, sources[name])
     return {
         "format": FORMAT,
         "discern": __version__,
@@ -182,12 +189,45 @@ def _refuse_failed(folder: Path, seed: int) -> None:
 
 
 def task_of(name: str, record: dict[str, Any]) -> Task[Any]:
-    """The task that a record describes."""
-    family = families.load(record["family"])
+    """The task that a record describes.
+
+    Raises:
+        ConfigError: its family is not installed.
+    """
+    family = _family(name, record["family"])
     known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record["labels"].items()}
     labels = Labels(**known)
     task: Task[Any] = family(name, family.Config.model_validate(record["config"]), tuple(record["metrics"]), labels)
     return task
+
+
+def _family(name: str, family: str) -> type[Task[Any]]:
+    """The class behind a family: that of the registered task if it is of this family, else one of ours."""
+    if name in registry.names():
+        registered: type[Task[Any]] = registry.load(name).family
+        if getattr(registered, "family", None) == family:
+            return registered
+    if family not in families.names():
+        raise ConfigError(
+            f"task '{name}' is of the family '{family}', which is not installed here",
+            hint="install the package that registers the task",
+        )
+    ours: type[Task[Any]] = families.load(family)
+    return ours
+
+
+def _check_found_again(name: str, task: Task[Any], source: Source[Any]) -> None:
+    """Raise a ConfigError, before any training, where the trained network could not be used."""
+    kind = type(task)
+    if not isinstance(getattr(kind, "family", None), str):
+        raise ConfigError(f"{kind.__name__}, the family of task '{name}', has no name", hint='give it one: family = "my-family"')
+    if name in registry.names() and registry.load(name).family is kind:
+        return
+    if not source.record() or kind.family not in families.names() or families.load(kind.family) is not kind:
+        raise ConfigError(
+            f"task '{name}' of the family '{kind.family}' is not registered under its name, so what is trained could not be used",
+            hint="register the definition under the name that it has",
+        )
 
 
 def _best_seed(folder: Path) -> int:
