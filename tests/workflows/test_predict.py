@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_finetuned(root / name, own=made)
     make_finetuned(root / "named", sst2=CLASSES)
     make_finetuned(root / "qqp", qqp=CLASSES)
+    make_finetuned(root / "characters", **{"weibo-ner": replace(TAGS, columns=None)})
     make_finetuned(root / "several", seeds=2, first=SINGLE, second=NUMBER)
     return root
 
@@ -94,7 +96,7 @@ def test_blocks_and_batches_change_nothing(folders: Path, tmp_path: Path, monkey
 def test_rows_are_read_as_they_are_asked_for(folders: Path, tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", "review", *["x"] * 3, '""')
     model = load_finetuned(folders / "single")
-    examples = input_examples(model.objective.tasks["own"], model.record["tasks"]["own"], path, {}, None)
+    examples = input_examples(model.objective.tasks["own"], model.record["tasks"]["own"], path, {}, None, pytest.fail)
     assert [next(examples).text for _ in range(3)] == ["x"] * 3
     with pytest.raises(DataError, match=r"a\.csv:5: 'review' is empty"):
         next(examples)
@@ -126,12 +128,59 @@ def test_tagging_takes_lines_of_words_columns_and_tables(folders: Path, tmp_path
     assert {"id", "words", "tags", "spans"} <= set(lines[0])
     columns = "the DT\nchef NN\ncooked VB\n\nhello UH\n"
     assert said(folders / "tags", written(tmp_path / "a.conll", columns)) == lines
-    assert said(folders / "tags", written(tmp_path / "b.txt", columns)) == lines, "told by its blank lines"
+    tagged = "the O\nchef B-X\ncooked B-Y\n\nhello O\n"
+    assert said(folders / "tags", written(tmp_path / "b.txt", tagged)) == lines, "told by its tags"
     assert said(folders / "tags", written(tmp_path / "c.txt", "the\nchef\ncooked\n"), format="conll")[0] == lines[0]
     table = csv(tmp_path / "a.jsonl", '{"words": ["the", "chef", "cooked"]}', '{"words": "hello"}')
     assert said(folders / "tags", table) == lines
     with pytest.raises(ConfigError, match="this is standard input"):
         said(folders / "tags", Path("-"), format="conll")
+
+
+@pytest.mark.parametrize(
+    ("model", "content", "words", "other"),
+    [
+        ("tags", "the chef\n\nhello guests\n", [["the", "chef"], ["hello", "guests"]], "conll"),
+        ("tags", "the DT\n\nhello O\n", [["the", "DT"], ["hello", "O"]], "conll"),
+        ("tags", "the O\n\nhello S-X\n", [["the"], ["hello"]], "text"),
+        ("characters", "科 技\n\n全 方\n", [["科", "技"], ["全", "方"]], "conll"),
+        ("characters", "科技\n", [["科", "技"]], "conll"),
+        ("characters", "科0\n技1\n\n全0\n", [["科", "技"], ["全"]], "text"),
+        ("characters", "科0 O\n技1 B-ORG\n\n全0 O\n", [["科", "技"], ["全"]], "text"),
+    ],
+)
+def test_no_word_of_a_text_is_taken_for_a_tag(
+    folders: Path, tmp_path: Path, model: str, content: str, words: list[list[str]], other: str
+) -> None:
+    notes: list[str] = []
+    listener = Silent()
+    listener.note = notes.append  # type: ignore[method-assign]
+    found: list[dict[str, Any]] = []
+    predict(PredictRequest(folders / model, written(tmp_path / "a.txt", content)), found.extend, listener)
+    assert [each["words"] for each in found] == words
+    (note,) = notes
+    assert note.startswith("a.txt: read ")
+    assert note.endswith(f"--format {other}")
+
+
+def test_a_task_of_characters_takes_texts_of_a_table_apart(folders: Path, tmp_path: Path) -> None:
+    expected = [["科", "技", "好"]]
+    for path in (
+        csv(tmp_path / "a.csv", "text", "科技 好"),
+        csv(tmp_path / "a.jsonl", '{"text": "科技好"}'),
+        csv(tmp_path / "b.jsonl", '{"text": ["科", "技", "好"]}'),
+    ):
+        assert [each["words"] for each in said(folders / "characters", path)] == expected
+    assert said(folders / "characters", csv(tmp_path / "c.jsonl", '{"words": ["科技", "好"]}'))[0]["words"] == ["科技", "好"]
+
+
+def test_no_row_of_an_official_file_is_dropped(folders: Path, tmp_path: Path) -> None:
+    rows = [f"film {number}\t{'?' if number in (3, 7) else 1}" for number in range(12)]
+    found = said(folders / "named", csv(tmp_path / "a.tsv", "sentence\tlabel", *rows))
+    assert [each["id"] for each in found] == [str(number) for number in range(12)]
+    rows[4] += "\tmore"
+    with pytest.raises(DataError, match=r"a\.tsv:6: 3 "):
+        said(folders / "named", csv(tmp_path / "a.tsv", "sentence\tlabel", *rows))
 
 
 def test_named_tasks_take_their_own_format_and_tables(folders: Path, tmp_path: Path) -> None:

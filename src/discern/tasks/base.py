@@ -187,7 +187,11 @@ class Source(abc.ABC, Generic[E]):
 
     @abc.abstractmethod
     def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[E]:
-        """The examples of a file. `split` says what it is for: training leaves out what cannot be learned from."""
+        """The examples of a file. `split` says what it is for: training leaves out what cannot be learned from.
+
+        Args:
+            labelled: False for a file to predict: labels that it may have are not looked at, and no row is left out for them.
+        """
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class ClueSource(Source[ClassificationExample]):
         return _there(folder, CLUE_FILES)
 
     def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[ClassificationExample]:
-        return read_clue(self.task, path)
+        return read_clue(self.task, path, labelled=labelled)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ChnSentiCorpSource(Source[ClassificationExample]):
         return _there(folder, CHNSENTICORP_FILES)
 
     def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[ClassificationExample]:
-        return read_chnsenticorp(path)
+        return read_chnsenticorp(path, labelled=labelled)
 
 
 def _there(folder: Path, names: dict[str, tuple[str, ...]]) -> dict[str, Path]:

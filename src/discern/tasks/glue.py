@@ -27,7 +27,7 @@ class GlueSource(Source[ClassificationExample]):
         return glue_splits(self.task, folder)
 
     def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[ClassificationExample]:
-        return read_glue_file(self.task, path)
+        return read_glue_file(self.task, path, labelled=labelled)
 
 
 def _definition(name: str) -> Definition[ClassificationExample]:

@@ -98,7 +98,7 @@ class Questions(Task[QuestionExample]):
             raise DataError(
                 f"{reading.source}: {len(impossible):,} questions have no answer, the first is {impossible[0]}; every question "
                 f"of {self.name} has one",
-                hint="for questions without an answer: --task squad2",
+                hint="in a file of your own, put such questions into the training file too; in SQuAD's format: --task squad2",
             )
 
     def encode(self, examples: Sequence[QuestionExample], text: TextEncoder, *, labelled: bool) -> Features:

@@ -90,7 +90,7 @@ class QuestionSource(Source[QuestionExample]):
         return {split: path for split, path in found.items() if path is not None}
 
     def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[QuestionExample]:
-        return self.reader(path, keep_unfound=split != "train")
+        return self.reader(path, keep_unfound=split != "train", labelled=labelled)
 
 
 def _texts(predictions: Sequence[Prediction]) -> dict[str, str]:

@@ -74,7 +74,8 @@ def predict(request: PredictRequest, show: Callable[[list[Prediction]], None], p
     task = chosen_task(model, request.task)
     model.objective.to(choose_device(request.device))
     started = time.perf_counter()
-    examples = input_examples(task, model.record["tasks"][task.name], request.input, request.columns, request.format)
+    of_task = model.record["tasks"][task.name]
+    examples = input_examples(task, of_task, request.input, request.columns, request.format, progress.note)
     predictions = _counted(_predictions(model, task, examples, request, progress), request.input)
     progress.start("predicting", None, "rows")
     rows = 0

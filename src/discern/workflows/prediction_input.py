@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any, Literal, cast
 
 from discern.errors import ConfigError, DataError
 from discern.tasks import tasks as registry
-from discern.tasks.base import Definition, Task
+from discern.tasks.base import Definition, Labels, Task
+from discern.tasks.classification import Classification
 from discern.tasks.conll import ConllSource
-from discern.tasks.examples import TaggingExample
+from discern.tasks.examples import Reading, TaggingExample
+from discern.tasks.questions import Questions
 from discern.tasks.readers.files import numbered_lines
 from discern.tasks.readers.own_columns import (
     CONTEXT_NAMES,
@@ -28,16 +31,26 @@ from discern.tasks.readers.own_columns import (
 from discern.tasks.readers.own_file import classification_rows, question_rows, tagging_rows
 from discern.tasks.readers.table import Table, TableFormat, open_table
 from discern.tasks.readers.tagging import COLUMN_ENDINGS, ending_of, read_conll
+from discern.tasks.tagging import Tagging
 
 InputFormat = TableFormat | Literal["conll"]
 
 _ROLES = {"tags": ("words",), "spans": ("question", "context")}
 _TABLES = {".csv", ".parquet", ".jsonl", ".ndjson"}
 _LOOKED_AT = 1000
+_SPAN_TAG = re.compile(r"O|[BIESLUM]-\S+")
+_PREFIXES = frozenset("BIESLUM")
+_CHARACTER = re.compile(r".\d*")
+"""A character alone, or with its place in its word."""
 
 
 def input_examples(
-    task: Task[Any], record: Mapping[str, Any], path: Path, columns: Mapping[str, str], format: InputFormat | None
+    task: Task[Any],
+    record: Mapping[str, Any],
+    path: Path,
+    columns: Mapping[str, str],
+    format: InputFormat | None,
+    note: Callable[[str], None],
 ) -> Iterator[Any]:
     """The examples of a file without regard to labels: in bounded memory, unless it is in a named task's own format.
 
@@ -47,40 +60,44 @@ def input_examples(
         columns: by what they hold ("text", "pair", "words", "question", "context"); those not given are called as in the
             training file, or recognised by their names.
         format: where content and name do not tell.
+        note: told of what a reader left out or put right, and how a tagger's text was read where it may be read in two ways.
 
     Raises:
         ConfigError: a column does not exist, or is none of what the task reads.
         DataError: the file cannot be read; while it is read: a row without a text, and the like, with the line.
     """
     definition = known_definition(task)
-    _check_roles(task, record, columns)
-    if format == "conll" and task.labels.kind != "tags":
-        raise ConfigError(f"--format conll is for tagging, and '{task.name}' is none", hint="leave it out")
-    source = record.get("source") or {}
-    if task.labels.kind == "tags" and (format == "conll" or (format is None and _is_conll(path, record, source))):
-        if str(path) == "-":
+    if definition is not None and not isinstance(task, Classification | Tagging | Questions):
+        if columns or format is not None or str(path) == "-":
             raise ConfigError(
-                "columns are read from a file, and this is standard input",
-                hint="write them to a file and give its name; plain text, CSV and JSON lines may come from standard input",
+                f"'{task.name}' reads its own format alone", hint="give a file of it, without --format and names of columns"
             )
-        if definition is not None:
-            return iter(definition.source.read(path, "test", labelled=False).examples)
-        return iter(read_conll(path, word_column=_word_column(path, source, columns), tag_column=None).examples)
+        return _told(definition.source.read(path, "test", labelled=False), path, note)
+    _check_roles(task, record, columns)
+    tags, source = task.labels.kind == "tags", record.get("source") or {}
+    if format == "conll" and not tags:
+        raise ConfigError(f"--format conll is for tagging, and '{task.name}' is none", hint="leave it out")
+    characters = definition is not None and isinstance(definition.source, ConllSource) and definition.source.characters
+    if tags and (format == "conll" or (format is None and _is_conll(task, path, record, characters=characters))):
+        if format is None and ending_of(path) not in COLUMN_ENDINGS:
+            note(f"{path.name}: read with a word a line; where it has a sentence a line: --format text")
+        return _told(_word_a_line(definition, path, source, columns), path, note)
     official: DataError | ConfigError | None = None
-    if definition is not None and task.labels.kind != "tags" and not columns and format is None and _may_be_official(path):
+    if definition is not None and not tags and not columns and format is None and _may_be_official(path):
         try:
-            return iter(definition.source.read(path, "test", labelled=False).examples)
+            return _told(definition.source.read(path, "test", labelled=False), path, note)
         except (DataError, ConfigError) as problem:
             official = problem
     names = definition.source.text_names() if definition is not None else ()
-    characters = definition is not None and isinstance(definition.source, ConllSource) and definition.source.characters
     try:
-        table = open_table(path, cast(TableFormat | None, format or _format_of_training(record, source, path)))
-        if task.labels.kind == "tags" and table.format == "text":
+        table = open_table(path, cast(TableFormat | None, format or _format_of_training(record, path)))
+        if tags and table.format == "text":
+            if format is None and str(path) != "-":
+                note(f"{path.name}: read as plain text, a sentence a line; where it has a word a line: --format conll")
             return _words_of_lines(table, characters=characters)
         # What has numbers for columns has no names for those of a table.
         trained = source.get("columns") or {} if source.get("format") != "conll" else {}
-        return _rows(task, table, {**trained, **columns}, names)
+        return _rows(task, table, {**trained, **columns}, names, characters=characters)
     except (DataError, ConfigError) as problem:
         # Of a file that is named like the official ones the task's own reader says best what is wrong.
         raise (official if official is not None and {".tsv", ".json"} & set(path.suffixes) else problem) from None
@@ -112,11 +129,20 @@ def _check_roles(task: Task[Any], record: Mapping[str, Any], columns: Mapping[st
         )
 
 
-def _rows(task: Task[Any], table: Table, columns: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Iterator[Any]:
+def _told(reading: Reading[Any], path: Path, note: Callable[[str], None]) -> Iterator[Any]:
+    """The examples of a reading; what was wrong with others is told."""
+    for problem in reading.problems:
+        note(f"{path.name}: {problem}")
+    return iter(reading.examples)
+
+
+def _rows(
+    task: Task[Any], table: Table, columns: Mapping[str, Any], names: Sequence[Sequence[str]], *, characters: bool
+) -> Iterator[Any]:
     """The rows of a table; which column is what is settled before the first of them is read."""
     if task.labels.kind == "tags":
         words = chosen_column(table, columns.get("words"), WORDS_NAMES, "--words", set())
-        return tagging_rows(table, TaggingColumns(words), labelled=False)
+        return tagging_rows(table, TaggingColumns(words), labelled=False, characters=characters)
     if task.labels.kind == "spans":
         question = chosen_column(table, columns.get("question"), QUESTION_NAMES, "--question", {columns.get("context")})
         context = chosen_column(table, columns.get("context"), CONTEXT_NAMES, "--context", {question})
@@ -138,6 +164,20 @@ def _words_of_lines(table: Table, *, characters: bool) -> Iterator[TaggingExampl
         yield TaggingExample(str(number), tuple("".join(words) if characters else words))
 
 
+def _word_a_line(
+    definition: Definition[Any] | None, path: Path, source: Mapping[str, Any], columns: Mapping[str, str]
+) -> Reading[Any]:
+    """The sentences of a file with a word a line."""
+    if str(path) == "-":
+        raise ConfigError(
+            "columns are read from a file, and this is standard input",
+            hint="write them to a file and give its name; plain text, CSV and JSON lines may come from standard input",
+        )
+    if definition is not None:
+        return definition.source.read(path, "test", labelled=False)
+    return read_conll(path, word_column=_word_column(path, source, columns), tag_column=None)
+
+
 def _word_column(path: Path, source: Mapping[str, Any], columns: Mapping[str, str]) -> int:
     """Where the words stand in a file with a word a line: as said, else as in the training file, else as is usual."""
     if "words" not in columns and source.get("format") == "conll":
@@ -145,9 +185,9 @@ def _word_column(path: Path, source: Mapping[str, Any], columns: Mapping[str, st
     return numbered_columns(path, words=columns.get("words")).words
 
 
-def _format_of_training(record: Mapping[str, Any], source: Mapping[str, Any], path: Path) -> InputFormat | None:
+def _format_of_training(record: Mapping[str, Any], path: Path) -> InputFormat | None:
     """What the training file was said to be, for files that are named alike."""
-    said: InputFormat | None = source.get("format")
+    said: InputFormat | None = (record.get("source") or {}).get("format")
     trained = (record.get("files") or {}).get("train")
     return said if said and trained and Path(trained).suffix == path.suffix else None
 
@@ -156,18 +196,23 @@ def _may_be_official(path: Path) -> bool:
     return str(path) != "-" and path.suffix.lower() not in {".csv", ".parquet"}
 
 
-def _is_conll(path: Path, record: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
-    """Whether a file has a word a line: by its name, as the training file that is named alike, or because blank lines part
-    lines of equally many columns."""
+def _is_conll(task: Task[Any], path: Path, record: Mapping[str, Any], *, characters: bool) -> bool:
+    """Whether a file has a word a line: by its name, as the training file that is named alike, or because every line ends in a
+    tag, or is a character where words are characters. Blank lines alone say nothing: a text may have them too."""
     if str(path) == "-" or ending_of(path) in _TABLES:
         return False
-    if ending_of(path) in COLUMN_ENDINGS:
-        return True
-    if _format_of_training(record, source, path) == "conll":
+    if ending_of(path) in COLUMN_ENDINGS or _format_of_training(record, path) == "conll":
         return True
     lines = [line.strip() for _, line in islice(numbered_lines(path), _LOOKED_AT)]
-    while lines and not lines[-1]:
-        lines.pop()
-    filled = [line for line in lines if line and not line.startswith("-DOCSTART-")]
-    counts = {len(line.split("\t") if "\t" in line else line.split()) for line in filled}
-    return len(counts) == 1 and len(filled) < len(lines) and not filled[0].startswith(("{", "["))
+    filled = [line for line in lines if line and not line.startswith(("-DOCSTART-", "# "))]
+    if characters and filled and all(_CHARACTER.fullmatch(line) for line in filled):
+        return True
+    rows = [line.split("\t") if "\t" in line else line.split() for line in filled]
+    return {len(row) for row in rows} in ({2}, {3}, {4}, {5}) and all(_is_tag(row[-1], task.labels) for row in rows)
+
+
+def _is_tag(word: str, labels: Labels) -> bool:
+    """Whether it is a tag that the task knows, or one of another type."""
+    if word in labels.names or labels.scheme == "none":
+        return word in labels.names
+    return bool(_SPAN_TAG.fullmatch(word)) or ("B" in labels.names and word in _PREFIXES)

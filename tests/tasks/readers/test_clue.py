@@ -32,6 +32,15 @@ def test_tnews_and_ocnli_by_their_keys(tmp_path: Path) -> None:
     assert reading.problems[0].count == 1
 
 
+def test_labels_that_are_not_looked_at_take_no_row_away(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json", *(f'{{"sentence1": "下", "sentence2": "地", "label": "{each}"}}' for each in ("-", "maybe"))
+    )
+    assert [example.label for example in read_clue("ocnli", path, labelled=False).examples] == [None, None]
+    path = write(tmp_path / "b.tsv", "label\ttext_a", "?\t很好")
+    assert [example.label for example in read_chnsenticorp(path, labelled=False).examples] == [None]
+
+
 def test_faults_name_the_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.json:1: no text 'sentence'; its keys: text"):
         read_clue("tnews", write(tmp_path / "a.json", '{"text": "x"}'))

@@ -8,7 +8,7 @@ import pytest
 
 from discern.errors import ConfigError, DataError
 from discern.tasks.examples import label_counts
-from discern.tasks.readers.glue import GLUE, glue_splits, read_glue
+from discern.tasks.readers.glue import GLUE, glue_splits, read_glue, read_glue_file
 from tests.tasks.data_folder import data_folder, write
 
 MNLI = [
@@ -64,6 +64,19 @@ def test_malformed_lines_are_counted_with_their_places(tmp_path: Path) -> None:
     assert malformed.count == 2
     assert malformed.examples == (f"{path}:3 (5 columns instead of 6)", f"{path}:4 (label 'yes' is none of 0, 1)")
     assert (empty.kind, empty.examples) == ("empty text, kept", (f"{path}:5",))
+
+
+def test_without_labels_every_line_counts(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", tsv("sentence", "label"), tsv("Nice.", "?"), tsv("Bad.", "0"), "")
+    reading = read_glue_file("sst2", path, labelled=False)
+    assert [(example.id, example.text) for example in reading.examples] == [("0", "Nice."), ("1", "Bad.")]
+    assert {example.label for example in reading.examples} == {None}
+    assert [problem.examples for problem in reading.problems] == [(f"{path}:4 (1 columns instead of 2)",)], "the blank line"
+    write(path, tsv("sentence", "label"), tsv("Nice.", "?"), tsv("Bad.", "0", "more"))
+    with pytest.raises(DataError, match=r"a\.tsv:3: 3 columns instead of 2"):
+        read_glue_file("sst2", path, labelled=False)
+    write(path, tsv("sentence1", "sentence2", "score"), tsv("A.", "B.", "9"))
+    assert read_glue_file("stsb", path, labelled=False).examples[0].label is None
 
 
 def test_mnli_has_12_16_and_10_columns_and_its_label_comes_last(tmp_path: Path) -> None:

@@ -79,6 +79,17 @@ def test_questions_without_answers(tmp_path: Path) -> None:
     assert unknown.impossible is None
 
 
+def test_answers_that_are_not_looked_at(tmp_path: Path) -> None:
+    answers = [{"text": "Danube", "answer_start": 3}]
+    path = squad(tmp_path / "a.json", {"answers": answers}, {"answers": [], "is_impossible": True})
+    for reading in (
+        read_squad(path, keep_unfound=True, labelled=False),
+        read_mrqa(write(tmp_path / "a.jsonl", *mrqa_lines()), keep_unfound=True, labelled=False),
+    ):
+        assert {(example.golds, example.answers, example.impossible) for example in reading.examples} == {((), (), None)}
+        assert not reading.problems
+
+
 def test_cmrc_in_its_own_form(tmp_path: Path) -> None:
     question = {"query_id": "Q", "query_text": "多少？", "answers": ["39人", 39764.0]}
     path = write(tmp_path / "a.json", json.dumps([{"context_id": "D", "context_text": "共39764人，39人。", "qas": [question]}]))

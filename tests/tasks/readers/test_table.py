@@ -19,7 +19,13 @@ from discern.tasks.readers.own_columns import (
     question_columns,
     tagging_columns,
 )
-from discern.tasks.readers.own_file import classification_rows, read_classification, read_questions, read_tagging
+from discern.tasks.readers.own_file import (
+    classification_rows,
+    question_rows,
+    read_classification,
+    read_questions,
+    read_tagging,
+)
 from discern.tasks.readers.table import TableFormat, open_table
 from tests.tasks.data_folder import write
 
@@ -78,6 +84,9 @@ def test_standard_input_and_plain_text(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ('review,stars\n"never closed,1\nnext,2\n', r"a\.csv:2: unbalanced quotation marks .* shows in line 3"),
         ('review,stars\nfine,1\n"open,1\nthen "closed" late,2\n', r"a\.csv:3: unbalanced quotation marks"),
+        ("review,stars\nfine,1\na \rfilm,1\n", r"a\.csv:3: a carriage return stands inside the line"),
+        ("review,stars\rfine,1\rpoor,2\r", r"a\.csv:1: a carriage return stands inside the line"),
+        ('review,stars\n"' + 11 * ("x" * 999_999 + "\n"), r"a\.csv:2: a field of more than 10,000,000 .* shows in line 1[12]"),
         ("review,stars\na,b,1\n", r"a\.csv:2: 3 fields, the header has 2 \(review, stars\)"),
         ("review,stars\n,1\n", r"a\.csv:2: 'review' is empty"),
         ("review,stars\n  ,1\n", r"a\.csv:2: 'review' is empty"),
@@ -88,10 +97,15 @@ def test_standard_input_and_plain_text(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_faults_of_a_csv_file_name_the_line(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "a.csv").write_text(content)
+    (tmp_path / "a.csv").write_text(content, newline="")
     with pytest.raises(DataError, match=message) as error:
         read_classification(tmp_path / "a.csv", STARS)
     assert error.value.hint
+
+
+def test_a_text_may_be_long(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "review,stars", f'"{"word " * 30_000}",1')
+    assert len(read_classification(path, STARS).examples[0].text) == 149_999
 
 
 def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
@@ -205,6 +219,10 @@ def test_what_was_read_is_told(tmp_path: Path) -> None:
 def test_halves_of_surrogate_pairs_are_replaced(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"review": "a\\ud83d b", "stars": "1"}')
     assert read_classification(path, STARS).examples[0].text == "a\ufffd b"
+    path = write(tmp_path / "q.jsonl", '{"question": "\\ud83d?", "context": "a\\ud83d b", "answer": "b"}')
+    columns = question_columns(path)
+    for example in (*read_questions(path, columns).examples, *question_rows(open_table(path), columns)):
+        assert (example.question, example.context) == ("\ufffd?", "a\ufffd b")
 
 
 def test_tags_as_lists_and_as_text(tmp_path: Path) -> None:

@@ -47,10 +47,13 @@ CLUE: dict[str, ClueTask] = {
 }
 
 
-def read_clue(name: str, path: Path) -> Reading[ClassificationExample]:
+def read_clue(name: str, path: Path, *, labelled: bool = True) -> Reading[ClassificationExample]:
     """The examples of a task of CLUE. A row labelled "-" (no majority among the annotators) is left out and counted, as by CLUE.
 
     The id is the one of the file, or the number of the row.
+
+    Args:
+        labelled: False leaves labels out, whatever they are.
 
     Raises:
         ConfigError: no such task.
@@ -68,7 +71,7 @@ def read_clue(name: str, path: Path) -> Reading[ClassificationExample]:
         record = parsed_json(line, where)
         if not isinstance(record, dict):
             raise DataError(f"{where}: no JSON object", hint=f"--task {name} takes CLUE's files: a JSON object a line")
-        label = str(record["label"]) if record.get("label") is not None else None
+        label = str(record["label"]) if labelled and record.get("label") is not None else None
         if label == "-":
             problems.add("row without an agreed label, left out", where)
             continue
@@ -86,8 +89,11 @@ def read_clue(name: str, path: Path) -> Reading[ClassificationExample]:
     return Reading(tuple(examples), str(path), problems.summary())
 
 
-def read_chnsenticorp(path: Path) -> Reading[ClassificationExample]:
+def read_chnsenticorp(path: Path, *, labelled: bool = True) -> Reading[ClassificationExample]:
     """The examples of ChnSentiCorp: `label<TAB>text_a` (or `qid` before it) below a header, quoting off. Ids number the rows.
+
+    Args:
+        labelled: as of `read_clue`.
 
     Raises:
         DataError: another header, a line with other columns, an unknown label or an empty text.
@@ -99,7 +105,7 @@ def read_chnsenticorp(path: Path) -> Reading[ClassificationExample]:
     if "text_a" not in columns:
         raise DataError(f"{path}:1: no column 'text_a'; its columns: {', '.join(columns)[:200]}", hint=hint)
     text_place = columns.index("text_a")
-    label_place = columns.index("label") if "label" in columns else None
+    label_place = columns.index("label") if labelled and "label" in columns else None
     examples: list[ClassificationExample] = []
     for number, line in lines:
         fields = line.split("\t")

@@ -151,12 +151,16 @@ def read_glue(name: str, folder: Path, split: str) -> Reading[ClassificationExam
     return read_glue_file(name, split_file(folder, task.files[split], f"{name} {split}"))
 
 
-def read_glue_file(name: str, path: Path) -> Reading[ClassificationExample]:
-    """The examples of a file in the format of a task, as of `read_glue`."""
+def read_glue_file(name: str, path: Path, *, labelled: bool = True) -> Reading[ClassificationExample]:
+    """The examples of a file in the format of a task, as of `read_glue`.
+
+    Args:
+        labelled: False leaves labels out, whatever they are; then each line counts, and a malformed one is an error.
+    """
     task = glue_task(name)
     problems = ProblemLog()
     lines = numbered_lines(path)
-    columns, first = _columns(task, path, lines)
+    columns, first = _columns(task, path, lines, labelled=labelled)
     examples: list[ClassificationExample] = []
     count = malformed = 0
     for number, line in _with_first(first, lines):
@@ -168,6 +172,8 @@ def read_glue_file(name: str, path: Path) -> Reading[ClassificationExample]:
         label: Label = None
         if not reason and columns.label is not None:
             label, reason = _label(task, fields[columns.label].strip(), where)
+        if reason and not labelled and line.strip():
+            raise DataError(f"{where}: {reason}", hint="put the line right: every row is to be predicted")
         if reason:
             malformed += 1
             problems.add("malformed line, left out", f"{where} ({reason})")
@@ -180,7 +186,7 @@ def read_glue_file(name: str, path: Path) -> Reading[ClassificationExample]:
         raise DataError(
             f"{path} is not a file of {name}: {shown}", hint=f"--task {name} takes the official files of GLUE's {task.folder}"
         )
-    notes = () if columns.label is not None else (f"{path.name} has no labels",)
+    notes = () if columns.label is not None or not labelled else (f"{path.name} has no labels",)
     return Reading(tuple(examples), str(path), problems.summary(), notes)
 
 
@@ -191,7 +197,9 @@ class _Columns:
     label: int | None
 
 
-def _columns(task: GlueTask, path: Path, lines: Iterator[tuple[int, str]]) -> tuple[_Columns, tuple[int, str] | None]:
+def _columns(
+    task: GlueTask, path: Path, lines: Iterator[tuple[int, str]], *, labelled: bool
+) -> tuple[_Columns, tuple[int, str] | None]:
     """Where the columns are, and the first line if it is no header."""
     number, line = next(lines, (1, ""))
     fields = [field.strip() for field in line.split("\t")]
@@ -208,7 +216,7 @@ def _columns(task: GlueTask, path: Path, lines: Iterator[tuple[int, str]]) -> tu
                 hint=f"{did_you_mean(names[0], fields)} --task {task.name} takes the official files of GLUE's {task.folder}",
             )
         places.append(held[0])
-    label = next((fields.index(name) for name in task.label if name in fields), None)
+    label = next((fields.index(name) for name in task.label if name in fields), None) if labelled else None
     return _Columns(len(fields), tuple(places), label), first
 
 

@@ -22,14 +22,14 @@ _SHAPE = (
 )
 
 
-def read_mrqa(path: Path, *, keep_unfound: bool = False) -> Reading[QuestionExample]:
+def read_mrqa(path: Path, *, keep_unfound: bool = False, labelled: bool = True) -> Reading[QuestionExample]:
     """The questions of a file in MRQA's format, compressed or not.
 
     The answers are the detected ones, every place of each, in their order; the golds are the texts of `answers`, which the
     official metric compares with. The header line may be missing.
 
     Args:
-        keep_unfound: as of `read_squad`.
+        keep_unfound, labelled: as of `read_squad`.
 
     Raises:
         DataError: not JSON lines, not this format, or two questions of one id.
@@ -59,6 +59,8 @@ def read_mrqa(path: Path, *, keep_unfound: bool = False) -> Reading[QuestionExam
                     f"{where}: question {identity} occurs twice", hint="predictions are matched by qid: give each its own"
                 )
             seen.add(identity)
+            if not labelled:
+                question = {key: value for key, value in question.items() if key not in ("answers", "detected_answers")}
             _add(collector, question, context, identity, where)
     if not collector.examples:
         shown = "; ".join(str(problem) for problem in collector.problems.summary())

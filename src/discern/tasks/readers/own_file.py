@@ -16,6 +16,7 @@ from discern.data.problems import ProblemLog
 from discern.errors import DataError
 from discern.tasks.examples import ClassificationExample, Label, QuestionExample, Reading, TaggingExample, label_counts
 from discern.tasks.readers.answers import QuestionCollector
+from discern.tasks.readers.files import clean_text
 from discern.tasks.readers.own_columns import ClassificationColumns, QuestionColumns, TaggingColumns
 from discern.tasks.readers.table import Row, Table, TableFormat, list_in, number_in, open_table, text_of, value_of, written
 
@@ -78,12 +79,18 @@ def read_tagging(
     return Reading(examples, table.name, (), tuple(_column_notes(columns)), tuple(places))
 
 
-def tagging_rows(table: Table, columns: TaggingColumns, *, labelled: bool = True) -> Iterator[TaggingExample]:
-    """As `read_tagging`, one by one."""
+def tagging_rows(
+    table: Table, columns: TaggingColumns, *, labelled: bool = True, characters: bool = False
+) -> Iterator[TaggingExample]:
+    """As `read_tagging`, one by one.
+
+    Args:
+        characters: of a text every character is a word; lists are taken as they are.
+    """
     words = table.require(columns.words, "--words")
     tags = table.require(columns.tags, "--tags") if columns.tags and labelled else None
     for number, row in enumerate(table.rows):
-        said = _sequence(row, words)
+        said = _sequence(row, words, characters=characters)
         marked = _sequence(row, tags) if tags else None
         if marked is not None and len(marked) != len(said):
             raise DataError(
@@ -121,9 +128,8 @@ def read_questions(
         # The context is not stripped: starts count its characters.
         text_of(row, context)
         answers = list(_answers(row, answer, start)) if answer else []
-        passage = str(value_of(row, context))
-        example = QuestionExample(str(number), text_of(row, asked), passage, impossible=not answers if answer else None)
-        collector.add(example, answers, row.where)
+        passage, none_given = clean_text(str(value_of(row, context))), not answers if answer else None
+        collector.add(QuestionExample(str(number), text_of(row, asked), passage, impossible=none_given), answers, row.where)
     if not collector.examples:
         shown = "; ".join(str(problem) for problem in collector.problems.summary()) or "a header and no row"
         raise DataError(
@@ -141,7 +147,7 @@ def question_rows(table: Table, columns: QuestionColumns) -> Iterator[QuestionEx
     asked, context = table.require(columns.question, "--question"), table.require(columns.context, "--context")
     for number, row in enumerate(table.rows):
         text_of(row, context)
-        yield QuestionExample(str(number), text_of(row, asked), str(value_of(row, context)))
+        yield QuestionExample(str(number), text_of(row, asked), clean_text(str(value_of(row, context))))
 
 
 def _noting_places(table: Table) -> tuple[Table, list[str]]:
@@ -205,12 +211,13 @@ def _labels(row: Row, column: str, value: Any, separator: str | None) -> tuple[s
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _sequence(row: Row, column: str) -> tuple[str, ...]:
-    """The words or tags of a cell: a list, a JSON list, or a text parted by white space."""
+def _sequence(row: Row, column: str, *, characters: bool = False) -> tuple[str, ...]:
+    """The words or tags of a cell: a list, a JSON list, or a text parted by white space, or its characters."""
     value = value_of(row, column)
     if isinstance(value, str):
         found = list_in(value)
-        parts: list[Any] = value.split() if found is None else found
+        words = value.split()
+        parts: list[Any] = found if found is not None else list("".join(words)) if characters else words
     elif isinstance(value, (list, tuple)):
         parts = list(value)
     else:

@@ -24,7 +24,7 @@ SQUAD_FILES: dict[str, tuple[str, ...]] = {
 _SHAPE = 'expected {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [...]}]}]}]}'
 
 
-def read_squad(path: Path, *, keep_unfound: bool = False) -> Reading[QuestionExample]:
+def read_squad(path: Path, *, keep_unfound: bool = False, labelled: bool = True) -> Reading[QuestionExample]:
     """The questions of a file in SQuAD's format.
 
     `impossible` is what the file says, False where it says nothing but has answers, None where a question has no `answers`.
@@ -32,6 +32,7 @@ def read_squad(path: Path, *, keep_unfound: bool = False) -> Reading[QuestionExa
     Args:
         keep_unfound: keep a question none of whose answers occurs in its context, for evaluation, where the official metric
             counts it; otherwise it is left out and counted.
+        labelled: False leaves answers out, whatever they are.
 
     Raises:
         DataError: not JSON, not this format, an empty context, or two questions of one id.
@@ -52,6 +53,8 @@ def read_squad(path: Path, *, keep_unfound: bool = False) -> Reading[QuestionExa
                 continue
         else:
             text = _text(question, ("question", "query_text"), where)
+        if not labelled:
+            question = {key: value for key, value in question.items() if key not in ("answers", "is_impossible")}
         answers = question.get("answers")
         impossible = bool(question["is_impossible"]) if "is_impossible" in question else None if answers is None else False
         example = QuestionExample(identity, text, context, impossible=impossible)

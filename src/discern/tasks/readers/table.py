@@ -34,6 +34,8 @@ _BY_ENDING: dict[str, TableFormat] = {
 }
 _DELIMITERS = ",;\t|"
 _NO_DELIMITER = "\x1f"  # of a table with one column: "great film, loved it" is one text there
+# Characters. Longer than any text, and little to hold where a quotation mark that is never closed swallows the rest of a file.
+_LONGEST_FIELD = 10_000_000
 _NOT_TEXT = (
     "a name tells what a file is: .csv, .tsv, .jsonl, .parquet; or say it: --set files.format=csv, in prediction --format csv"
 )
@@ -134,8 +136,10 @@ def _header(fields: list[str], name: str, number: int) -> tuple[str, ...]:
 
 
 def _delimited(lines: Lines, name: str, header: str) -> Table:
-    delimiter = max(_DELIMITERS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
-    if len(next(csv.reader([header], delimiter=delimiter), [])) == 1:
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
+    counts = {mark: _count(header, mark) for mark in _DELIMITERS}
+    delimiter = max(_DELIMITERS, key=counts.__getitem__)
+    if counts[delimiter] == 1:
         delimiter = _NO_DELIMITER
     records = _records(lines, name, delimiter)
     number, fields = next(records)
@@ -146,6 +150,14 @@ def _delimited(lines: Lines, name: str, header: str) -> Table:
             yield _row(fields, columns, f"{name}:{number}", f"quote texts that hold '{delimiter}': \"like{delimiter} this\"")
 
     return Table(name, "csv", columns, rows())
+
+
+def _count(header: str, delimiter: str) -> int:
+    """How many columns a header has; none where it cannot be read, which is told when it is."""
+    try:
+        return len(next(csv.reader([header], delimiter=delimiter), []))
+    except csv.Error:
+        return 0
 
 
 def _records(lines: Lines, name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -163,17 +175,31 @@ def _records(lines: Lines, name: str, delimiter: str) -> Iterator[tuple[int, lis
         try:
             fields = next(reader, None)
         except csv.Error as problem:
-            begins = place[0] + 1
-            until = f", and the trouble shows in line {place[1]}" if place[1] > begins else ""
-            raise DataError(
-                f"{name}:{begins}: unbalanced quotation marks in the row that begins here{until} ({problem})",
-                hint='inside a quoted field double them: "he said ""yes"""; in an unquoted field they may stand '
-                "anywhere but first; or give JSON lines",
-            ) from problem
+            raise _damaged(name, place[0] + 1, place[1], problem) from problem
         if fields is None:
             return
         if fields:
             yield place[0] + 1, fields
+
+
+def _damaged(name: str, begins: int, shows: int, problem: csv.Error) -> DataError:
+    """What is wrong with the record that begins in one line and cannot be read on in another."""
+    if "new-line character" in str(problem):
+        return DataError(
+            f"{name}:{shows}: a carriage return stands inside the line, outside quotation marks",
+            hint="where one ends every line: tr '\\r' '\\n' < FILE > NEW; otherwise quote the field that holds it",
+        )
+    until = f", and the trouble shows in line {shows}" if shows > begins else ""
+    if "field limit" in str(problem):
+        return DataError(
+            f"{name}:{begins}: a field of more than {csv.field_size_limit():,} characters in the row that begins here{until}",
+            hint="is a quotation mark opened there and never closed? Otherwise give JSON lines",
+        )
+    return DataError(
+        f"{name}:{begins}: unbalanced quotation marks in the row that begins here{until} ({problem})",
+        hint='inside a quoted field double them: "he said ""yes"""; in an unquoted field they may stand '
+        "anywhere but first; or give JSON lines",
+    )
 
 
 def _tabbed(lines: Lines, name: str) -> Table:
