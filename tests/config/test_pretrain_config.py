@@ -11,6 +11,7 @@ import pytest
 from discern.config.presets import preset_names, preset_path, preset_summary
 from discern.config.tree import diff, to_toml
 from discern.errors import ConfigError
+from discern.objectives.rtd_config import RTDConfig
 from discern.workflows.configuration import differences, load_pretrain_config
 from discern.workflows.settings import PretrainConfig
 
@@ -200,3 +201,14 @@ def test_the_released_code_differs_from_the_paper_in_these_keys_only(size: str):
         "optimizer.schedule",
         "train.precision",
     }
+
+
+def test_settings_that_nothing_reads_are_told() -> None:
+    idle = RTDConfig(two_stage_steps=7, rarity_exponent=1.0, generator="two-tower", mask_token_probability=0.5)
+    assert idle.without_effect() == {
+        "rarity_exponent": "masking = 'rarity'",
+        "two_stage_steps": "algorithm = 'two-stage'",
+        "mask_token_probability": "generator = 'mlm'",
+    }
+    assert RTDConfig().without_effect() == {}
+    assert RTDConfig(masking="span", span_max_words=3).without_effect() == {}

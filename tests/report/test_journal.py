@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from discern.report.journal import held_out_figures, run_charts
+from discern.report.journal import last_held_out, run_charts
 
 RTD = {
     "step": 10,
@@ -71,7 +71,7 @@ def test_a_gradient_norm_of_zero_is_drawn_on_a_linear_axis() -> None:
 
 
 def test_figures_are_of_the_last_evaluation_and_not_of_training() -> None:
-    step, figures = held_out_figures([MLM, RTD, {"step": 20, "loss": 30.0}])
+    step, figures = last_held_out([MLM, RTD, {"step": 20, "loss": 30.0}])
     assert step == 10
     assert [(figure.name, figure.value) for figure in figures] == [
         ("Loss", 41.0),
@@ -89,19 +89,19 @@ def test_figures_are_of_the_last_evaluation_and_not_of_training() -> None:
 
 
 def test_what_answering_without_looking_would_give_is_told() -> None:
-    meanings = {figure.name: figure.meaning for figure in held_out_figures([RTD])[1]}
+    meanings = {figure.name: figure.meaning for figure in last_held_out([RTD])[1]}
     entropy = math.log(4) - 0.75 * math.log(3)
     assert f"would give {entropy:.4f}." in meanings["Discriminator loss"]
     assert "would give 0.7500." in meanings["Discriminator accuracy"]
 
 
 def test_a_sum_of_one_loss_is_not_told_twice() -> None:
-    assert [figure.name for figure in held_out_figures([MLM])[1]] == ["Loss", "Accuracy"]
+    assert [figure.name for figure in last_held_out([MLM])[1]] == ["Loss", "Accuracy"]
 
 
 def test_an_unknown_figure_is_shown_under_its_key() -> None:
-    assert held_out_figures([MLM | {"novelty": 1.5}])[1][-1].name == "novelty"
+    assert last_held_out([MLM | {"novelty": 1.5}])[1][-1].name == "novelty"
 
 
 def test_nothing_evaluated() -> None:
-    assert held_out_figures([{"step": 1, "loss": 3.0}]) == (None, [])
+    assert last_held_out([{"step": 1, "loss": 3.0}]) == (None, [])

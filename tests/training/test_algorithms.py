@@ -1,5 +1,6 @@
 """Phases, frozen networks and schedules through the loop: what moves when, and that a cut run goes on exactly."""
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from discern.errors import ConfigError
 from discern.objectives.rtd import ReplacedTokenDetection
 from discern.training import checkpoint
-from discern.training.journal import read_metrics
+from discern.training.journal import add_held_out, held_out_figures, read_metrics
 from discern.training.loop import State, train
 from tests.objectives.rtd_options import build_option
 from tests.training.test_loop import parts
@@ -187,3 +188,20 @@ def test_the_adversarial_run_logs_its_entropy_and_held_out_figures(tmp_path: Pat
     assert records[-1]["heldout_loss"] == pytest.approx(
         records[-1]["heldout_generator_loss"] + 50 * records[-1]["heldout_discriminator_loss"]
     )
+    assert not {"loss", "adversarial_loss", "baseline_loss", "generator_entropy", "flops"} & set(held_out_figures(records[-1]))
+
+
+def test_a_held_out_loss_has_one_name_whatever_this_step_trained() -> None:
+    evaluated = {"loss": 3.0, "discriminator_loss": 0.5, "discriminator_auc": 0.7}
+    alone = add_held_out({"step": 1, "loss": 2.0, "generator_loss": 2.0}, evaluated)
+    both = add_held_out({"step": 9, "loss": 2.0, "discriminator_loss": 0.6}, evaluated)
+    held = {"heldout_loss": 3.0, "heldout_discriminator_loss": 0.5, "discriminator_auc": 0.7}
+    assert held_out_figures(alone) == held_out_figures(both) == held
+    assert held_out_figures({"step": 2, "loss": 1.0, "generator_accuracy": 0.1}) == {}
+
+
+@pytest.mark.parametrize("options", [TWO_STAGE, {"freeze_generator_at": 6, "tying": "none"}, {"generator_warmup_steps": 6}])
+def test_phases_know_where_they_begin(options: dict[str, Any]) -> None:
+    phases = build(options).phases(12)
+    assert [phase.begins for phase in phases] == [0, *accumulate(phase.steps for phase in phases)][:-1]
+    assert len(phases) == 2

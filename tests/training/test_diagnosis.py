@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
+from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training.diagnosis import (
+    Expectations,
     Watchman,
     compare_lengths,
     embedding_gradients,
+    embedding_norm,
+    expectations,
     judge_cosine,
     judge_drift,
     judge_duplicates,
@@ -22,9 +28,11 @@ from discern.types import LossTerm, StepOutput
 from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.support import SPECIAL, make_batch, settings
 
+RTD = Expectations(weights=(1.0, 50.0))
+
 
 def verdicts(**figures: float) -> dict[str, str]:
-    return {finding.name: finding.verdict for finding in judge_held_out(figures)}
+    return {finding.name: finding.verdict for finding in judge_held_out(figures, RTD)}
 
 
 def test_a_generator_that_is_too_strong_or_too_weak() -> None:
@@ -36,7 +44,7 @@ def test_a_generator_that_is_too_strong_or_too_weak() -> None:
 
 
 def test_a_discriminator_that_answers_original_to_everything() -> None:
-    (found,) = judge_held_out({"discriminator_recall": 0.0, "discriminator_auc": 0.501})
+    (found,) = judge_held_out({"discriminator_recall": 0.0, "discriminator_auc": 0.501}, RTD)
     assert found.verdict == "low"
     assert "answers 'original' to everything (AUC 0.50; 0.5 is guessing)" in found.cause
     assert "optimizer.learning_rate" in found.knob
@@ -45,11 +53,18 @@ def test_a_discriminator_that_answers_original_to_everything() -> None:
 
 def test_what_was_chosen_is_no_ailment() -> None:
     figures = {"replaced_fraction": 0.149, "sampled_accuracy": 0.001, "discriminator_recall": 0.5}
-    assert [finding.name for finding in judge_held_out(figures, generator_learns=False)] == ["discriminator_recall"]
-    # Asked about the chosen positions alone, a discriminator may answer 'replaced' to everything and have a recall of 1.
-    assert verdicts(replaced_fraction=0.95, discriminator_recall=1.0) == {}
-    assert Watchman(0, generator_learns=False).notes(5, figures) == []
-    assert len(Watchman(0).notes(5, figures)) == 1
+    chosen = Expectations(generator_learns=False)
+    assert [finding.name for finding in judge_held_out(figures, chosen)] == ["discriminator_recall"]
+    assert Watchman(0, chosen).notes(5, figures) == []
+    assert len(Watchman(0, RTD).notes(5, figures)) == 1
+
+
+def test_recall_has_a_band_only_where_every_token_is_judged() -> None:
+    (found,) = judge_held_out({"discriminator_recall": 0.0}, Expectations(judges_all=False))
+    assert (found.value, found.usual, found.verdict) == (0.0, None, "unknown")
+    rtd, electric = (expectations(build(name), 100) for name in ("rtd", "electric"))
+    assert (rtd.judges_all, rtd.weights) == (True, (1.0, 50.0))
+    assert (electric.judges_all, electric.weights) == (False, None)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -64,19 +79,35 @@ def test_gradients_of_the_embeddings_with_every_option(name: str) -> None:
 
 
 def test_figures_of_other_objectives_are_left_alone() -> None:
-    assert judge_held_out({"mlm_loss": 3.0, "mlm_accuracy": 0.2}) == []
+    assert judge_held_out({"mlm_loss": 3.0, "mlm_accuracy": 0.2}, RTD) == []
 
 
 def test_loss_shares_are_of_the_weighted_means() -> None:
     terms = {"generator": LossTerm(torch.tensor(20.0), 10, 1.0), "discriminator": LossTerm(torch.tensor(8.0), 100, 50.0)}
-    seen = {"is_replaced": torch.zeros(1, 1, dtype=torch.bool)}
-    generator, discriminator = judge_loss_shares(StepOutput(terms, seen))
-    assert judge_loss_shares(StepOutput(terms))[1].usual is None  # Electric has these names and weights too
+    generator, discriminator = judge_loss_shares(StepOutput(terms), RTD)
+    assert judge_loss_shares(StepOutput(terms), Expectations())[1].usual is None  # Electric has these names too
     assert (generator.value, discriminator.value) == (pytest.approx(2 / 6), pytest.approx(4 / 6))
     assert (generator.usual, discriminator.verdict) == (None, "low")
-    terms["discriminator"] = LossTerm(torch.tensor(8.0), 100, 20.0)
-    assert [finding.usual for finding in judge_loss_shares(StepOutput(terms, seen))] == [None, None]
-    assert judge_loss_shares(StepOutput({"mlm": LossTerm(torch.tensor(1.0), 1)})) == []
+    assert judge_loss_shares(StepOutput({"mlm": LossTerm(torch.tensor(1.0), 1)}), Expectations()) == []
+
+
+def test_the_surrogate_of_adversarial_training_has_no_share_and_its_gradient_is_the_generators() -> None:
+    terms = {
+        "adversarial": LossTerm(torch.tensor(80.0), 10, 1.0),
+        "baseline": LossTerm(torch.tensor(10.0), 10, 1.0),
+        "discriminator": LossTerm(torch.tensor(8.0), 100, 50.0),
+    }
+    shares = {finding.name: finding.value for finding in judge_loss_shares(StepOutput(terms), Expectations())}
+    assert shares == {"baseline_loss_share": pytest.approx(1 / 5), "discriminator_loss_share": pytest.approx(4 / 5)}
+    gradient = torch.tensor([[1.0, 2.0]])
+    assert judge_cosine({"adversarial": gradient, "discriminator": -gradient}).value == pytest.approx(-1.0)
+
+
+def build(name: str, **options: Any) -> Objective:
+    factory = objectives.load(name)
+    objective: Objective = factory(factory.Config(**options), settings())
+    objective.initialise(0)
+    return objective
 
 
 def rtd(tying: str) -> tuple[Objective, StepOutput]:
@@ -121,16 +152,19 @@ def test_cosine_of_gradients_that_pull_apart() -> None:
 
 
 def test_drift_and_duplicates() -> None:
-    start = torch.eye(3)
-    assert judge_drift(2 * start, start).value == pytest.approx(2.0)
-    assert judge_drift(4 * start, start).verdict == "high"
+    assert judge_drift(2.0, 1.0).value == pytest.approx(2.0)
+    assert judge_drift(4.0, 1.0).verdict == "high"
+    objective = build("mlm")
+    assert embedding_norm(objective) == pytest.approx(
+        float(objective.networks()["encoder"].encoder.embeddings.weights.norm(dim=1).mean())
+    )
     assert [finding.verdict for finding in judge_duplicates(100, 1)] == ["fine"]
     assert [finding.verdict for finding in judge_duplicates(100, 20)] == ["high"]
     assert judge_duplicates(0, 0) == []
 
 
 def test_the_watchman_waits_for_the_warm_up_and_says_each_thing_once() -> None:
-    watchman = Watchman(quiet_steps=100)
+    watchman = Watchman(100, RTD)
     ill = {"discriminator_recall": 0.0, "discriminator_auc": 0.5}
     assert watchman.notes(50, ill) == []
     (note,) = watchman.notes(100, ill)
@@ -138,3 +172,22 @@ def test_the_watchman_waits_for_the_warm_up_and_says_each_thing_once() -> None:
     assert "; try a lower optimizer.learning_rate" in note
     assert watchman.notes(200, ill) == []
     assert watchman.notes(300, {"mlm_loss": 2.0}) == []
+
+
+def test_the_watchman_passes_over_a_discriminator_that_has_not_begun() -> None:
+    ill = {"discriminator_recall": 0.0, "discriminator_auc": 0.5}
+    two_stage = expectations(build("rtd", algorithm="two-stage", two_stage_steps=0.5, copy_weights=False), 1000)
+    assert two_stage.discriminator_from == 500
+    watchman = Watchman(100, two_stage)
+    assert watchman.notes(599, ill) == []
+    assert len(watchman.notes(600, ill)) == 1
+
+
+def test_the_watchman_looks_at_loss_shares_and_at_the_embeddings() -> None:
+    watchman = Watchman(0, RTD, start_norm=1.0)
+    assert watchman.notes(1, {"generator_loss": 5.0, "discriminator_loss": 0.4}, norm=1.5) == []
+    (share,) = watchman.notes(2, {"generator_loss": 5.0, "discriminator_loss": 0.1}, norm=1.5)
+    assert share.startswith("warning: discriminator_loss_share 0.5000 is low: ")
+    (drift,) = watchman.notes(3, {}, norm=3.5)
+    assert drift.startswith("warning: embedding_norm_drift 3.5000 is high: ")
+    assert Watchman(0, RTD).notes(3, {}, norm=3.5) == []

@@ -56,6 +56,8 @@ def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpt
                 console.result({"valid": False, "problems": _problems(error)}, text="")
             raise
         counted = ", ".join(f"{count} {origin}" for origin, count in Counter(resolved.origins.values()).most_common())
+        for name, needed in resolved.config.objective.without_effect().items():
+            console.warn(f"objective.{name} has no effect: it needs objective.{needed}")
         console.result({"valid": True, "problems": []}, text=f"valid: {len(resolved.origins)} values ({counted})")
 
 

@@ -17,9 +17,9 @@ def span(batch: TokenBatch, context: MaskingContext) -> Chosen:
     """Spans of whole words, as `take_in_order` fills the row's `quota` of tokens; of tokens where words aren't known.
 
     The words of a row, closed to a ring, are cut from a random place on into spans of random length, and the spans are
-    taken in random order. So every word is as likely as any other, which it would not be if spans ended at the ends
-    of the row, and the last span taken is cut to the number of tokens that is left. A span goes on behind a special token
-    in its way.
+    taken in random order. So every place is as likely as any other, which it would not be if spans ended at the ends
+    of the row; long words are a little less likely, as they are passed over where they don't fit. A span goes on behind a
+    special token in its way.
 
     Differs: SpanBERT draws the beginnings of its spans anew, which favours words away from the beginning of the row.
     Reference: Joshi et al. 2020, section 3.1.

@@ -153,7 +153,7 @@ def phases_with_freezing(config: RTDConfig, max_steps: int) -> list[Phase]:
             )
         held = frozenset({"discriminator"})
         first = Phase("generator warm-up", warmup, frozenset({"generator"}), holds=held, own_schedule=True)
-        return [first, Phase("train", max_steps - warmup, own_schedule=True)]
+        return [first, Phase("train", max_steps - warmup, own_schedule=True, begins=warmup)]
     stops = {"discriminator": config.freeze_generator_at, "generator": config.freeze_discriminator_at}
     for left, step in stops.items():
         if step is not None and step < max_steps:

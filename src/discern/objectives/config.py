@@ -24,6 +24,15 @@ class ObjectiveConfig(Section):
     def check(self, data: DataConfig, model: ModelConfig) -> None:
         """Raise a ValueError, saying what to set, where rows or encoder don't suit the objective."""
 
+    def unread(self) -> dict[str, str]:
+        """Settings that nothing reads as the others are, with what would have them read."""
+        return {}
+
+    def without_effect(self) -> dict[str, str]:
+        """Of those, the ones that were changed all the same."""
+        fields = type(self).model_fields
+        return {name: needed for name, needed in self.unread().items() if getattr(self, name) != fields[name].default}
+
 
 class PositionsConfig(ObjectiveConfig):
     """Settings of the objectives that choose positions."""
@@ -61,6 +70,11 @@ class PositionsConfig(ObjectiveConfig):
             return self.mask_probability
         progress = min(1.0, step / self.mask_probability_steps)
         return self.mask_probability + (self.mask_probability_end - self.mask_probability) * progress
+
+    def unread(self) -> dict[str, str]:
+        readers = {"rarity_exponent": "rarity", "span_stop_probability": "span", "span_max_words": "span"}
+        found = {name: f"masking = '{masking}'" for name, masking in readers.items() if self.masking != masking}
+        return super().unread() | found
 
     @field_validator("masking")
     @classmethod

@@ -95,6 +95,16 @@ class RTDConfig(ReplacementConfig):
         """How replacements are drawn."""
         return Sampling(self.temperature, self.top_p, self.disallow_original)
 
+    def unread(self) -> dict[str, str]:
+        found = super().unread()
+        if self.algorithm != "two-stage":
+            found |= dict.fromkeys(("two_stage_steps", "copy_weights"), "algorithm = 'two-stage'")
+        if self.generator in ("two-tower", "uniform", "unigram"):  # read no [MASK]
+            found |= dict.fromkeys(("mask_token_probability", "random_token_probability"), "generator = 'mlm'")
+        if not self.sentence_contrastive_weight:
+            found["sentence_clean_probability"] = "sentence_contrastive_weight > 0"
+        return found
+
     @field_validator("generator")
     @classmethod
     def _is_generator(cls, name: str) -> str:

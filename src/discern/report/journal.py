@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from discern.report.charts import Chart, Line
+from discern.training.journal import HELD_OUT, held_out_figures, is_number
 
-HELD_OUT = "heldout_"
 Records = Sequence[Mapping[str, Any]]
-
-_OF_TRAINING = {"step", "tokens", "seconds", "tokens_per_second", "learning_rate", "grad_norm", "flops", "peak_memory_bytes"}
 
 _MEANINGS = {
     "heldout_loss": ("Loss", "What training minimises: the weighted sum of the losses below, in nats. Lower is better."),
@@ -110,22 +108,16 @@ def run_charts(records: Records) -> list[Chart]:
     return [chart for chart in charts if chart.lines]
 
 
-def held_out_figures(records: Records) -> tuple[int | None, list[HeldOutFigure]]:
+def last_held_out(records: Records) -> tuple[int | None, list[HeldOutFigure]]:
     """The figures of the last evaluation, and the step it was of; None where nothing was evaluated."""
     last = next((record for record in reversed(records) if any(key.startswith(HELD_OUT) for key in record)), None)
     if last is None:
         return None, []
-    training = _OF_TRAINING | {key.removeprefix(HELD_OUT) for key in last if key.startswith(HELD_OUT)}
-    found = {key: value for key, value in last.items() if key not in training and is_number(value)}
+    found = held_out_figures(last)
     if sum(key.endswith("_loss") for key in found) == 2:  # one term: the sum says nothing of its own
         found.pop("heldout_loss", None)
     order = [key for key in _MEANINGS if key in found] + [key for key in found if key not in _MEANINGS]
     return last["step"], [_figure(key, found) for key in order]
-
-
-def is_number(value: object) -> bool:
-    """Whether a value of the journal can be drawn: a number, and finite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _figure(key: str, found: Mapping[str, float]) -> HeldOutFigure:

@@ -13,6 +13,18 @@ from typing import Any
 from discern.errors import CheckpointError
 
 METRICS_FILE = "metrics.jsonl"
+HELD_OUT = "heldout_"
+_OF_TRAINING = {
+    "step",
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "learning_rate",
+    "grad_norm",
+    "flops",
+    "peak_memory_bytes",
+    "generator_entropy",  # of adversarial training
+}
 
 
 class Journal:
@@ -70,6 +82,33 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return records
+
+
+def add_held_out(record: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, Any]:
+    """A line of the journal with the figures of an evaluation beside those of training.
+
+    Losses are of both kinds, so those held out are named `heldout_...`, whether or not this step has trained on them.
+    """
+    return {**record, **{f"{HELD_OUT}{key}" if _is_loss(key) or key in record else key: figures[key] for key in figures}}
+
+
+def held_out_figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of an evaluation in a line of the journal, by the names that they have there; none where there was none."""
+    twins = {key.removeprefix(HELD_OUT) for key in record if key.startswith(HELD_OUT)}
+    if not twins:
+        return {}
+    return {
+        key: value for key, value in record.items() if key not in _OF_TRAINING | twins and not _is_loss(key) and is_number(value)
+    }
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of the journal is a number, and finite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_loss(key: str) -> bool:
+    return not key.startswith(HELD_OUT) and (key == "loss" or key.endswith("_loss"))
 
 
 def _truncate(path: Path, step: int) -> None:

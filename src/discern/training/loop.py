@@ -22,11 +22,11 @@ from discern.objectives.base import Objective, Phase
 from discern.progress import Progress
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.diagnosis import Watchman
+from discern.training.diagnosis import Watchman, embedding_norm
 from discern.training.evaluation import HeldoutRows, evaluate
 from discern.training.flops import RunFlops
 from discern.training.interrupt import StopRequest
-from discern.training.journal import Journal
+from discern.training.journal import Journal, add_held_out
 from discern.training.memory import peak_memory
 from discern.training.meter import Meter
 from discern.training.optimizer import AdamW, clip_gradients, parameter_groups
@@ -288,10 +288,11 @@ def _write(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: flo
             held = evaluate(
                 parts.objective, parts.heldout, parts.ranks, sequences=train.evaluate_sequences, precision=parts.precision
             )
-        record |= {f"heldout_{name}" if name in record else name: value for name, value in held.items()}
+        record = add_held_out(record, held)
         parts.progress.note(f"step {state.step}: held out {_summary(held)}")
-        for warning in [] if parts.watchman is None else parts.watchman.notes(state.step, held):
-            parts.progress.note(warning)
+        if parts.watchman is not None:
+            for warning in parts.watchman.notes(state.step, held, embedding_norm(parts.objective)):
+                parts.progress.note(warning)
         if parts.watch is not None:
             _weigh(parts, parts.watch, state, optimizer, held[parts.watch.metric])
     if record is not None and parts.journal is not None:

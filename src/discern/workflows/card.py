@@ -11,7 +11,7 @@ from discern.config.tree import diff, flatten
 from discern.data.tokenizer import load_tokenizer, lowercases
 from discern.interop.huggingface import HuggingFaceModel
 from discern.interop.model_card import CardFacts
-from discern.training.journal import read_metrics
+from discern.training.journal import held_out_figures, read_metrics
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.runs import LoadedRun
 from discern.workflows.settings import PretrainConfig
@@ -49,17 +49,10 @@ def card_facts(run: LoadedRun, models: Mapping[str, HuggingFaceModel], title: st
         differences=_differences(run.config, reference) if reference else (),
         data=run.record.get("statistics", {}),
         tokens_seen=records[-1].get("tokens") if records else None,
-        evaluation=_held_out(evaluated),
+        evaluation=held_out_figures(evaluated),
         evaluated_at=evaluated.get("step"),
         versions={"discern": run.record.get("discern", "unknown"), **run.record.get("versions", {})},
     )
-
-
-def _held_out(record: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of an evaluation, without those of training that stand on the same line of the journal."""
-    training = {"step", "tokens", "seconds", "tokens_per_second", "learning_rate", "grad_norm"}
-    training |= {name.removeprefix("heldout_") for name in record if name.startswith("heldout_")}
-    return {name: value for name, value in record.items() if name not in training and isinstance(value, int | float)}
 
 
 # Settings that make a recipe another one, before any size.

@@ -20,7 +20,7 @@ from discern.report.comparison import comparison_page
 from discern.report.page import render_page
 from discern.training import checkpoint
 from discern.training.flops import run_flops
-from discern.training.journal import read_metrics
+from discern.training.journal import held_out_figures, read_metrics
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
 from discern.workflows.bench import processor_name
@@ -29,7 +29,6 @@ from discern.workflows.compare_results import (
     Unit,
     check_results,
     curve,
-    held_out,
     hours_of,
     reference_of,
     units,
@@ -200,7 +199,7 @@ def _pretrained(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str, 
         "seconds": last.get("seconds", 0.0),
         "flops": spent.executed,
         "flops_paper_convention": spent.paper,
-        "held_out": held_out(last),
+        "held_out": held_out_figures(last),
         "curve": curve(records),
     }
 

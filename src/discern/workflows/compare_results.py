@@ -16,6 +16,7 @@ from typing import Any
 from discern.config.tree import flatten, plain, to_toml
 from discern.errors import ConfigError, DataError
 from discern.training import checkpoint
+from discern.training.journal import held_out_figures
 from discern.workflows.compare_plan import ComparePlan, PlannedRun
 from discern.workflows.compare_tasks import TaskFolder
 from discern.workflows.configuration import load_pretrain_config
@@ -26,8 +27,6 @@ from discern.workflows.runs import CONFIG_FILE
 FORMAT = 1
 _CONFIG, _PRETRAINING = "config.toml", "pretraining.json"
 _POINTS = 200  # of a curve that is kept
-# Lines of the journal have these besides losses and held-out figures.
-_BOOKKEEPING = ("step", "tokens", "seconds", "tokens_per_second", "learning_rate", "grad_norm", "flops", "peak_memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -235,13 +234,6 @@ def _other_budget(plan: ComparePlan, unit: Unit, done: Mapping[str, Any] | None)
     return [] if before == now else [f"{unit.label}: its share of the reference's time was {before} hours, is {now}"]
 
 
-def held_out(record: Mapping[str, Any]) -> dict[str, float]:
-    """The held-out figures in a line of the journal, by name."""
-    training = {key.removeprefix("heldout_") for key in record if key.startswith("heldout_")} | {*_BOOKKEEPING}
-    evaluated = any(key.startswith("heldout_") for key in record)
-    return {key: value for key, value in record.items() if evaluated and key not in training and _is_number(value)}
-
-
 def curve(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What the page draws of a journal: at most some 200 lines, those with held-out figures among them."""
     every = max(1, len(records) // _POINTS)
@@ -249,12 +241,8 @@ def curve(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in record.items() if key not in dropped}
         for number, record in enumerate(records)
-        if number % every == 0 or number == len(records) - 1 or held_out(record)
+        if number % every == 0 or number == len(records) - 1 or held_out_figures(record)
     ]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -20,9 +20,12 @@ from discern.data.source import RowStream, training_rows
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.training.diagnosis import (
+    Expectations,
     Finding,
     compare_lengths,
     embedding_gradients,
+    embedding_norm,
+    expectations,
     judge,
     judge_cosine,
     judge_drift,
@@ -83,8 +86,9 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     finally:
         progress.finish()
     facts["figures"] = figures
-    held_out = judge_held_out(figures, generator_learns="generator" in objective.networks())
-    return Diagnosis(f"{folder} at step {run.step:,}", facts, held_out + _gradients(run, stream, ranks) + findings)
+    expected = expectations(objective, run.config.train.max_steps)
+    held_out = judge_held_out(figures, expected)
+    return Diagnosis(f"{folder} at step {run.step:,}", facts, held_out + _gradients(run, stream, ranks, expected) + findings)
 
 
 def _text(run: LoadedRun) -> tuple[RowStream, str]:
@@ -97,7 +101,7 @@ def _text(run: LoadedRun) -> tuple[RowStream, str]:
     return training_rows(data.split("train"), data.special_tokens, run.config.data, run.config.train.seed), "trained on"
 
 
-def _gradients(run: LoadedRun, stream: RowStream, ranks: Ranks) -> list[Finding]:
+def _gradients(run: LoadedRun, stream: RowStream, ranks: Ranks, expected: Expectations) -> list[Finding]:
     """What the terms of the loss send to the word embeddings, dropout off."""
     count = min(_GRADIENT_ROWS, stream.num_rows)
     numbers = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))
@@ -107,7 +111,7 @@ def _gradients(run: LoadedRun, stream: RowStream, ranks: Ranks) -> list[Finding]
     corrupted = objective.corrupt(batch, randomness).to(ranks.device)
     output = objective(corrupted, randomness.to(ranks.device))
     gradients = embedding_gradients(objective, output)
-    shares = [_with_knob_of(run, finding) for finding in judge_loss_shares(output)]
+    shares = [_with_knob_of(run, finding) for finding in judge_loss_shares(output, expected)]
     return [*shares, judge_cosine(gradients), *compare_lengths(gradients)]
 
 
@@ -122,8 +126,7 @@ def _drift(run: LoadedRun) -> Finding:
     """Against the weights that the run's seed gives, which are where it began unless it was initialised from a model."""
     start = build_objective(run.config, run.vocabulary)
     start.initialise(run.config.train.seed)
-    now, before = (next(iter(each.networks().values())).encoder.embeddings.weights for each in (run.objective, start))
-    return judge_drift(now.detach().cpu(), before.detach())
+    return judge_drift(embedding_norm(run.objective), embedding_norm(start))
 
 
 def examine_machine(folder: Path) -> Diagnosis:

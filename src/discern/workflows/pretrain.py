@@ -16,7 +16,7 @@ from discern.objectives.base import Objective
 from discern.progress import Progress, Silent
 from discern.training import checkpoint
 from discern.training.config import NO_STEP_LIMIT, TrainConfig
-from discern.training.diagnosis import Watchman
+from discern.training.diagnosis import Watchman, ailing, embedding_norm, expectations, judge_duplicates, warning_of
 from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, stop_on_signals
 from discern.training.journal import Journal, read_metrics
@@ -47,12 +47,14 @@ class Run:
 
     Attributes:
         filled: what became of the model that it began with; None where it was resumed, or began with none.
+        start_norm: mean length of the word embeddings that it began with; None where that is no longer known.
     """
 
     settled: Settled
     objective: Objective
     state: State
     filled: Filled | None
+    start_norm: float | None
 
 
 def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | None:
@@ -82,6 +84,8 @@ def open_run(settled: Settled, progress: Progress, ranks: Ranks) -> Run:
     check_shares(config, ranks)
     for dropped in settled.resolved.dropped if ranks.writes else ():
         progress.note(f"{dropped.key} = {dropped.value} of the {dropped.origin} does not apply: {dropped.reason}")
+    for name, needed in config.objective.without_effect().items() if ranks.writes else ():
+        progress.note(f"objective.{name} = {getattr(config.objective, name)} has no effect: it needs objective.{needed}")
     check_words(config, data)
     objective = build_objective(config, vocabulary_of(data))
     objective.phases(config.train.max_steps)  # refuses what the steps don't suffice for, before anything is written
@@ -107,7 +111,11 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
     journal = Journal(out, state.step, tensorboard=config.train.tensorboard) if ranks.writes else None
     listener = progress if ranks.writes else Silent()
     listener.start(*_announcement(config.train), "steps")
+    steps = config.train.max_steps
     listener.advance(state.step)
+    statistics = data.manifest.statistics
+    for finding in ailing(judge_duplicates(statistics.documents, statistics.duplicates)):
+        listener.note(warning_of(finding))
     try:
         return train(
             Parts(
@@ -123,8 +131,8 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
                 progress=listener,
                 stop=stop,
                 header={"data_fingerprint": data.fingerprint, "tokenizer_fingerprint": data.tokenizer_fingerprint},
-                watchman=Watchman(config.optimizer.warmup_steps, generator_learns="generator" in objective.networks()),
-                flops=run_flops(objective, config.train.max_steps, config.data.sequence_length, config.train.sequences_per_step),
+                watchman=Watchman(config.optimizer.warmup_steps, expectations(objective, steps), run.start_norm),
+                flops=run_flops(objective, steps, config.data.sequence_length, config.train.sequences_per_step),
             ),
             state,
         )
@@ -196,6 +204,8 @@ def _start_or_resume(settled: Settled, objective: Objective, progress: Progress,
     begin = getattr(config.objective, "generator_checkpoint", None)
     if begin is not None and contents is None:
         start_generator(objective, Path(begin), data.tokenizer_fingerprint, progress.note)
+    is_known = contents is None or (settled.start is None and begin is None)  # the seed gives it again, another model does not
+    start_norm = embedding_norm(objective) if is_known else None
     ranks.barrier()
     if ranks.writes:
         computed = arithmetic(ranks.device, resolve_precision(config.train.precision, ranks.device))
@@ -204,12 +214,12 @@ def _start_or_resume(settled: Settled, objective: Objective, progress: Progress,
         prepare_folder(request, config, make_record(data, objective, computed) | began_with(settled), data, progress)
     ranks.barrier()
     if contents is None:
-        return Run(settled, objective, State(), filled)
+        return Run(settled, objective, State(), filled, start_norm)
     checkpoint.load_model_tensors(objective, contents.model, str(out))
     objective.load_carry_state(contents.carry)
     progress.note(f"resuming {out} at step {contents.step}")
     kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
-    return Run(settled, objective, State(**kept, optimizer=dict(contents.optimizer)), None)
+    return Run(settled, objective, State(**kept, optimizer=dict(contents.optimizer)), None, start_norm)
 
 
 def _said(filled: Filled) -> str:

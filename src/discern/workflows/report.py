@@ -14,13 +14,13 @@ from discern.errors import DataError
 from discern.model.config import ModelConfig
 from discern.objectives.base import Vocabulary
 from discern.report.evaluation import evaluation_pictures, evaluation_tables
-from discern.report.journal import held_out_figures, is_number, run_charts
+from discern.report.journal import last_held_out, run_charts
 from discern.report.minimal_pairs import blimp_tables
 from discern.report.page import Page, render_page
 from discern.report.shading import ShadedText
 from discern.scoring.detection import Detection
 from discern.training.checkpoint import write_text
-from discern.training.journal import METRICS_FILE, read_metrics
+from discern.training.journal import METRICS_FILE, is_number, read_metrics
 from discern.types import SpecialTokens
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.runs import CONFIG_FILE, EVALUATION_FILE, build_objective, read_record
@@ -56,7 +56,7 @@ def report(run: Path, out: Path | None, detections: Sequence[Detection] = ()) ->
             hint="let `discern pretrain` do its first step",
         )
     config = load_pretrain_config(run / CONFIG_FILE, None, []).config
-    step, figures = held_out_figures(lines)
+    step, figures = last_held_out(lines)
     evaluation = _evaluation(run)
     page = Page(
         title=f"discern: {run.resolve().name}",
