@@ -40,7 +40,7 @@ class TokenBatch:
         input_ids: (B, L) token ids; padding holds the pad id.
         attention_mask: (B, L) True = real token.
         special_tokens_mask: (B, L) True = never corrupt ([CLS], [SEP], padding).
-        token_type_ids: (B, L) segment of each token, 0 or 1.
+        token_type_ids: (B, L) segment of each token, 0 or 1; in rows of two parts [CLS] has a third, 2.
         position_ids: (B, L) position of each token within its document piece.
         document_ids: (B, L) which piece of the row a token belongs to (pieces follow one another, attention stays inside), or
             None when a row is one piece.

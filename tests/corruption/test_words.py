@@ -48,6 +48,24 @@ def test_words_by_hand() -> None:
     assert found.count.tolist() == [4, 1]
 
 
+def test_words_of_rows_that_run_backwards_are_those_of_the_text() -> None:
+    rng = torch.Generator().manual_seed(0)
+    made = batch_of(*([int(n) for n in torch.randint(0, 4, (12,), generator=rng)] for _ in range(20)))
+    # Turned round but for the padding: what the rings of the data give where the text is read from its end.
+    turned = [(row[mask].flip(0), starts[mask].flip(0)) for row, starts, mask in
+              zip(made.input_ids, made.word_starts, made.attention_mask, strict=True)]  # fmt: skip
+    backwards = make_batch([ids.tolist() for ids, _ in turned])
+    starts = torch.nn.utils.rnn.pad_sequence([starts for _, starts in turned], batch_first=True)
+    both = torch.tensor([True]).expand(20)
+    plain, found = words_of(made), words_of(replace(backwards, word_starts=starts, is_reversed=both))
+    for row in range(20):
+        count = int(plain.count[row])
+        assert found.lengths[row, :count].tolist() == plain.lengths[row, :count].flip(0).tolist()
+        assert int(found.count[row]) == count
+    mixed = replace(made, is_reversed=~both)
+    assert torch.equal(words_of(mixed).number, plain.number)
+
+
 def test_every_token_is_a_word_where_nothing_is_known() -> None:
     found = words_of(make_batch([[SPECIAL.cls, 9, 9, 9, SPECIAL.sep]]))
     assert found.lengths.tolist() == [[1, 1, 1, 0, 0]]

@@ -12,7 +12,7 @@ import torch
 from discern.data.config import DataConfig
 from discern.data.ring import BackwardRing, ForwardRing, Ring
 from discern.data.source import heldout_rows, training_rows
-from discern.data.two_part import choose_segments
+from discern.data.two_part import TwoPartStream, choose_segments
 from discern.errors import DataError
 from discern.types import SpecialTokens, TokenBatch
 from tests.support import SPECIAL, MemorySplit, random_documents
@@ -189,7 +189,7 @@ def test_shuffled_rows_of_the_next_epoch_are_others_and_half_run_backwards() -> 
     first, second = (rows.batch(epoch * count + np.arange(count), np.arange(count)) for epoch in (0, 1))
     assert not torch.equal(first.input_ids, second.input_ids)
     assert first.is_reversed is not None
-    assert 0.35 < first.is_reversed.float().mean() < 0.65
+    assert first.is_reversed.tolist() == [bool(slot % 2) for slot in range(count)], "the same number in every batch"
     plain = training_rows(split, WITH_EOD, config(reversed_rows=False), 0).batch(np.arange(count), np.arange(count))
     assert plain.is_reversed is not None
     assert not plain.is_reversed.any()
@@ -242,3 +242,15 @@ def test_parts_that_are_no_halves_are_refused() -> None:
         DataConfig(sequence_length=63, packing="two-part")
     with pytest.raises(ValueError, match=r"set data.sequence_length=10"):
         DataConfig(sequence_length=8, packing="two-part")
+
+
+@pytest.mark.parametrize(("sentence", "share"), [(5, 0.5), (400, 0.0)])
+def test_how_many_rows_could_be_asked_whether_b_follows_a(sentence: int, share: float) -> None:
+    split = MemorySplit([[[7] * sentence] * 6] * 30)
+    rows = training_rows(split, WITH_EOD, config(), 0)
+    assert isinstance(rows, TwoPartStream)
+    assert rows.follows_share() == pytest.approx(share, abs=0.03)
+    places = np.arange(2000)
+    labels = rows.batch(places, places).continues
+    assert labels is not None
+    assert labels.double().mean().item() == pytest.approx(rows.follows_share(), abs=0.04)

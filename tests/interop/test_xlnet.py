@@ -100,11 +100,21 @@ def test_an_objective_is_filled(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "ours"), [("swish", "silu"), ("silu", "silu"), ("gelu_pytorch_tanh", "gelu-tanh"), ("gelu_new", "gelu-tanh")]
+)
+def test_other_names_of_an_activation_and_no_clamp_at_all(folder: Path, name: str, ours: str) -> None:
+    edit(folder, ff_activation=name, clamp_len=None)
+    config = encoder_from_huggingface(folder).config
+    assert (config.activation, config.clamp_length) == (ours, 0)
+
+
+@pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"attn_type": "uni"}, "attn_type"),
         ({"untie_r": False}, "untie_r"),
-        ({"ff_activation": "swish"}, "ff_activation"),
+        ({"ff_activation": "gelu_fast"}, "ff_activation"),
+        ({"clamp_len": "far"}, "clamp_len"),
         ({"d_head": 3}, "d_head"),
         ({"n_layer": "two"}, "n_layer"),
         ({"n_head": 5}, "num_heads"),

@@ -1,5 +1,6 @@
 """Permutation language modelling: what a prediction depends on, what is remembered, and what is refused."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -104,6 +105,24 @@ def test_every_context_token_of_its_own_and_the_first_part_is_seen() -> None:
         for place in before:
             expected = place[0] == 0 and (position < LENGTH // 2 or place[1] >= LENGTH // 2)
             assert moved(before[place], after[place]) == expected
+
+
+def test_documents_of_a_packed_row_see_nothing_of_each_other() -> None:
+    objective = build(span_targets=False).eval()
+    rows = training_rows(SPLIT, SPECIAL, DataConfig(sequence_length=64, packing="packed"), 0)
+    tokens = batch_of(rows, 0)
+    assert tokens.document_ids is not None
+    numbers = randomness(tokens)
+    batch = objective.corrupt(tokens, numbers)
+    before = predictions(objective, batch, numbers)
+    crossed = 0
+    for row, position in (~tokens.special_tokens_mask).nonzero()[::7].tolist():
+        after = predictions(objective, with_token(batch, row, position), numbers)
+        changed = {place for place in before if moved(before[place], after[place])}
+        same = {(row, to) for to in (tokens.document_ids[row] == tokens.document_ids[row, position]).nonzero().flatten().tolist()}
+        assert changed <= same
+        crossed += len({place for place in before if place[0] == row} - same)
+    assert crossed > 20, "rows of one document would prove nothing"
 
 
 def test_the_first_part_and_the_memory_know_nothing_of_the_second() -> None:
@@ -213,6 +232,8 @@ def test_what_is_carried_comes_back() -> None:
     other.load_carry_state(state)
     run(other, batch_of(stream, 2).rows(0, 2), 2)
     assert sorted(other.carry_state()) == ["memory.slot0", "memory.slot1"]
+    run(other, batch_of(stream, 3).rows(0, 2), 3)
+    assert other._memory._loaded == {}, "what it was given is let go once it has its own"
     with pytest.raises(ValueError, match="no memory of a slot"):
         build(memory_length=12).load_carry_state(state)
 
@@ -266,6 +287,7 @@ def test_next_sentence_prediction() -> None:
     assert figures["loss"] == pytest.approx(loss.item(), rel=1e-5)
     logits = output.observations["next_sentence_logits"]
     assert tokens.continues is not None
+    assert figures["next_sentence_share"] == tokens.continues.double().mean().item()
     assert figures["next_sentence_accuracy"] == ((logits > 0) == tokens.continues).double().mean().item()
     fresh = build(next_sentence_weight=1.0, model={"initializer_range": 0.02})
     start = sum(term.total.item() / term.count for term in run(fresh, tokens).terms.values())
@@ -283,14 +305,17 @@ def test_next_sentence_prediction() -> None:
         ("data.packing=segments", r"memory needs rows that go on"),
         ("train.sequences_per_step=7", r"sequences_per_step 7 .*set train\.sequences_per_step=8"),
         ("train.micro_batch_size=5", r"slots of train\.sequences_per_step are no multiple of train\.micro_batch_size 5"),
+        ("objective.mask_probability=0.2", r"unknown key 'mask_probability'(.|\n)*did you mean 'objective\.prediction_ratio'"),
+        ("objective.name=mlm objective.prediction_ratio=5", r"did you mean 'objective\.mask_probability'"),
         ("model.encoder=bert", r"needs an encoder with a query stream.*set model\.encoder=xlnet"),
         ("objective.legacy_spans=true objective.span_targets=false", r"set one of them only"),
         ("data.packing=packed objective.memory_length=0 objective.next_sentence_weight=1", r"set data\.packing=two-part"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_work(options: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError) as caught:
         load_pretrain_config(None, "xlnet-cpu", options.split())
+    assert re.search(says, str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -328,11 +353,47 @@ def test_masked_language_modelling_runs_on_the_same_encoder_and_rows(packing: st
 
 
 def test_two_parts_want_three_segments_of_an_encoder_with_a_table() -> None:
+    forwards = ["data.packing=two-part", "data.reversed_rows=false"]
     with pytest.raises(ConfigError, match=r"have 3 segments.*set model\.num_token_types=3"):
-        load_pretrain_config(None, "cpu-small", ["data.packing=two-part"])
-    load_pretrain_config(None, "cpu-small", ["data.packing=two-part", "model.num_token_types=3"])
+        load_pretrain_config(None, "cpu-small", forwards)
+    load_pretrain_config(None, "cpu-small", [*forwards, "model.num_token_types=3"])
+
+
+def test_rows_that_run_backwards_want_an_encoder_that_can_be_told() -> None:
+    with pytest.raises(ConfigError, match=r"run backwards, which model\.encoder 'bert' cannot.*set data\.reversed_rows=false"):
+        load_pretrain_config(None, "cpu-small", ["data.packing=two-part", "model.num_token_types=3"])
+    load_pretrain_config(None, "xlnet-cpu", ["objective.name=mlm"])
+
+
+def test_a_masked_language_model_is_told_which_rows_run_backwards() -> None:
+    """Text turned round, and said to be, is the same text."""
+    sizes = MODELS["permutation-lm"] | {"hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.3}
+    model = MaskedLanguageModel(MLMConfig(), settings(50, **sizes))
+    model.initialise(0)
+    ids = torch.randint(5, 50, (2, 16), generator=torch.Generator().manual_seed(0))
+    ids[1] = ids[0].flip(0)
+    chosen = torch.zeros(2, 16, dtype=torch.bool)
+    chosen[0, 4] = chosen[1, 11] = True
+    tokens = make_batch(ids.tolist())
+    found = []
+    for is_reversed in ([False, True], [False, False]):
+        batch = CorruptedBatch(
+            replace(tokens, is_reversed=torch.tensor(is_reversed)), ids.masked_fill(chosen, SPECIAL.mask), chosen, 2, 32
+        )
+        with torch.no_grad():
+            found.append(model.eval()(batch, randomness(tokens)).observations["mlm_logits"])
+    told, untold = found
+    torch.testing.assert_close(told[0], told[1])
+    assert not torch.allclose(untold[0], untold[1], atol=1e-3)
 
 
 def test_an_encoder_of_one_stream_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"set model\.encoder=xlnet"):
         PermutationLanguageModel(PermutationLMConfig(), settings())
+
+
+def test_rows_may_be_of_any_length_where_there_is_no_table_of_positions() -> None:
+    config = load_pretrain_config(None, "xlnet-cpu", ["data.sequence_length=256", "objective.permutation_size=none"]).config
+    assert config.data.sequence_length > config.model.max_positions
+    with pytest.raises(ConfigError, match=r"sequence_length is 256, beyond model\.max_positions"):
+        load_pretrain_config(None, "cpu-small", ["data.sequence_length=256"])

@@ -20,6 +20,7 @@ from discern.data.shards import TokenData
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import CheckpointError, ConfigError, DataError
+from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.training import checkpoint
@@ -32,6 +33,7 @@ from discern.workflows.prepare import PrepareRequest, prepare
 from discern.workflows.pretrain import pretrain
 from discern.workflows.request import PretrainRequest, Replay
 from discern.workflows.runs import load_run, read_record
+from tests.objectives.test_conformance import build
 
 GENERAL = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 GENERAL += ["alphabetical", "scientific"]  # letters that the words of the domain are spelt with
@@ -103,6 +105,35 @@ def test_before_is_the_model_and_after_is_the_run(world: Path, tmp_path: Path) -
 def test_the_perplexity_of_an_even_guess_is_the_vocabulary() -> None:
     assert pseudo_perplexity({"mlm_loss": 4.605170185988092}) == pytest.approx(100)
     assert pseudo_perplexity({"generator_loss": 0.0, "mlm_loss": 3.0}) == 1.0
+
+
+@pytest.mark.parametrize("name", objectives.names())
+def test_every_objective_measures_words(name: str) -> None:
+    assert pseudo_perplexity(build(name).evaluator().compute()) == 1.0
+
+
+def test_an_objective_that_measures_no_words_is_refused_before_work(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("discern.workflows.adapt._WORD_LOSSES", ("another_loss",))
+    with pytest.raises(ConfigError, match=r"objective 'rtd' measures no loss of words"):
+        go(world, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("source", ["run", "export"])
+def test_an_xlnet_is_adapted(source: str, world: Path, tmp_path: Path) -> None:
+    settings = ["objective.name=permutation-lm", "model.encoder=xlnet", "model.embedding_size=32", "data.packing=two-part"]
+    settings += ["objective.memory_length=24", "train.max_steps=2"]
+    model = tmp_path / "run"
+    pretrain(PretrainRequest(world / "general" / "data", model, preset="tiny", overrides=settings), Silent())
+    if source == "export":
+        model = export(ExportRequest(model, tmp_path / "export"), Silent(), pytest.fail).folder
+    found = go(world, tmp_path / "out", model=model, sequences=8)
+    assert found["fresh"] == []
+    for when in ("before", "after"):
+        figures = found[when]["domain"]
+        assert figures["pseudo_perplexity"] == pytest.approx(2.718281828 ** figures["permutation_lm_loss"], rel=1e-6)
 
 
 def test_optimizer_and_schedule_begin_anew(world: Path, tmp_path: Path) -> None:

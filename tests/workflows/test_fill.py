@@ -233,3 +233,23 @@ def test_people_see_a_table_for_each_mask(made: tuple[Path, Objective], capsys: 
         "token at mask 2",
     ]
     assert len(lines) == 6
+
+
+def test_a_masked_language_model_on_xlnets_encoder_fills(tmp_path: Path) -> None:
+    objective = make_run(tmp_path / "run", overrides=["objective.name=mlm", "model.encoder=xlnet", "model.embedding_size=32"])
+    ((first, *_),) = filled(tmp_path / "run", TEXT, top=1)
+    tokenizer, network = load_tokenizer(tmp_path / "run" / "tokenizer.json"), objective.networks()["encoder"]
+    left, right = (tokenizer.encode(part, add_special_tokens=False).ids for part in ("The", "ate the meal."))
+    cls, mask, sep = (tokenizer.token_to_id(name) for name in ("[CLS]", "[MASK]", "[SEP]"))
+    row = [*left, mask, *right, sep, cls]
+    segments = torch.tensor([[0] * (len(row) - 1) + [2]])
+    with torch.no_grad():
+        logits = network.head(network.encoder(torch.tensor([row]), None, segments))[0, len(left)]
+    assert first.probability == pytest.approx(logits.softmax(-1)[tokenizer.token_to_id(first.token)].item(), abs=1e-5)
+
+
+def test_an_xlnet_fills_nothing_and_says_why(tmp_path: Path) -> None:
+    settings = ["objective.name=permutation-lm", "model.encoder=xlnet", "model.embedding_size=32"]
+    make_run(tmp_path / "run", overrides=settings)
+    with pytest.raises(ConfigError, match=r"query stream and never read a \[MASK\].*\n.*discern score"):
+        load_filler(tmp_path / "run", pytest.fail)

@@ -25,6 +25,7 @@ from discern.workflows.export import ExportRequest
 from discern.workflows.export_again import export_again, is_export
 from discern.workflows.import_model import Imported, ImportRequest, import_model
 from discern.workflows.models import load_model, load_objective
+from discern.workflows.score import load_scorer
 from tests.interop.small_tokenizers import small_tokenizer
 from tests.parity.small_networks import make_noisy
 from tests.workflows.small_run import make_run
@@ -415,3 +416,38 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "is no model" in done.stderr
     assert "hint:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("architecture", "left_out"),
+    [("XLNetLMHeadModel", []), ("XLNetModel", []), ("XLNetForSequenceClassification", ["logits_proj", "sequence_summary.summary"])],
+)
+@torch.no_grad()
+def test_an_xlnet_is_brought_in(architecture: str, left_out: list[str], tmp_path: Path) -> None:
+    built = tokenizer_of("unigram")
+    sizes = transformers.XLNetConfig(vocab_size=built.get_vocab_size(), d_model=32, n_layer=2, n_head=2, d_inner=48, clamp_len=5)
+    model = getattr(transformers, architecture)(sizes)
+    make_noisy(model)
+    model.eval().save_pretrained(tmp_path / "theirs")
+    built.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    done = imported(tmp_path / "ours", tmp_path / "theirs")
+    assert (list(done.adopted.models), done.adopted.left_out) == (["encoder"], left_out)
+    ids = torch.randint(5, built.get_vocab_size(), (2, 9), generator=torch.Generator().manual_seed(0))
+    expected = getattr(model, "transformer", model)(ids).last_hidden_state
+    encoder = load_encoder(tmp_path / "ours", warn=pytest.fail)
+    assert encoder.max_length == 512
+    torch.testing.assert_close(encoder.encoder(ids), expected, atol=1e-5, rtol=1e-5)
+    theirs, info = transformers.AutoModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not info["missing_keys"]
+    torch.testing.assert_close(theirs.eval()(ids).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert again.convert_ids_to_tokens(again(TEXT)["input_ids"])[-2:] == ["[SEP]", "[CLS]"]
+    card = (tmp_path / "ours" / "README.md").read_text()
+    assert "- xlnet\n" in card
+    assert f"`{'XLNetLMHeadModel' if done.measurable else 'XLNetModel'}`" in card
+    assert done.measurable == (architecture == "XLNetLMHeadModel")
+    if done.measurable:
+        loaded = load_objective(tmp_path / "ours", warn=pytest.fail)
+        network = loaded.objective.networks()["encoder"]
+        torch.testing.assert_close(network.token_logits(ids), model(ids).logits, atol=1e-5, rtol=1e-5)
+        assert load_scorer(tmp_path / "ours", warn=pytest.fail).name == "permutation-lm"

@@ -19,6 +19,8 @@ from discern.workflows.settings import PretrainConfig
 from discern.workflows.start import read_start
 from discern.workflows.start_settings import start_config
 from discern.workflows.start_weights import Filled, fill
+from tests.interop.small_tokenizers import small_tokenizer
+from tests.parity.small_networks import make_noisy
 from tests.scoring.small_scorers import ids_of
 from tests.workflows.small_run import make_run
 
@@ -95,13 +97,50 @@ def test_an_export_of_an_export_still_says_what_it_was_trained_by(tmp_path: Path
         load_scorer(tmp_path / "alone", warn=pytest.fail)
 
 
-def test_of_an_xlnet_the_run_is_asked_for(tmp_path: Path) -> None:
-    settings = ["objective.name=permutation-lm", "model.encoder=xlnet", "model.embedding_size=32", "data.packing=two-part"]
-    make_run(tmp_path / "run", overrides=[*settings, "model.hidden_size=32"])
+XLNET = ["objective.name=permutation-lm", "model.encoder=xlnet", "model.embedding_size=32", "data.packing=two-part"]
+
+
+def states(objective: Objective) -> torch.Tensor:
+    with torch.no_grad():
+        return objective.networks()["encoder"].token_logits(torch.tensor([[*ids_of("the chef ate"), 3, 2]]))
+
+
+def test_an_xlnet_is_gone_on_with_from_its_run_or_its_export(tmp_path: Path) -> None:
+    objective = make_run(tmp_path / "run", overrides=[*XLNET, "objective.memory_length=24", "model.activation=gelu-tanh"])
     export(ExportRequest(tmp_path / "run", tmp_path / "one"), Silent(), pytest.fail)
     with pytest.raises(ConfigError, match=r"an export of an XLNET.*\n.*export the run again"):
         export_again(ExportRequest(tmp_path / "one", tmp_path / "two", precision="bfloat16"), Silent())
-    with pytest.raises(ConfigError, match=r"only runs can be gone on with.*\n.*give the run itself"):
-        read_start(tmp_path / "one", warn=pytest.fail)
-    _, went_on, filled = gone_on(tmp_path / "run")
-    assert (set(went_on.networks()), filled.fresh) == ({"encoder"}, ())
+    for model in ("run", "one"):
+        config, went_on, filled = gone_on(tmp_path / model)
+        assert filled.fresh == ()
+        assert torch.equal(states(went_on), states(objective))
+        assert (config.objective.model_dump()["memory_length"], config.data.packing) == (24, "two-part")
+
+
+@pytest.mark.parametrize(("architecture", "fresh"), [("XLNetLMHeadModel", ()), ("XLNetModel", ("the head of the encoder",))])
+@pytest.mark.parametrize("preset", [None, "xlnet-cpu"])
+def test_somebody_elses_xlnet_is_gone_on_with(
+    architecture: str, fresh: tuple[str, ...], preset: str | None, tmp_path: Path
+) -> None:
+    import transformers
+
+    folder = tmp_path / "theirs"
+    tokenizer = small_tokenizer("unigram")
+    sizes = transformers.XLNetConfig(
+        vocab_size=tokenizer.get_vocab_size(), d_model=32, n_layer=2, n_head=2, d_inner=48, ff_activation="relu", dropout=0.0
+    )
+    model = getattr(transformers, architecture)(sizes)
+    make_noisy(model)
+    model.eval().save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config, objective, filled = gone_on(folder, preset=preset)
+    assert filled.fresh == fresh
+    assert (config.objective.name, config.data.packing, config.model.activation) == ("permutation-lm", "two-part", "relu")
+    assert config.objective.reads_in_order == (preset is not None)
+    ids = torch.randint(5, tokenizer.get_vocab_size(), (2, 9), generator=torch.Generator().manual_seed(0))
+    network = objective.networks()["encoder"]
+    with torch.no_grad():
+        if fresh:
+            torch.testing.assert_close(network.encoder(ids), model(ids).last_hidden_state, atol=1e-5, rtol=1e-5)
+        else:
+            torch.testing.assert_close(network.token_logits(ids), model(ids).logits, atol=1e-5, rtol=1e-5)

@@ -17,13 +17,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # Shown first, in this order; what an objective has beyond them follows.
-_FIRST = ("loss", "generator_loss", "discriminator_loss", "mlm_loss", "pseudo_perplexity", "discriminator_auc")
+_FIRST = (
+    "loss",
+    "generator_loss",
+    "discriminator_loss",
+    "mlm_loss",
+    "permutation_lm_loss",
+    "pseudo_perplexity",
+    "discriminator_auc",
+)
 
 
 def adapt(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="A run, an export, or a Hugging Face ELECTRA or BERT folder.", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="A run, an export, or a Hugging Face ELECTRA, BERT or XLNet folder.", show_default=False
+        ),
     ],
     *,
     data: Annotated[

@@ -18,8 +18,8 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="SOURCE...",
-            help="A Hugging Face folder of an ELECTRA or a BERT, or two: the discriminator and the generator of one model. Or a "
-            "checkpoint of the released TensorFlow code: model.ckpt-N.index, or the folder that it is in.",
+            help="A Hugging Face folder of an ELECTRA, a BERT or an XLNet, or two: the discriminator and the generator of one "
+            "model. Or a checkpoint of the released TensorFlow code: model.ckpt-N.index, or the folder that it is in.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder, or an earlier import, which is replaced.")],

@@ -8,6 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", tuple: "a list"}
+OTHER_NAME = "other_name"
+"""Key of a field's `json_schema_extra`: the name that elsewhere stands for the same, which somebody may write instead."""
 _LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
 
 
@@ -38,6 +40,12 @@ def takes_number_only(field: FieldInfo) -> bool:
     """Whether true and false are wrong for a field that pydantic would let them be 1 and 0 in."""
     kinds = alternatives(field)
     return (int in kinds or float in kinds) and bool not in kinds
+
+
+def other_name(field: FieldInfo | None) -> str | None:
+    """The name that elsewhere stands for what a field says."""
+    extra = None if field is None else field.json_schema_extra
+    return str(extra[OTHER_NAME]) if isinstance(extra, dict) and OTHER_NAME in extra else None
 
 
 def expectation(field: FieldInfo) -> str:

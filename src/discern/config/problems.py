@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from discern.config.fields import choices, expectation
+from discern.config.fields import choices, expectation, other_name
 from discern.config.layers import DEFAULT, Setting, Settings
 from discern.config.schema import Schema
 from discern.errors import ConfigError, did_you_mean, nearest
@@ -72,7 +72,11 @@ def unknown_key(key: str, setting: Setting, schema: Schema) -> Problem:
 
 
 def _likeliest_key(section: str, name: str, schema: Schema) -> str:
-    """The same name in another section, else the nearest here, else the nearest anywhere, else all names here."""
+    """What here is for the same, else the same name in another section, else the nearest here, else the nearest anywhere, else
+    all names here."""
+    for known in schema.names(section):
+        if other_name(schema.fields.get(f"{section}.{known}")) == name:
+            return f"did you mean '{section}.{known}'?"
     by_name = {known.rpartition(".")[2]: known for known in reversed(list(schema.fields))}
     if name in by_name:
         return f"did you mean '{by_name[name]}'?"

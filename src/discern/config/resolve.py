@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -25,10 +25,12 @@ class Clamp:
     Attributes:
         key: dotted key of the value.
         limit: dotted key of its largest value.
+        unless: told the section of the limit, whether that is none after all.
     """
 
     key: str
     limit: str
+    unless: Callable[[Any], bool] = lambda section: False
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class _Resolution:
             return
         value, limit = getattr(self.parts[section], name), getattr(self.parts[limit_section], limit_name)
         origin = self.origin(clamp.key)
-        if value <= limit:
+        if value <= limit or clamp.unless(self.parts[limit_section]):
             return
         if origin.by_user:
             text = f"{origin.where}: {clamp.key} is {value}, beyond {clamp.limit}, which is {limit}"

@@ -43,7 +43,13 @@ def words_of(batch: TokenBatch) -> Words:
     if batch.word_starts is not None:
         follows = torch.zeros_like(maskable)
         follows[:, 1:] = maskable[:, :-1]
-        begins = maskable & (batch.word_starts | ~follows)
+        starts = batch.word_starts
+        if batch.is_reversed is not None:
+            # Where the text runs backwards, the beginning of a word is the last of its tokens, and the next word follows it.
+            ended = torch.zeros_like(starts)
+            ended[:, 1:] = starts[:, :-1]
+            starts = torch.where(batch.is_reversed[:, None], ended, starts)
+        begins = maskable & (starts | ~follows)
     number = (begins.cumsum(1) - 1).clamp(min=0) * maskable
     lengths = torch.zeros_like(number).scatter_add_(1, number, maskable.long())
     return Words(maskable, number, lengths)

@@ -67,7 +67,8 @@ class SlotOrder(RowOrder):
 
 @final
 class ShuffledOrder(RowOrder):
-    """Rows in a random order, drawn anew each epoch, and cut at other places; a coin decides on the direction.
+    """Rows in a random order, drawn anew each epoch, and cut at other places. With reversed rows every second slot reads
+    backwards, as in `SlotOrder`.
 
     Args:
         size: of the ring.
@@ -83,9 +84,9 @@ class ShuffledOrder(RowOrder):
     def place(self, index: int, slot: int) -> Place:
         epoch, number = divmod(index, self._rows)
         key = derive_key(self._seed, "two-part order", epoch)
-        turn, coin = hash_uniforms(key, np.array([0, index + 1]))
+        turn = hash_uniforms(key, 0)
         row = int(permute(np.array([number]), self._rows, key)[0])
-        return Place((row * self._reuse_length + int(turn * self._size)) % self._size, self._reversed and bool(coin < 0.5))
+        return Place((row * self._reuse_length + int(turn * self._size)) % self._size, self._reversed and slot % 2 == 1)
 
 
 @final
@@ -121,8 +122,9 @@ class TwoPartStream:
 
     The first part is plain text, as many tokens as the second part is long; the next row of the slot begins where it ends,
     so what this row shows as A is the next row's first part. A ends at a sentence; B is what follows A, or, for half of the
-    rows, text from elsewhere. Both are cut until the row is full, so there is no padding. Segments: 0 for the first part and
-    A [SEP], 1 for B [SEP], 2 for [CLS].
+    rows, text from elsewhere, as it is wherever no sentence ends within the second part: where a line of the text is a
+    paragraph, B seldom follows A (`follows_share`). Both are cut until the row is full, so there is no padding. Segments: 0 for
+    the first part and A [SEP], 1 for B [SEP], 2 for [CLS].
 
     Differs: B from elsewhere never overlaps the rest of the row, where the split is long enough; the released code may draw
     the answers. The order never starts afresh: there is no pass that ends for all slots when one has no text left.
@@ -146,8 +148,14 @@ class TwoPartStream:
 
     @property
     def num_rows(self) -> int:
-        """Rows after which every token has been in a first part once."""
+        """Rows whose first parts are as long as the text: read in order and all forwards, every token stands in one of them."""
         return max(1, self._ring.size // (self._length // 2))
+
+    def follows_share(self, places: int = 200) -> float:
+        """Of the rows, those whose B follows A: half of those in which a sentence ends early enough, told from some of them."""
+        part, size = self._length // 2, self._ring.size
+        begins = range(0, size, max(1, size // places))
+        return sum(len(self._ring.cuts(begin + 1, begin + part - _FUNCTIONAL)) > 0 for begin in begins) / len(begins) / 2
 
     def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
         """The rows at these places of the sequence.

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from discern.interop.huggingface import HuggingFaceModel
-from discern.interop.model_card import ENERGY_ROLE, UNKNOWN, beside, gives_energies, markdown_table, usage
-from discern.interop.names import DISCRIMINATOR_CLASS, ENCODER_CLASS, GENERATOR_CLASS
+from discern.interop.model_card import ENERGY_ROLE, UNKNOWN, beside, gives_energies, markdown_table, size_rows, usage
+from discern.interop.names import DISCRIMINATOR_CLASS, ENCODER_CLASS, GENERATOR_CLASS, XLNET_CLASS, XLNET_ENCODER_CLASS
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ _ROLES = {
     DISCRIMINATOR_CLASS: "A discriminator: it gives every token a logit, positive where the token looks *replaced*.",
     GENERATOR_CLASS: "A masked language model: it predicts the token under every `[MASK]`.",
     ENCODER_CLASS: "An encoder without a pre-training head: something to fine-tune, or to go on from.",
+    XLNET_CLASS: "A permutation language model: it predicts a token from any of the others, in any order.",
+    XLNET_ENCODER_CLASS: "An XLNet encoder without a head: something to fine-tune, or to go on from.",
 }
 
 
@@ -57,11 +59,12 @@ def adopted_card(facts: AdoptedFacts) -> str:
 
 
 def _front_matter(facts: AdoptedFacts) -> str:
+    family = "xlnet" if _root(facts).config["model_type"] == "xlnet" else "electra"
     task = "pipeline_tag: fill-mask\n" if _architecture(facts) == GENERATOR_CLASS else ""
     return (
         "---\n"
         "# Fill in: the licence of the model that this was made from; it decides what others may do with these weights.\n"
-        f"license:\nlibrary_name: transformers\n{task}tags:\n- electra\n- discern\n---"
+        f"license:\nlibrary_name: transformers\n{task}tags:\n- {family}\n- discern\n---"
     )
 
 
@@ -82,12 +85,8 @@ def _what(facts: AdoptedFacts) -> str:
         "Loads as": f"`{_architecture(facts)}`, `AutoModel` (the encoder alone)",
         "Parameters": f"{model.num_parameters:,}",
         "Weights stored as": config["dtype"],
-        "Layers": config["num_hidden_layers"],
-        "Hidden size": config["hidden_size"],
-        "Embedding size": config["embedding_size"],
-        "Attention heads": config["num_attention_heads"],
-        "Feed-forward size": config["intermediate_size"],
-        "Positions": config["max_position_embeddings"],
+        **size_rows(config),
+        "Positions": config.get("max_position_embeddings", "relative"),
         "Vocabulary": f"{config['vocab_size']:,} entries; {facts.tokenizer}",
         "Licence": "to be filled in by whoever publishes this model",
     }

@@ -38,6 +38,7 @@ class Family:
         to_huggingface: a network as a folder's content, see `discern.interop.huggingface.to_huggingface`.
         finetuned: an encoder with the head of a task likewise, see `discern.interop.finetuned.finetuned_to_huggingface`.
         network: the network in a folder.
+        with_head: the same, but an `nn.Identity` for the head where there is no pre-training head.
         fill: give a network the weights in a folder.
         encoder_from: the encoder in a folder, whatever stands on it.
         frame: of the texts that transformers' classes of this family expect.
@@ -50,6 +51,7 @@ class Family:
     to_huggingface: Callable[[Network, Vocabulary, str], HuggingFaceModel]
     finetuned: Callable[[Any, HeadWeights, Vocabulary, str], HuggingFaceModel]
     network: Callable[[Path], Network]
+    with_head: Callable[[Path], Network]
     fill: Callable[[Network, Path], None]
     encoder_from: Callable[[Path], Encoder]
     frame: Frame
@@ -82,6 +84,7 @@ FAMILIES = (
         huggingface.to_huggingface,
         finetuned.finetuned_to_huggingface,
         _bert_network,
+        network_with_head,
         huggingface.load_huggingface_weights,
         pretrained.encoder_from_huggingface,
         "cls-first",
@@ -94,6 +97,7 @@ FAMILIES = (
         xlnet.to_huggingface,
         xlnet_finetuned.finetuned_to_huggingface,
         xlnet.network_from_huggingface,
+        xlnet.network_with_head,
         xlnet.load_huggingface_weights,
         xlnet.encoder_from_huggingface,
         "cls-last",

@@ -15,6 +15,7 @@ from discern.interop.names import (
     HEAD_NAME,
     TWO_TOWER_CLASS,
     XLNET_CLASS,
+    XLNET_ENCODER_CLASS,
 )
 
 UNKNOWN = "not recorded"
@@ -113,7 +114,7 @@ def _what(facts: CardFacts) -> str:
         "Objective": OBJECTIVE_NAMES.get(facts.objective, facts.objective),
         "Parameters": _parameters(facts),
         "Weights stored as": config["dtype"],
-        **{label: next(config[key] for key in keys if key in config) for label, keys in _SIZES.items()},
+        **size_rows(config),
         "Positions": _positions(facts),
         "Vocabulary": f"{_number(config['vocab_size'])} entries; {facts.tokenizer}",
         "Licence": "to be filled in by whoever publishes this model",
@@ -142,6 +143,11 @@ def _files(facts: CardFacts) -> str:
     return "## Files\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
+def size_rows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that config.json states, whichever family's keys it has."""
+    return {label: next(config[key] for key in keys if key in config) for label, keys in _SIZES.items()}
+
+
 def _use(facts: CardFacts) -> str:
     # A model of 16 bits computes in 16 bits unless told otherwise.
     load = ".eval()" if facts.model.config["dtype"] == "float32" else ".float().eval()"
@@ -165,7 +171,7 @@ def usage(architecture: str, *, energies: bool = False, objective: str = "") -> 
         energies: its numbers are no logits but energies.
         objective: what it was trained by, where that decides how it is run.
     """
-    if architecture == ENCODER_CLASS:
+    if architecture in (ENCODER_CLASS, XLNET_ENCODER_CLASS):
         return """from transformers import AutoModel, AutoTokenizer
 
 folder = "."  # this folder: the encoder alone, its pre-training head has no form in transformers

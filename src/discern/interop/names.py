@@ -27,6 +27,7 @@ TWO_TOWER_FAMILY = "discern-two-tower"
 FAMILIES = ("electra", TWO_TOWER_FAMILY)
 """Values of `model_type` in config.json that our own folders have."""
 XLNET_CLASS = "XLNetLMHeadModel"
+XLNET_ENCODER_CLASS = "XLNetModel"
 UNLIMITED_POSITIONS = 1_000_000
 """`max_positions` of an encoder that has no table of them and says nothing else."""
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from discern.errors import CheckpointError, ConfigError
 from discern.interop.config_json import read_huggingface_config, whole_number
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel, check_shape
-from discern.interop.names import CONFIG_NAME, UNLIMITED_POSITIONS, XLNET_CLASS
+from discern.interop.names import CONFIG_NAME, UNLIMITED_POSITIONS, XLNET_CLASS, XLNET_ENCODER_CLASS
 from discern.interop.stored import Stored, check_names, stored_weights
 from discern.model.config import ModelConfig
 from discern.model.embeddings import WordEmbeddings
@@ -33,6 +33,8 @@ PREFIX = "transformer."
 _HEAD_BIAS, _TIED_OUTPUT = "lm_loss.bias", "lm_loss.weight"
 _ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 """Names of activations, theirs by ours."""
+_SYNONYMS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
+"""Other names of theirs for the same."""
 _SUPPORTED = {"attn_type": "bi", "same_length": False, "untie_r": True, "tie_word_embeddings": True}
 
 
@@ -99,23 +101,33 @@ def encoder_tensors(encoder: XLNetEncoder) -> dict[str, Tensor]:
     return {place.name: place.theirs(parameters[ours], heads) for ours, place in encoder_places(encoder).items()}
 
 
+def huggingface_names(network: Network, stored: Stored) -> set[str]:
+    """What a folder calls the weights that a network takes from it."""
+    head = {_HEAD_BIAS, _TIED_OUTPUT} if isinstance(network.head, TiedLMHead) else set()
+    prefix = _prefix(stored)
+    return head | {prefix + place.name for place in encoder_places(_xlnet(network.encoder)).values()}
+
+
 def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "float32") -> HuggingFaceModel:
     """The network as config.json and model.safetensors of Hugging Face.
 
     Args:
+        network: its head XLNet's, or an `nn.Identity` where it has none.
         precision: type that the weights are stored in, one of `PRECISIONS`.
 
     Raises:
         ConfigError: the head is another than XLNet's.
     """
     encoder, head = _xlnet(network.encoder), network.head
-    if not isinstance(head, TiedLMHead):
+    if not isinstance(head, TiedLMHead | nn.Identity):
         raise ConfigError(
             f"XLNet has no head like {type(head).__name__} in transformers", hint="use the run with discern, as it is"
         )
-    tensors = {PREFIX + name: tensor for name, tensor in encoder_tensors(encoder).items()} | {_HEAD_BIAS: head.bias}
+    architecture = XLNET_CLASS if isinstance(head, TiedLMHead) else XLNET_ENCODER_CLASS
+    tensors = {PREFIX + name: tensor for name, tensor in encoder_tensors(encoder).items()}
+    tensors |= {_HEAD_BIAS: head.bias} if isinstance(head, TiedLMHead) else {}
     stored = {name: tensor.detach().to("cpu", PRECISIONS[precision]).contiguous() for name, tensor in tensors.items()}
-    return HuggingFaceModel(encoder_config(encoder, vocabulary, XLNET_CLASS, precision), stored)
+    return HuggingFaceModel(encoder_config(encoder, vocabulary, architecture, precision), stored)
 
 
 def network_from_huggingface(folder: Path) -> Network:
@@ -125,13 +137,29 @@ def network_from_huggingface(folder: Path) -> Network:
         CheckpointError: a file is missing or damaged, a tensor has another shape than config.json says, or the model has an
             option that ours has not, or another head.
     """
+    network = network_with_head(folder)
+    if isinstance(network.head, nn.Identity):
+        raise _no_head(folder)
+    return network
+
+
+@torch.no_grad()
+def network_with_head(folder: Path) -> Network:
+    """The encoder of a Hugging Face XLNet with its language model's head, or with an `nn.Identity` where it has none; in float32
+    and evaluation mode, on the CPU.
+
+    Raises:
+        CheckpointError: as of `network_from_huggingface`; other heads are passed over.
+    """
     encoder = _empty_encoder(folder)
     assert isinstance(encoder.embeddings, WordEmbeddings)
-    head = TiedLMHead(encoder.config, encoder.embeddings.word)
-    network = Network(encoder, head)
-    load_huggingface_weights(network, folder)
-    nn.ModuleList([encoder, head]).eval()
-    return network
+    with stored_weights(folder) as stored:
+        _fill(encoder, stored)
+        head: nn.Module = nn.Identity()
+        if _HEAD_BIAS in stored.tensors:
+            head = TiedLMHead(encoder.config, encoder.embeddings.word)
+            _fill_head(head, stored)
+    return Network(encoder.eval(), head.eval())
 
 
 @torch.no_grad()
@@ -144,20 +172,9 @@ def load_huggingface_weights(network: Network, folder: Path) -> None:
     encoder, head = _xlnet(network.encoder), network.head
     with stored_weights(folder) as stored:
         if _HEAD_BIAS not in stored.tensors or not isinstance(head, TiedLMHead):
-            raise CheckpointError(
-                f"{stored.path} holds no '{_HEAD_BIAS}': it is a bare encoder, or was fine-tuned for something",
-                hint=f"give an {XLNET_CLASS}",
-            )
+            raise _no_head(stored.path)
         _fill(encoder, stored)
-        bias = stored.tensors[_HEAD_BIAS]()
-        check_shape(_HEAD_BIAS, bias.shape, head.bias, stored.path)
-        head.bias.copy_(bias)
-        table = stored.tensors[PREFIX + "word_embedding.weight"]
-        if _TIED_OUTPUT in stored.tensors and not torch.equal(stored.tensors[_TIED_OUTPUT](), table()):
-            raise CheckpointError(
-                f"{stored.path}: '{_TIED_OUTPUT}' differs from the word embeddings, and ours are tied",
-                hint="only models with tied word embeddings can be loaded",
-            )
+        _fill_head(head, stored)
 
 
 @torch.no_grad()
@@ -237,9 +254,9 @@ def model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
     if config.get("d_head") not in (None, width // heads):
         raise CheckpointError(f"{path}: d_head {config['d_head']} is not d_model / n_head", hint="give an ordinary XLNet model")
     theirs = config.get("ff_activation", "gelu")
-    activation = next((ours for ours, name in _ACTIVATIONS.items() if name == theirs), None)
+    activation = next((ours for ours, name in _ACTIVATIONS.items() if name == _SYNONYMS.get(theirs, theirs)), None)
     if activation is None:
-        known = ", ".join(_ACTIVATIONS.values())
+        known = ", ".join((*_ACTIVATIONS.values(), *_SYNONYMS))
         raise CheckpointError(
             f"{path}: ff_activation is {theirs!r}, expected one of {known}", hint="give an ordinary XLNet model"
         )
@@ -254,7 +271,7 @@ def model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
                 "feedforward_size": whole_number(config, "d_inner", path),
                 "max_positions": UNLIMITED_POSITIONS,
                 "activation": activation,
-                "clamp_length": max(0, config.get("clamp_len", -1)),
+                "clamp_length": _clamp_length(config, path),
                 "hidden_dropout": config.get("dropout", 0.1),
                 "attention_dropout": config.get("dropout", 0.1),
                 "initializer_range": config.get("initializer_range", 0.02),
@@ -264,6 +281,13 @@ def model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
     except ValidationError as problem:
         reasons = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in problem.errors())
         raise CheckpointError(f"{path}: {reasons}", hint="export or download the model again") from problem
+
+
+def _clamp_length(config: Mapping[str, Any], path: Path) -> int:
+    """Ours is 0 where theirs is none at all or not above it: distances are not cut."""
+    if config.get("clamp_len") is None:
+        return 0
+    return max(0, whole_number(config, "clamp_len", path))
 
 
 def _empty_encoder(folder: Path) -> XLNetEncoder:
@@ -278,8 +302,7 @@ def _empty_encoder(folder: Path) -> XLNetEncoder:
 
 def _fill(encoder: XLNetEncoder, stored: Stored) -> None:
     """Copy the encoder's weights, whatever type they are stored in."""
-    prefix = PREFIX if any(name.startswith(PREFIX) for name in stored.tensors) else ""
-    places = encoder_places(encoder)
+    prefix, places = _prefix(stored), encoder_places(encoder)
     parts = tuple(prefix + part for part in ("word_embedding.", "mask_emb", "layer."))
     check_names(stored, {prefix + place.name for place in places.values()}, parts, "an XLNet")
     parameters, heads = dict(encoder.named_parameters()), encoder.config.num_heads
@@ -288,6 +311,30 @@ def _fill(encoder: XLNetEncoder, stored: Stored) -> None:
         parameter = parameters[ours]
         check_shape(prefix + place.name, tensor.shape, place.theirs(parameter, heads), stored.path)
         parameter.copy_(place.ours(tensor, heads))
+
+
+def _fill_head(head: TiedLMHead, stored: Stored) -> None:
+    """Copy the bias of the words; their matrix is the encoder's."""
+    bias = stored.read(_HEAD_BIAS)
+    check_shape(_HEAD_BIAS, bias.shape, head.bias, stored.path)
+    head.bias.copy_(bias)
+    table = stored.tensors[PREFIX + "word_embedding.weight"]
+    if _TIED_OUTPUT in stored.tensors and not torch.equal(stored.tensors[_TIED_OUTPUT](), table()):
+        raise CheckpointError(
+            f"{stored.path}: '{_TIED_OUTPUT}' differs from the word embeddings, and ours are tied",
+            hint="only models with tied word embeddings can be loaded",
+        )
+
+
+def _no_head(where: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{where} holds no '{_HEAD_BIAS}': it is a bare encoder, or was fine-tuned for something", hint=f"give an {XLNET_CLASS}"
+    )
+
+
+def _prefix(stored: Stored) -> str:
+    """What stands before the encoder's names."""
+    return PREFIX if any(name.startswith(PREFIX) for name in stored.tensors) else ""
 
 
 def _xlnet(encoder: Encoder) -> XLNetEncoder:

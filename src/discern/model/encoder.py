@@ -25,11 +25,15 @@ class Encoder(nn.Module, abc.ABC):
         head_class: what predicts words from its states.
         fine_tuning: settings of fine-tuning that it was made for, by dotted key; `classification.head` and the like are for
             tasks of that family.
+        limits_positions: rows may have `config.max_positions` positions at most, as it has a table of them.
+        reads_backwards: its `forward` takes `is_reversed` too, (B,) True = the row's text runs backwards.
     """
 
     embeddings_class: ClassVar[type[Embeddings] | type[WordEmbeddings]] = Embeddings
     head_class: ClassVar[type[MaskedLMHead] | type[TiedLMHead]] = MaskedLMHead
     fine_tuning: ClassVar[Mapping[str, object]] = {}
+    limits_positions: ClassVar[bool] = True
+    reads_backwards: ClassVar[bool] = False
     config: ModelConfig
     embeddings: TokenEmbeddings
 

@@ -92,6 +92,8 @@ class XLNetEncoder(Encoder):
     embeddings_class = WordEmbeddings
     head_class = TiedLMHead
     fine_tuning: ClassVar[Mapping[str, object]] = {"finetune.frame": "cls-last", "classification.head": "summary"}
+    limits_positions = False
+    reads_backwards = True
 
     def __init__(self, embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
@@ -116,12 +118,17 @@ class XLNetEncoder(Encoder):
         token_type_ids: Int[Tensor, "B L"] | None = None,
         position_ids: Int[Tensor, "B L"] | None = None,
         document_ids: Int[Tensor, "B L"] | None = None,
+        is_reversed: Bool[Tensor, "B"] | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states of the content stream, which sees everything; `position_ids` say nothing that the places don't.
 
         Padding may stand anywhere: on either side of a row, the real tokens' states are the same.
+
+        Args:
+            is_reversed: as of `content_stream`.
         """
-        hidden = self.content_stream(input_ids, see_all(attention_mask, document_ids), token_type_ids).hidden
+        visible = see_all(attention_mask, document_ids)
+        hidden = self.content_stream(input_ids, visible, token_type_ids, is_reversed=is_reversed).hidden
         # The gradient of what queries start from is zero here, but there is one: several processes wait for that of every
         # parameter.
         return hidden + 0 * self.query_embedding if torch.is_grad_enabled() else hidden

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator, model_validator
 
 from discern.config.base import Section
+from discern.config.fields import OTHER_NAME
 from discern.corruption import maskings
 from discern.data.config import DataConfig
 from discern.errors import did_you_mean
@@ -47,6 +48,7 @@ class PositionsConfig(ObjectiveConfig):
         gt=0,
         lt=1,
         description="Fraction of maskable tokens chosen per sequence. ELECTRA, table 6: 0.15 small and base, 0.25 large.",
+        json_schema_extra={OTHER_NAME: "prediction_ratio"},
     )
     mask_probability_end: float | None = Field(
         None,

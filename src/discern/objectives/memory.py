@@ -36,7 +36,13 @@ class SlotMemory:
 
     def write(self, slots: Int[Tensor, "B"], memory: Float[Tensor, "N B M D"]) -> None:
         """Replace what is remembered of some slots."""
-        self._states.update(zip(slots.tolist(), memory.detach().unbind(1), strict=True))
+        numbers = slots.tolist()
+        if any(number in self._states for number in numbers):
+            # The second step since they were loaded: what no slot of this rank has taken by now is other ranks'.
+            self._loaded = {}
+        for number in numbers:
+            self._loaded.pop(number, None)
+        self._states.update(zip(numbers, memory.detach().unbind(1), strict=True))
 
     def state(self) -> dict[str, Tensor]:
         """The memories of this rank's slots by name, on the CPU; before its first step, those it was given."""

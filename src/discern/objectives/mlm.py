@@ -62,8 +62,9 @@ class MaskedLanguageModel(Objective):
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens, positions = batch.tokens, batch.masked_positions
+        direction = {"is_reversed": tokens.is_reversed} if self.encoder.reads_backwards else {}
         hidden = self.encoder(
-            batch.masked_ids, tokens.visible_mask, tokens.token_type_ids, tokens.position_ids, tokens.document_ids
+            batch.masked_ids, tokens.visible_mask, tokens.token_type_ids, tokens.position_ids, tokens.document_ids, **direction
         )
         logits = self.head(gather_positions(hidden, positions))
         targets = tokens.input_ids[positions]

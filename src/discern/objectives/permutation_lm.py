@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discern.config.fields import OTHER_NAME
 from discern.corruption.permutation import blocked_pairs, factorization_order
 from discern.corruption.randomness import Randomness, key_of
 from discern.corruption.targets import legacy_span_targets, single_targets, span_targets
@@ -50,7 +51,12 @@ class PermutationLMConfig(ObjectiveConfig):
         description="Positions of a window of the factorization order; windows keep their order from left to right. Must divide "
         "half a row. None: each half is one window. XLNet: 256 for rows of 512, which is half.",
     )
-    prediction_ratio: int = Field(6, ge=2, description="One token in so many is predicted. XLNet's K: 6.")
+    prediction_ratio: int = Field(
+        6,
+        ge=2,
+        description="One token in so many is predicted. XLNet's K: 6.",
+        json_schema_extra={OTHER_NAME: "mask_probability"},
+    )
     span_targets: bool = Field(
         True, description="Predict spans of one to five whole words; false: single tokens, the paper's ablation."
     )
@@ -176,12 +182,14 @@ class PermutationLanguageModel(Objective):
         return StepOutput(terms, observations)
 
     def visible(self, batch: CorruptedBatch, randomness: Randomness) -> Bool[Tensor, "B L L"]:
-        """True where the query at the position of the row may see the token at that of the column."""
+        """True where the query at the position of the row may see the token at that of the column: of its own document only."""
         tokens = batch.tokens
         length, part = tokens.input_ids.shape[1], tokens.reuse_length
         order = factorization_order(length, part, self.config.permutation_size, randomness)
         blocked = blocked_pairs(order, batch.masked_positions, tokens.special_tokens_mask, part)
-        return ~blocked & tokens.attention_mask[:, None, :]
+        seen = ~blocked & tokens.attention_mask[:, None, :]
+        documents = tokens.document_ids
+        return seen if documents is None else seen & (documents[:, :, None] == documents[:, None, :])
 
     def _queries(self, targets: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
         """The targets of each row from left to right, and which of the P places of a row hold one."""
@@ -222,7 +230,8 @@ class PermutationLanguageModel(Objective):
 
 
 class PermutationLMEvaluator(Evaluator):
-    """Loss and accuracy of the targets, and of next-sentence prediction where it is asked.
+    """Loss and accuracy of the targets, and of next-sentence prediction where it is asked, with the share of the rows whose B
+    does follow A: who always says the likelier of the two is right that often, or as often as it is not so.
 
     Args:
         next_sentence_weight: of the objective; 0: not asked.
@@ -233,6 +242,7 @@ class PermutationLMEvaluator(Evaluator):
         self._weight = next_sentence_weight
         self._loss = 0.0
         self._correct = 0
+        self._follows = 0
         self._rows = 0
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
@@ -242,6 +252,7 @@ class PermutationLMEvaluator(Evaluator):
         assert batch.tokens.continues is not None
         self._loss += float(output.terms["next_sentence"].total)
         self._correct += int(((output.observations["next_sentence_logits"] > 0) == batch.tokens.continues).sum())
+        self._follows += int(batch.tokens.continues.sum())
         self._rows += batch.tokens.size
 
     def merge(self, other: Evaluator) -> None:
@@ -249,6 +260,7 @@ class PermutationLMEvaluator(Evaluator):
         self._tokens.merge(other._tokens)
         self._loss += other._loss
         self._correct += other._correct
+        self._follows += other._follows
         self._rows += other._rows
 
     def compute(self) -> dict[str, float]:
@@ -256,7 +268,11 @@ class PermutationLMEvaluator(Evaluator):
         if not self._weight:
             return figures
         loss = ratio(self._loss, self._rows)
-        asked = {"next_sentence_loss": loss, "next_sentence_accuracy": ratio(self._correct, self._rows)}
+        asked = {
+            "next_sentence_loss": loss,
+            "next_sentence_accuracy": ratio(self._correct, self._rows),
+            "next_sentence_share": ratio(self._follows, self._rows),
+        }
         return figures | asked | {"loss": figures["loss"] + self._weight * loss}
 
 

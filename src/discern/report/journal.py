@@ -60,7 +60,11 @@ _MEANINGS = {
         "Mean negative log-probability of the right answer to whether the second segment follows the first, in nats. "
         "0.6931 is guessing.",
     ),
-    "next_sentence_accuracy": ("Next-sentence accuracy", "Share of the rows where that is answered rightly; half is guessing."),
+    "next_sentence_accuracy": (
+        "Next-sentence accuracy",
+        "Share of the rows where that is answered rightly; half is guessing where B follows A in half of them.",
+    ),
+    "next_sentence_share": ("B follows A", "Share of the rows where it does; below half where sentences are long for the rows."),
 }
 """Held-out figures by their key in the journal, in the order of the page: name and meaning."""
 

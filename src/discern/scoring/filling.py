@@ -13,6 +13,7 @@ from torch import Tensor
 from discern.data.tokenizer import SPECIAL_TOKENS, special_tokens
 from discern.errors import ConfigError
 from discern.model.network import Network
+from discern.scoring.rows import read
 
 MASK = SPECIAL_TOKENS["mask"]
 _MASKS_AT_ONCE = 32
@@ -112,7 +113,7 @@ def _mask_logits(filler: Filler, ids: Sequence[int], positions: Sequence[int]) -
     starts = [window_start(position, len(ids), filler.room) for position in positions]
     distinct = sorted(set(starts))
     rows = [[special.cls, *ids[start : start + filler.room], special.sep] for start in distinct]
-    hidden = filler.network.encoder(torch.tensor(rows, device=device))
+    hidden = read(filler.network.encoder, torch.tensor(rows, device=device))
     row = torch.tensor([distinct.index(start) for start in starts])
     place = torch.tensor([1 + position - start for position, start in zip(positions, starts, strict=True)])
     logits: Tensor = filler.network.head(hidden[row.to(device), place.to(device)])

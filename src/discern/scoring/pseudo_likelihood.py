@@ -13,7 +13,7 @@ from discern.model.heads import MaskedLMHead, TiedLMHead, gather_positions
 from discern.model.network import Network
 from discern.model.two_tower import TwoTowerEncoder
 from discern.scoring.base import Method, Piece, ScoringModel
-from discern.scoring.rows import batches, device_of, framed, log_probabilities
+from discern.scoring.rows import batches, device_of, framed, log_probabilities, read
 from discern.types import SpecialTokens
 
 
@@ -77,7 +77,7 @@ class MaskedPseudoLikelihood(Method):
         rows = [
             [mask_id if place in copy.hidden else token for place, token in enumerate(pieces[copy.piece].ids)] for copy in copies
         ]
-        states = self._network.encoder(*framed(rows, self._special, device))
+        states = read(self._network.encoder, *framed(rows, self._special, device))
         places = torch.tensor([copy.place + 1 for copy in copies], device=device)
         at_places = states[torch.arange(len(copies), device=device), places]
         ids = [pieces[copy.piece].ids[copy.place] for copy in copies]

@@ -10,8 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from discern.model.encoder import Encoder
 from discern.model.network import Network
-from discern.types import SpecialTokens
+from discern.tasks.frames import FRAMES
+from discern.types import SpecialTokens, TokenBatch
 
 # A forward pass has no more tokens than this, padding included, and no more rows: enough to keep a few cores busy, little
 # memory at any model size. A head over the vocabulary runs on as many states at a time as there may be rows.
@@ -50,6 +52,27 @@ def padded(
     lengths = torch.tensor([len(row) for row in ids])
     mask = torch.arange(input_ids.shape[1])[None, :] < lengths[:, None]
     return input_ids.to(device), mask.to(device)
+
+
+def read(encoder: Encoder, input_ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L D"]:
+    """Hidden states of rows `[CLS] text [SEP]` and padding, in that order, laid before the encoder as it expects them."""
+    if encoder.fine_tuning.get("finetune.frame") != "cls-last":
+        return encoder(input_ids, mask)  # type: ignore[no-any-return]
+    real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
+    rows, length = input_ids.shape
+    tokens = TokenBatch(
+        input_ids=input_ids,
+        attention_mask=real,
+        special_tokens_mask=~real,
+        token_type_ids=torch.zeros_like(input_ids),
+        position_ids=torch.arange(length, device=input_ids.device).expand(rows, -1),
+        document_ids=None,
+        word_starts=None,
+        example_index=torch.arange(rows),
+        slot=torch.arange(rows),
+        full=mask is None,
+    )
+    return FRAMES["cls-last"].states(encoder, tokens)
 
 
 def device_of(network: Network) -> torch.device:

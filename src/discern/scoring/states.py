@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discern.data.tokenizer import special_tokens
 from discern.model.encoder import Encoder
-from discern.scoring.rows import batches, framed
+from discern.scoring.rows import batches, framed, read
 from discern.scoring.windows import Window, best_places, windows_of
 
 States: TypeAlias = Float[np.ndarray, "T D"]
@@ -90,7 +90,8 @@ def _read(reader: Reader, ids: Sequence[Sequence[int]], windows: Sequence[Window
 @torch.inference_mode()
 def _states(reader: Reader, rows: Sequence[Sequence[int]]) -> Float[np.ndarray, "B L D"]:
     """The states of framed and padded rows."""
-    states: Tensor = reader.encoder(*framed(rows, special_tokens(reader.tokenizer), reader.encoder.embeddings.weights.device))
+    device = reader.encoder.embeddings.weights.device
+    states: Tensor = read(reader.encoder, *framed(rows, special_tokens(reader.tokenizer), device))
     found: np.ndarray = states.float().cpu().numpy()
     return found
 

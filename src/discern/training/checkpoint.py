@@ -122,8 +122,11 @@ def found(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name)), reverse=True)
 
 
-def load_newest(folder: Path, warn: Callable[[str], None]) -> Contents | None:
+def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True) -> Contents | None:
     """The newest sound checkpoint; a damaged one is named through `warn` and passed over. None where there is none.
+
+    Args:
+        carry: as of `load`.
 
     Raises:
         CheckpointError: there are checkpoints, but none is sound.
@@ -131,7 +134,7 @@ def load_newest(folder: Path, warn: Callable[[str], None]) -> Contents | None:
     candidates = found(folder)
     for path in candidates:
         try:
-            return load(path)
+            return load(path, carry=carry)
         except CheckpointError as problem:
             warn(f"{problem.message}; trying the one before")
     if candidates:
@@ -142,8 +145,11 @@ def load_newest(folder: Path, warn: Callable[[str], None]) -> Contents | None:
     return None
 
 
-def load(path: Path) -> Contents:
+def load(path: Path, *, carry: bool = True) -> Contents:
     """One checkpoint, after comparing every file with its checksum.
+
+    Args:
+        carry: what the objective carries too, which only those need who train on; it may be larger than all else.
 
     Raises:
         CheckpointError: a file is missing, cut short or altered, or of another format version.
@@ -156,8 +162,8 @@ def load(path: Path) -> Contents:
         state = json.loads((path / STATE_FILE).read_text())
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path} has format {state.get('format')}, this version of discern reads {FORMAT}")
-        carry = load_file(path / CARRY_FILE) if (path / CARRY_FILE).exists() else {}
-        return Contents(load_file(path / MODEL_FILE), load_file(path / OPTIMIZER_FILE), carry, state)
+        carried = load_file(path / CARRY_FILE) if carry and (path / CARRY_FILE).exists() else {}
+        return Contents(load_file(path / MODEL_FILE), load_file(path / OPTIMIZER_FILE), carried, state)
     except (OSError, ValueError, SafetensorError) as problem:
         raise CheckpointError(f"{path} cannot be read: {problem}") from problem
 

@@ -319,7 +319,7 @@ def _weigh(parts: Parts, watch: Watch, state: State, optimizer: AdamW, figure: f
 def save_checkpoint(parts: Parts, state: State, optimizer: AdamW, folder: Path) -> None:
     """Write a checkpoint of this moment; rank 0 writes, the others wait."""
     # A rank carries what belongs to its own rows; what all carry alike, rank 0 gives.
-    carried = parts.ranks.gather(parts.objective.carry_state())
+    carried = parts.ranks.gather_first(parts.objective.carry_state())
     if parts.ranks.writes:
         names = {parameter: name for name, parameter in parts.objective.named_parameters()}
         contents = checkpoint.Contents(

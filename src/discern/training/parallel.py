@@ -50,6 +50,14 @@ class Ranks:
         dist.all_gather_object(gathered, value)
         return gathered
 
+    def gather_first(self, value: Any) -> list[Any]:
+        """The value of every rank, in order, on rank 0; nothing on the others."""
+        if self.world == 1:
+            return [value]
+        gathered: list[Any] | None = [None] * self.world if self.writes else None
+        dist.gather_object(value, gathered)
+        return gathered or []
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world > 1:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from discern.data.shards import TokenData
-from discern.errors import DataError
+from discern.errors import ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.checkpoint import write_text
@@ -30,7 +32,7 @@ Figures = dict[str, dict[str, float]]
 """Held-out figures by text: 'domain', and 'general' where there is some."""
 
 # Whose loss says how well words are predicted: the generator's, or that of the one network there is.
-_WORD_LOSSES = ("generator_loss", "mlm_loss")
+_WORD_LOSSES = ("generator_loss", "mlm_loss", "permutation_lm_loss")
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def data_of(request: AdaptRequest, progress: Progress) -> Path:
 def _settled(request: AdaptRequest, data: Path, progress: Progress) -> Settled:
     settled = settle(_pretraining(request, data), progress.note)
     _check_held_out(settled)
+    _check_words(settled)
     return settled
 
 
@@ -133,6 +136,18 @@ def _check_held_out(settled: Settled) -> None:
                 f"{data.folder} holds nothing out, so nothing could say what is gained or forgotten",
                 hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
             )
+
+
+def _check_words(settled: Settled) -> None:
+    """Raise where no figure of the objective says how well it predicts words."""
+    with torch.device("meta"):
+        objective = build_objective(settled.config, vocabulary_of(settled.data))
+    figures = objective.evaluator().compute()
+    if not any(name in figures for name in _WORD_LOSSES):
+        raise ConfigError(
+            f"objective '{settled.config.objective.name}' measures no loss of words, by which to tell what is gained",
+            hint=f"discern pretrain --init-from {settled.request.init_from} begins in the same way and measures nothing",
+        )
 
 
 def _before(run: Run, ranks: Ranks, progress: Progress, sequences: int) -> dict[str, Any]:
@@ -179,8 +194,8 @@ def _measure(objective: Objective, settled: Settled, ranks: Ranks, progress: Pro
 
 def pseudo_perplexity(figures: Mapping[str, float]) -> float:
     """exp of the mean loss of the words at the positions where they are predicted."""
-    loss = next(figures[name] for name in _WORD_LOSSES if name in figures)
-    return math.exp(min(loss, 700.0))  # beyond that no float holds it
+    losses = [figures[name] for name in _WORD_LOSSES if name in figures]
+    return math.exp(min(losses[0], 700.0))  # beyond that no float holds it
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from discern.interop.adopted import Adopted, shared
-from discern.interop.names import GENERATOR_CLASS
+from discern.interop.names import GENERATOR_CLASS, XLNET_CLASS
 from discern.model.config import ModelConfig
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.settings import PretrainConfig
@@ -22,9 +22,12 @@ _SIZES = (
     "attention_dropout",
     "initializer_range",
     "layer_norm_epsilon",
+    "activation",
+    "clamp_length",
 )
 # Of the released code's recipes, by the width they are for.
 _RECIPES = {256: "electra-small-google", 768: "electra-base-google", 1024: "electra-large"}
+_XLNET_RECIPES = {256: "xlnet-small", 768: "xlnet-base", 1024: "xlnet-large"}
 
 
 def settings_for(adopted: Adopted) -> PretrainConfig | None:
@@ -35,7 +38,10 @@ def settings_for(adopted: Adopted) -> PretrainConfig | None:
     """
     sizes = adopted.sizes
     if set(sizes) == {"encoder"}:
-        if adopted.models["encoder"].config["architectures"] != [GENERATOR_CLASS]:
+        (architecture,) = adopted.models["encoder"].config["architectures"]
+        if architecture == XLNET_CLASS:
+            return _resolved(sizes["encoder"], {}, _XLNET_RECIPES)
+        if architecture != GENERATOR_CLASS:
             return None
         return _resolved(sizes["encoder"], {"objective.name": "mlm"})
     if set(sizes) != {"discriminator", "generator"}:
@@ -53,9 +59,9 @@ def settings_for(adopted: Adopted) -> PretrainConfig | None:
     return _resolved(model, chosen)
 
 
-def _resolved(model: ModelConfig, chosen: Mapping[str, object]) -> PretrainConfig:
+def _resolved(model: ModelConfig, chosen: Mapping[str, object], recipes: Mapping[int, str] = _RECIPES) -> PretrainConfig:
     """The recipe for a width, with the sizes of a model."""
-    recipe = _RECIPES[min(_RECIPES, key=lambda width: abs(width - model.hidden_size))]
+    recipe = recipes[min(recipes, key=lambda width: abs(width - model.hidden_size))]
     values = {f"model.{name}": getattr(model, name) for name in _SIZES} | dict(chosen)
     overrides = [f"{key}={value}" for key, value in values.items()]
     return load_pretrain_config(None, recipe, overrides).config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
@@ -13,8 +13,14 @@ from discern.config.presets import preset_names
 from discern.config.resolve import Clamp, Resolved, resolve
 from discern.config.schema import Variant
 from discern.config.tree import diff
+from discern.errors import ConfigError
+from discern.model import encoders
+from discern.model.config import ModelConfig
 from discern.objectives import objectives
 from discern.workflows.settings import PretrainConfig
+
+if TYPE_CHECKING:
+    from discern.model.encoder import Encoder
 
 
 def load_pretrain_config(file: Path | None, preset: str | None, overrides: Sequence[str] = ()) -> Resolved[PretrainConfig]:
@@ -56,7 +62,15 @@ def _named(name: str) -> Resolved[PretrainConfig]:
     return load_pretrain_config(None, name) if is_preset else load_pretrain_config(Path(name), None)
 
 
-_CLAMPS = (Clamp("data.sequence_length", limit="model.max_positions"),)
+def _has_no_position_table(model: ModelConfig) -> bool:
+    try:
+        kind: type[Encoder] = encoders.load(model.encoder)
+    except ConfigError:  # reported with all else that is wrong
+        return False
+    return not kind.limits_positions
+
+
+_CLAMPS = (Clamp("data.sequence_length", limit="model.max_positions", unless=_has_no_position_table),)
 
 
 def _objective_config(name: str) -> type[BaseModel]:

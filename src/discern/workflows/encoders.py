@@ -67,7 +67,7 @@ def load_encoder(folder: Path, *, warn: Callable[[str], None]) -> LoadedEncoder:
         encoder = next(iter(run.objective.networks().values())).encoder
         if isinstance(encoder.embeddings, DisentangledEmbeddings):
             encoder.embeddings = encoder.embeddings.merged()
-        length = min(run.config.data.sequence_length, run.config.model.max_positions)
+        length = run.config.data.sequence_length
         return _loaded(encoder, run.tokenizer_path, length, f"run {folder} at step {run.step:,}")
     config = folder_config(folder, ENCODER_TYPES)
     loaded = family_in(folder).encoder_from(folder)
@@ -96,8 +96,7 @@ def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:
     config = load_pretrain_config(None, name).config
     rows = vocab_size(load_tokenizer(tokenizer))
     encoder = _untrained(config.model, rows, config.model.embedding_size, seed)
-    length = min(config.data.sequence_length, config.model.max_positions)
-    return _loaded(encoder, tokenizer, length, f"untrained, preset {name}", trained=False)
+    return _loaded(encoder, tokenizer, config.data.sequence_length, f"untrained, preset {name}", trained=False)
 
 
 def fingerprint_weights(module: nn.Module) -> str:

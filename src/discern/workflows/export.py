@@ -81,7 +81,7 @@ def export(request: ExportRequest, progress: Progress, warn: Callable[[str], Non
     (_, first), *others = models.items()
     first.config[MARK] = _mark(run, list(models)) | first.config.get(MARK, {})
     progress.advance(1)
-    length = min(run.config.data.sequence_length, run.config.model.max_positions)
+    length = run.config.data.sequence_length
     frame = family_of(run.objective.networks()[next(iter(models))].encoder).frame
     tokenizer = to_huggingface_tokenizer(run.tokenizer_path, length, frame)
     card = model_card(card_facts(run, models, request.out.resolve().name))

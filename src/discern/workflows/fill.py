@@ -7,8 +7,9 @@ from pathlib import Path
 
 from discern.data.tokenizer import load_tokenizer
 from discern.errors import ConfigError
-from discern.model.heads import CopyMLMHead, MaskedLMHead
+from discern.model.heads import CopyMLMHead, LanguageHead, TiedLMHead
 from discern.model.two_tower import TwoTowerEncoder
+from discern.objectives.permutation_lm import PermutationLMConfig
 from discern.scoring.filling import FilledToken, Filler, fill_masks, reading_masks
 from discern.training.parallel import choose_device
 from discern.workflows.models import load_model
@@ -43,7 +44,13 @@ def load_filler(model: Path, warn: Callable[[str], None], device: str = "auto") 
     """The masked language model in a folder, of an export with all its networks the generator; raises as `fill` does."""
     place = choose_device(device)
     loaded = load_model(model, beside=True, warn=warn)
-    fillers = {name: network for name, network in loaded.networks.items() if isinstance(network.head, MaskedLMHead | CopyMLMHead)}
+    fillers = {name: network for name, network in loaded.networks.items() if isinstance(network.head, LanguageHead | CopyMLMHead)}
+    permuted = loaded.objective is None or isinstance(loaded.objective, PermutationLMConfig)
+    if permuted and any(isinstance(network.head, TiedLMHead) for network in fillers.values()):
+        raise ConfigError(
+            f"{model} is an XLNet: it was trained to predict by its query stream and never read a [MASK]",
+            hint=f"discern score {model} TEXT says how likely sentences are; one trained by objective 'mlm' fills masks",
+        )
     if not fillers:
         raise ConfigError(
             f"{model} has no head over the vocabulary, so it fills no mask: it holds the "

@@ -193,7 +193,7 @@ def _fit_lengths(
     for name in names:
         task, key = config.task_config(name), f"tasks.{name}.sequence_length" if several else "task.sequence_length"
         length, there = task.sequence_length, loaded.encoder.config.max_positions
-        if length > there and key in user_set:
+        if length > there and key in user_set and loaded.encoder.limits_positions:
             raise ConfigError(f"{key} is {length}, but the model has {there} positions", hint=f"--set {key}={there}")
         if length > loaded.max_length and key not in user_set:
             notes.append(

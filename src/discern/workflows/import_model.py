@@ -14,6 +14,7 @@ from discern.errors import ConfigError
 from discern.interop.adopted import Adopted
 from discern.interop.adopted_card import AdoptedFacts, adopted_card
 from discern.interop.config_json import MARK
+from discern.interop.families import FAMILIES
 from discern.interop.folder import CARD_NAME, SETTINGS_NAME, check_target, publish
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, tokenizer_files
 from discern.interop.vocabulary import FoundTokenizer
@@ -85,7 +86,8 @@ def import_model(request: ImportRequest, progress: Progress, warn: Callable[[str
 def _write(out: Path, adopted: Adopted, found: FoundTokenizer, config: PretrainConfig | None) -> None:
     """The folder, which appears whole or not at all."""
     (_, first), *others = adopted.models.items()
-    length = min(adopted.max_length or first.config["max_position_embeddings"], first.config["max_position_embeddings"])
+    table = first.config.get("max_position_embeddings")  # an XLNet has none, and says how long its rows are
+    length = min(known for known in (adopted.max_length, table) if known)
     first.config[MARK] = _mark(adopted, fingerprint(found.tokenizer))
     facts = AdoptedFacts(
         title=out.resolve().name,
@@ -99,7 +101,8 @@ def _write(out: Path, adopted: Adopted, found: FoundTokenizer, config: PretrainC
         left_out=adopted.left_out,
         remarks=adopted.remarks,
     )
-    files, card = tokenizer_files(found.tokenizer, length), adopted_card(facts)
+    frame = next(family.frame for family in FAMILIES if first.config["model_type"] in family.model_types)
+    files, card = tokenizer_files(found.tokenizer, length, frame), adopted_card(facts)
 
     def write(folder: Path) -> None:
         write_networks(folder, first, others)

@@ -10,12 +10,13 @@ from discern.data.tokenizer import special_tokens
 from discern.errors import ConfigError, DataError
 from discern.interop.adopted import Adopted
 from discern.interop.config_json import read_huggingface_config, read_mark
+from discern.interop.families import ENCODER_TYPES
 from discern.interop.huggingface_source import read_huggingface
 from discern.interop.names import CONFIG_NAME
-from discern.interop.pretrained import FAMILIES
 from discern.interop.tensorflow.bundle import find_checkpoint
 from discern.interop.tensorflow.electra import read_released
 from discern.interop.vocabulary import FoundTokenizer, check_fits, find_tokenizer
+from discern.interop.xlnet_source import read_xlnet
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
 from discern.workflows.runs import is_run
@@ -56,14 +57,16 @@ def read_source(source: Path, request: ImportRequest, progress: Progress) -> tup
             f"{source} is a run of discern, which every verb takes as it is", hint=f"discern export {source} --out DIR"
         )
     if source.is_dir() and (source / CONFIG_NAME).is_file():
-        if read_mark(read_huggingface_config(source, FAMILIES)):
+        config = read_huggingface_config(source, ENCODER_TYPES)
+        if read_mark(config):
             raise ConfigError(
                 f"{source} is an export of discern, which every verb takes as it is", hint=f"discern export {source} --out DIR"
             )
         if request.heads is not None:
             raise ConfigError(f"--heads is for TensorFlow checkpoints, and {source / CONFIG_NAME} says it", hint="leave it out")
         tokenizer = find_tokenizer(source, request.tokenizer, request.lowercase)
-        adopted = read_huggingface(source, _vocabulary(tokenizer))
+        read = read_xlnet if config["model_type"] == "xlnet" else read_huggingface
+        adopted = read(source, _vocabulary(tokenizer))
     elif (prefix := find_checkpoint(source)) is not None:
         tokenizer = find_tokenizer(prefix, request.tokenizer, request.lowercase)
         adopted = read_released(prefix, _vocabulary(tokenizer), request.heads, progress)
@@ -77,7 +80,8 @@ def read_source(source: Path, request: ImportRequest, progress: Progress) -> tup
 
 
 _WHAT = (
-    "give a folder that save_pretrained() wrote, of an ELECTRA or a BERT, or the model.ckpt-N.index of the released ELECTRA code"
+    "give a folder that save_pretrained() wrote, of an ELECTRA, a BERT or an XLNet, or the model.ckpt-N.index of the released "
+    "ELECTRA code"
 )
 
 

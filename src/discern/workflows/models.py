@@ -89,7 +89,7 @@ def load_model(folder: Path, *, beside: bool = False, warn: Callable[[str], None
     """
     if is_run(folder):
         run = load_run(folder, warn=warn)
-        length = min(run.config.data.sequence_length, run.config.model.max_positions)
+        length = run.config.data.sequence_length
         trained_with = run.record["tokenizer_fingerprint"]
         return LoadedModel(run.objective.networks(), run.tokenizer_path, length, trained_with, run.config.objective, run.step)
     config = folder_config(folder)

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 
 from discern.config.tree import to_toml
+from discern.model.encoder import Encoder
 from discern.model.network import Network
+from discern.model.xlnet import XLNetEncoder
 from discern.objectives.base import Objective
-from discern.objectives.passes import has_vocabulary, step_passes
+from discern.objectives.passes import Pass, has_vocabulary, step_passes
 from discern.training.flops import run_flops
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
 from discern.training.products import fastest_product
-from discern.workflows.pretrain import training_stream
+from discern.workflows.pretrain import notes_on_rows, training_stream
 from discern.workflows.request import PretrainRequest, settle
 from discern.workflows.runs import build_objective, check_words, vocabulary_of
 from discern.workflows.settings import PretrainConfig
@@ -58,11 +60,12 @@ def plan(request: PretrainRequest) -> Plan:
         "flops": flops.executed,
         "flops_paper_convention": flops.paper,
         "memory_bytes": _memory(objective, config, parameters, precision),
+        "slot_memory_bytes": _slot_memory(objective, config),
         "estimated_seconds": seconds if hours is None else min(seconds, hours * 3600),
         "epochs": sequences / rows,
         "precision": precision,
         "device": str(device),
-        "warnings": _warnings(config, sequences / rows),
+        "warnings": _warnings(config, sequences / rows) + notes_on_rows(data, config),
     }
     return Plan(values, _text(config, values))
 
@@ -74,21 +77,50 @@ def _size(network: Network) -> int:
 
 
 def _memory(objective: Objective, config: PretrainConfig, parameters: int, precision: str) -> int:
-    """Bytes: weights, gradients and two moments in float32, and what the forward pass keeps for the backward one."""
+    """Bytes: weights, gradients and two moments in float32, what the forward pass keeps for the backward one, and what slots
+    remember; all of it in one process."""
     rows = config.train.micro_batch_size or config.train.sequences_per_step
     length = config.data.sequence_length
     number = 2 if precision == "bfloat16" else 4
     kept, logits = 0.0, 0.0
+    passes = {id(each.network.encoder): each for each in _passes(objective, config)}
     for network in objective.networks().values():
-        sizes = network.encoder.config
-        # Inputs and outputs of the products, dropout masks and normalised states; probabilities thrice: raw, mask, dropped.
-        block = 14 * sizes.hidden_size + 3 * sizes.feedforward_size + 3 * length * sizes.num_heads
+        sizes, encoder = network.encoder.config, network.encoder
         layers = 1 if config.train.gradient_checkpointing else sizes.num_layers
-        kept += rows * length * number * layers * block
-    for each in (each for phase in objective.phases(config.train.max_steps) for each in step_passes(objective, phase)):
+        kept += rows * number * layers * _of_a_row(encoder, length, passes.get(id(encoder)))
+    for each in _passes(objective, config):
         if has_vocabulary(each.network):
             logits = max(logits, 4 * 4 * rows * length * each.head_share * each.network.encoder.embeddings.vocab_size)
-    return int(16 * parameters + kept + logits)
+    return int(16 * parameters + kept + logits) + _slot_memory(objective, config)
+
+
+def _of_a_row(encoder: Encoder, length: int, step: Pass | None) -> float:
+    """Numbers that a block keeps of a row.
+
+    Inputs and outputs of the products, dropout masks and normalised states; probabilities thrice: raw, mask, dropped. An XLNet
+    has queries besides the content, scores of all distances besides those of the keys, and keys and values of its memory.
+    """
+    sizes = encoder.config
+    inside = 14 * sizes.hidden_size + 3 * sizes.feedforward_size
+    if not isinstance(encoder, XLNetEncoder) or step is None:
+        return length * (inside + 3 * length * sizes.num_heads)
+    tokens, keys = length * (1 + step.query_share), length + step.remembered
+    scores = 3 * keys + (keys + length)
+    return tokens * (inside + scores * sizes.num_heads) + 3 * step.remembered * sizes.hidden_size
+
+
+def _slot_memory(objective: Objective, config: PretrainConfig) -> int:
+    """Bytes that the slots of the batch remember from step to step, in float32, over all processes."""
+    found = 0
+    for each in {id(each.network.encoder): each for each in _passes(objective, config)}.values():
+        sizes = each.network.encoder.config
+        found += 4 * config.train.sequences_per_step * each.remembered * sizes.num_layers * sizes.hidden_size
+    return found
+
+
+def _passes(objective: Objective, config: PretrainConfig) -> list[Pass]:
+    """What the steps of any phase run."""
+    return [each for phase in objective.phases(config.train.max_steps) for each in step_passes(objective, phase)]
 
 
 def _warnings(config: PretrainConfig, epochs: float) -> list[str]:
@@ -109,12 +141,14 @@ def _text(config: PretrainConfig, values: dict[str, Any]) -> str:
     hours = values["estimated_seconds"] / 3600
     time_text = f"{hours:,.1f} hours" if hours >= 1 else f"{values['estimated_seconds']:,.0f} seconds"
     sizes = ", ".join(f"{name} {size:,}" for name, size in values["parameters_by_network"].items())
+    remembered = values["slot_memory_bytes"] / 2**30
+    slots = f", of which {remembered:,.1f} GiB what the slots remember, shared by all processes" if remembered else ""
     lines = [
         to_toml(config).rstrip(),
         "",
         f"# parameters    {values['parameters']:,} ({sizes})",
         f"# arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
-        f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB (estimate)",
+        f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB (estimate){slots}",
         f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
         f"# epochs        {values['epochs']:,.2f}",
         *(f"# warning       {warning}" for warning in values["warnings"]),

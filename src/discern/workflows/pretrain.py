@@ -11,6 +11,7 @@ from discern.data.mixture import MixedStream
 from discern.data.shards import TokenData
 from discern.data.source import RowStream, heldout_rows, training_rows
 from discern.data.stream import ExampleStream
+from discern.data.two_part import TwoPartStream
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.progress import Progress, Silent
@@ -39,6 +40,9 @@ from discern.workflows.runs import (
 )
 from discern.workflows.settings import PretrainConfig
 from discern.workflows.start_weights import Filled, fill
+
+# Share of the rows; half is meant.
+_FEWEST_FOLLOW = 0.4
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ def open_run(settled: Settled, progress: Progress, ranks: Ranks) -> Run:
     for name, needed in config.objective.without_effect().items() if ranks.writes else ():
         progress.note(f"objective.{name} = {getattr(config.objective, name)} has no effect: it needs objective.{needed}")
     check_words(config, data)
+    for line in notes_on_rows(data, config) if ranks.writes else ():
+        progress.note(line)
     objective = build_objective(config, vocabulary_of(data))
     objective.phases(config.train.max_steps)  # refuses what the steps don't suffice for, before anything is written
     run = _start_or_resume(settled, objective, progress, ranks)
@@ -174,6 +180,21 @@ def training_stream(data: TokenData, config: PretrainConfig) -> RowStream:
     """The rows to train on, shuffled, or slot by slot where the objective remembers."""
     slots = config.train.sequences_per_step if config.objective.reads_in_order else None
     return training_rows(data.split("train"), data.special_tokens, config.data, config.train.seed, slots=slots)
+
+
+def notes_on_rows(data: TokenData, config: PretrainConfig) -> list[str]:
+    """What somebody should know of the rows before they are trained on."""
+    rows = training_stream(data, config)
+    if not isinstance(rows, TwoPartStream) or not getattr(config.objective, "next_sentence_weight", 0):
+        return []
+    share = rows.follows_share()
+    if share > _FEWEST_FOLLOW:
+        return []
+    return [
+        f"B follows A in about {share:.0%} of the rows, not in half: A ends where a sentence does, and in most rows none ends in "
+        "time, so that 'no' is right without reading. Prepare the text with a sentence a line, or set a longer "
+        "data.sequence_length, or objective.next_sentence_weight=0"
+    ]
 
 
 def heldout_stream(data: TokenData, config: PretrainConfig) -> RowStream | None:

@@ -40,7 +40,7 @@ class LoadedRun:
     Attributes:
         folder: of the run.
         config: resolved.
-        objective: with its weights, in evaluation mode, float32, on the CPU.
+        objective: with its weights, in evaluation mode, float32, on the CPU; without what it carries from step to step.
         step: of the checkpoint.
         vocabulary: of the tokenizer.
         tokenizer_path: the run's tokenizer.json.
@@ -79,7 +79,7 @@ def load_run(folder: Path, *, warn: Callable[[str], None]) -> LoadedRun:
     record = read_record(folder)
     config = load_pretrain_config(folder / CONFIG_FILE, None, []).config
     vocabulary = Vocabulary(record["vocab_size"], SpecialTokens(**record["special_tokens"]), _read_counts(folder))
-    contents = checkpoint.load_newest(folder / CHECKPOINTS, warn)
+    contents = checkpoint.load_newest(folder / CHECKPOINTS, warn, carry=False)
     if contents is None:
         raise CheckpointError(
             f"{folder} has no checkpoint yet",
@@ -87,7 +87,6 @@ def load_run(folder: Path, *, warn: Callable[[str], None]) -> LoadedRun:
         )
     objective = build_objective(config, vocabulary)
     checkpoint.load_model_tensors(objective, contents.model, str(folder))
-    objective.load_carry_state(contents.carry)
     return LoadedRun(folder, config, objective.eval(), contents.step, vocabulary, folder / TOKENIZER_FILE, record)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import ConfigError, DataError
 from discern.model.network import Network
+from discern.model.xlnet import XLNetEncoder
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.permutation_lm import PermutationLMConfig
 from discern.objectives.replacement import ReplacementConfig
@@ -58,7 +59,7 @@ def load_scorer(model: Path, name: str | None = None, device: str = "auto", *, w
     chosen = name or next((known for known in PREFERRED if _method(known).lacks(served) is None), None)
     if chosen is None or (lack := _method(chosen).lacks(served)) is not None:
         needs = "no scorer can use it" if chosen is None else f"scorer '{chosen}' needs {lack}"
-        raise ConfigError(f"{model}: {needs}; it holds {_described(served)}", hint=_others(served))
+        raise ConfigError(f"{model}: {needs}; it holds {_described(served, loaded.objective)}", hint=_others(served))
     if loaded.objective is None and _method(chosen).needs_mask_probability:
         share = f"{served.mask_probability:g}, that of the released ELECTRAs of this width,"
         warn(f"{model} does not say which share of the tokens was replaced in training: {share} is assumed")
@@ -163,8 +164,11 @@ def _method(name: str) -> type[Method]:
     return found
 
 
-def _described(model: ScoringModel) -> str:
-    return " and ".join(dict.fromkeys(kind_of(network) for network in model.networks.values())) or "no network of use here"
+def _described(model: ScoringModel, objective: ObjectiveConfig | None) -> str:
+    """What there is; of an XLNet also what it was trained by, as that decides what can use it."""
+    by = "" if objective is None else f" trained by '{objective.name}'"
+    kinds = (kind_of(network) + (by if isinstance(network.encoder, XLNetEncoder) else "") for network in model.networks.values())
+    return " and ".join(dict.fromkeys(kinds)) or "no network of use here"
 
 
 def _others(model: ScoringModel) -> str:

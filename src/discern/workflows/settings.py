@@ -40,6 +40,11 @@ class PretrainConfig(Section):
         """Rows, encoder, objective and batch go together."""
         data, train = self.data, self.train
         self.objective.check(data, self.model)
+        if data.packing == "two-part" and data.reversed_rows and not _reads_backwards(self.model):
+            raise ValueError(
+                f"half of the rows of data.packing 'two-part' run backwards, which model.encoder '{self.model.encoder}' cannot "
+                "be told; set data.reversed_rows=false"
+            )
         if data.packing == "two-part" and _has_segment_table(self.model) and self.model.num_token_types < _SEGMENTS_OF_TWO_PARTS:
             raise ValueError(
                 f"rows of data.packing 'two-part' have {_SEGMENTS_OF_TWO_PARTS} segments, but model.num_token_types is "
@@ -58,6 +63,10 @@ class PretrainConfig(Section):
                 f"{train.micro_batch_size}; set train.micro_batch_size to a number that divides them"
             )
         return self
+
+
+def _reads_backwards(model: ModelConfig) -> bool:
+    return encoders.load(model.encoder).reads_backwards  # type: ignore[attr-defined, no-any-return]
 
 
 def _has_segment_table(model: ModelConfig) -> bool:

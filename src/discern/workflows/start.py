@@ -1,4 +1,4 @@
-"""Weights to go on from: those of a run, of an export, or of a Hugging Face ELECTRA or BERT."""
+"""Weights to go on from: those of a run, of an export, or of a Hugging Face ELECTRA, BERT or XLNet."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from discern.data.shards import TokenData
 from discern.data.tokenizer import load_tokenizer, vocab_size
 from discern.errors import ConfigError, DataError
 from discern.interop.config_json import read_mark
-from discern.interop.families import name_of
-from discern.interop.heads import network_with_head
-from discern.interop.huggingface import network_from_huggingface
-from discern.interop.pretrained import FAMILIES
+from discern.interop.families import ENCODER_TYPES, family_in, name_of
 from discern.model.network import Network
 from discern.objectives.base import Objective
 from discern.workflows.models import check_tokenizer, fingerprints_of, folder_config, networks_beside, settings_of, tokenizer_in
@@ -85,13 +82,13 @@ def read_start(folder: Path, *, warn: Callable[[str], None]) -> Start:
     """The networks in a folder, with all that is known of them.
 
     Args:
-        folder: a run, an export, or a Hugging Face ELECTRA or BERT with any head or none.
+        folder: a run, an export, or a Hugging Face ELECTRA, BERT or XLNet with any head or none.
         warn: told of damaged checkpoints that were passed over.
 
     Raises:
         DataError: the folder holds neither a run nor a model, or no tokenizer, or one with more entries than the model.
-        CheckpointError: weights are missing or damaged, or those of something else than an ELECTRA or BERT.
-        ConfigError: it is an export of an XLNet, or the settings of an export are damaged.
+        CheckpointError: weights are missing or damaged, or those of something else than an ELECTRA, BERT or XLNet.
+        ConfigError: it is a two-tower generator alone, or the settings of an export are damaged.
     """
     if is_run(folder):
         run = load_run(folder, warn=warn)
@@ -108,10 +105,10 @@ def read_start(folder: Path, *, warn: Callable[[str], None]) -> Start:
             weights=_digest({"objective": run.objective}),
         )
     config = folder_config(folder)
-    if config["model_type"] not in FAMILIES:
+    if config["model_type"] not in ENCODER_TYPES:
         raise ConfigError(
-            f"{folder} is a {config['model_type']} folder, and of these only runs can be gone on with",
-            hint="give the run itself, or an ELECTRA or BERT folder",
+            f"{folder} holds two towers alone, and of these only runs can be gone on with",
+            hint="give the run itself, or an ELECTRA, BERT or XLNet folder",
         )
     mark = read_mark(config)
     networks = _networks(folder, config, mark)
@@ -134,8 +131,9 @@ def read_start(folder: Path, *, warn: Callable[[str], None]) -> Start:
 def _networks(folder: Path, config: Mapping[str, Any], mark: Mapping[str, Any]) -> dict[str, Network]:
     """All networks of a folder, the one at its root first."""
     first = next(iter(mark.get("networks") or []), None)
+    family = family_in(folder)
     # Somebody else's model may have any head, and its weights any form.
-    root = network_from_huggingface(folder) if "objective" in mark else network_with_head(folder)
+    root = family.network(folder) if "objective" in mark else family.with_head(folder)
     return {first or name_of(root, config["model_type"]): root} | networks_beside(folder)
 
 

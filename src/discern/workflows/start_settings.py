@@ -16,6 +16,7 @@ from discern.errors import CheckpointError
 from discern.interop.names import named_parameters
 from discern.model.config import ModelConfig
 from discern.model.heads import MaskedLMHead
+from discern.model.xlnet import XLNetEncoder
 from discern.objectives import algorithms
 from discern.objectives.base import Vocabulary
 from discern.objectives.config import PositionsConfig
@@ -38,6 +39,8 @@ SIZES = (
     "num_token_types",
     "normalisation",
     "layer_norm_epsilon",
+    "activation",
+    "clamp_length",
 )
 """Keys of [model] that the weights fix."""
 
@@ -186,6 +189,9 @@ def _recipe(start: Start) -> dict[str, Any]:
     model = start.main.encoder.config
     values = {f"model.{name}": value for name, value in flatten(model).items()}
     values["optimizer.learning_rate"] = LEARNING_RATE
+    if isinstance(start.main.encoder, XLNetEncoder):
+        # Without a memory: how long theirs was, no folder says.
+        return values | {"objective.name": "permutation-lm", "data.packing": "two-part"}
     if isinstance(start.main.head, MaskedLMHead):
         return values | {"objective.name": "mlm"}
     values["objective.name"] = "rtd"
