@@ -70,8 +70,10 @@ def test_an_xlnet_is_used_as_it_was_trained() -> None:
         assert {name for name in scorers.names() if scorers.load(name).lacks(model) is None} == fitting
     (score,) = make_scorer(masked, "pll").score(["the meal"])
     ids = ids_of("the meal")
-    states = masked.networks()["encoder"].encoder(torch.tensor([[SPECIAL.cls, SPECIAL.mask, *ids[1:], SPECIAL.sep]]))
-    first = masked.networks()["encoder"].head(states)[0, 1].log_softmax(0)[ids[0]]
+    # Framed as its rows are: [CLS] comes last, in a segment of its own.
+    row = torch.tensor([[SPECIAL.mask, *ids[1:], SPECIAL.sep, SPECIAL.cls]])
+    states = masked.networks()["encoder"].encoder(row, None, torch.tensor([[*[0] * (len(ids) + 1), 2]]))
+    first = masked.networks()["encoder"].head(states)[0, 0].log_softmax(0)[ids[0]]
     assert score.token_scores[0] == pytest.approx(float(first), abs=1e-4)
 
 

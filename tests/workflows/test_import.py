@@ -420,7 +420,11 @@ def test_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "left_out"),
-    [("XLNetLMHeadModel", []), ("XLNetModel", []), ("XLNetForSequenceClassification", ["logits_proj", "sequence_summary.summary"])],
+    [
+        ("XLNetLMHeadModel", []),
+        ("XLNetModel", []),
+        ("XLNetForSequenceClassification", ["logits_proj", "sequence_summary.summary"]),
+    ],
 )
 @torch.no_grad()
 def test_an_xlnet_is_brought_in(architecture: str, left_out: list[str], tmp_path: Path) -> None:

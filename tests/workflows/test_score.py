@@ -118,6 +118,12 @@ def test_an_xlnet_is_scored_from_left_to_right(tmp_path: Path) -> None:
     assert totals(tmp_path / "export") == pytest.approx(totals(tmp_path / "run"), abs=1e-4)
 
 
+def test_of_an_xlnet_it_is_said_what_it_was_trained_by(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=["objective.name=mlm", "model.encoder=xlnet", "model.embedding_size=32"])
+    with pytest.raises(ConfigError, match=r"needs an XLNet.*it holds an XLNet trained by 'mlm'\n.*--scorer pll"):
+        load_scorer(tmp_path / "run", "permutation-lm", warn=pytest.fail)
+
+
 def test_the_share_of_replaced_tokens_is_assumed_aloud(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "rtd-both", tmp_path / "copy")
     (tmp_path / "copy" / SETTINGS_NAME).unlink()

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from discern.errors import ConfigError
 from discern.progress import Silent
+from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.doctor import examine
 from discern.workflows.encoders import load_encoder
 from discern.workflows.evaluate import EvaluateRequest, evaluate
@@ -43,6 +44,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def exported(run: Path, tmp_path: Path) -> Path:
     return export(ExportRequest(run, tmp_path / "out"), Silent(), pytest.fail).folder
+
+
+class Notes(Silent):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.lines.append(message)
 
 
 def request(model: Path, folder: Path, *overrides: str, rows: list[tuple[str, ...]] = ROWS) -> FinetuneRequest:
@@ -165,6 +176,16 @@ def test_a_fine_tuned_export_gives_our_probabilities(settings: tuple[str, ...], 
     exec(card.split("```python\n")[1].split("```")[0].replace('"."', repr(str(done.folder))), {})
 
 
+def test_rows_may_be_longer_than_any_in_pre_training(run: Path, tmp_path: Path) -> None:
+    notes = Notes()
+    longer = prepare_finetuning(request(run, tmp_path, "task.sequence_length=200"), notes)
+    assert longer.config.task_config("own").sequence_length == 200 > longer.loaded.encoder.config.max_positions
+    assert any("from 32 on have not been pre-trained" in line for line in notes.lines)
+    make_run(tmp_path / "electra")
+    with pytest.raises(ConfigError, match=r"sequence_length is 200, but the model has 128 positions"):
+        prepare_finetuning(request(tmp_path / "electra", tmp_path, "task.sequence_length=200"), Silent())
+
+
 def test_a_frame_that_the_encoder_has_no_tables_for_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "electra")
     with pytest.raises(ConfigError, match="cls-last"):
@@ -202,6 +223,10 @@ def test_a_run_is_planned_trained_measured_examined_and_reported(heldout: bool, 
     request = PretrainRequest(data, tmp_path / "run", preset="tiny", overrides=overrides)
     planned = plan(request).values
     assert planned["flops"] > planned["parameters"] * 6
+    sizes = load_pretrain_config(None, "tiny", overrides).config
+    slots = sizes.train.sequences_per_step * 24 * sizes.model.num_layers * sizes.model.hidden_size
+    assert planned["slot_memory_bytes"] == 4 * slots < planned["memory_bytes"]
+    assert [warning[:11] for warning in planned["warnings"] if "follows A" in warning] == ["B follows A"]
     last = pretrain(request, Silent())
     assert last is not None
     assert last["flops"] == planned["flops"]

@@ -142,7 +142,7 @@ def _text(config: PretrainConfig, values: dict[str, Any]) -> str:
     time_text = f"{hours:,.1f} hours" if hours >= 1 else f"{values['estimated_seconds']:,.0f} seconds"
     sizes = ", ".join(f"{name} {size:,}" for name, size in values["parameters_by_network"].items())
     remembered = values["slot_memory_bytes"] / 2**30
-    slots = f", of which {remembered:,.1f} GiB what the slots remember, shared by all processes" if remembered else ""
+    slots = f", of which {remembered:,.1f} GiB what the slots remember, shared by all processes" if remembered >= 0.05 else ""
     lines = [
         to_toml(config).rstrip(),
         "",
