@@ -150,8 +150,8 @@ def test_what_an_xlnet_executes_is_what_torch_counts(name: str, options: dict[st
     each = replace(each, head_share=batch.num_masked / (rows * length))
     found = executed_flops([each], length, rows)
     # The keys of the distances, of rows in either direction and once for all of a kind; nothing asks for the table's gradient.
-    directions, span = (1, 2 * length) if name == "mlm" else (2, 2 * length + objective.config.memory_length)
-    distances = sizes.model.num_layers * directions * 2 * span * size**2
+    span = 2 * length + getattr(objective.config, "memory_length", 0)
+    distances = sizes.model.num_layers * 2 * 2 * span * size**2
     assert counted(objective, length, rows, parts) == found + (3 if checkpointing else 2) * distances
 
 

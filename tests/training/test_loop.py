@@ -18,7 +18,7 @@ from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.diagnosis import Watchman
+from discern.training.diagnosis import Expectations, Watchman
 from discern.training.flops import Flops, RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal, read_metrics
@@ -153,7 +153,7 @@ def test_the_journal_has_the_arithmetic_so_far(tmp_path: Path) -> None:
 
 def test_what_ails_a_run_is_told_once(tmp_path: Path) -> None:
     told = Notes()
-    train(replace(parts(tmp_path, evaluate_every_steps=4), watchman=Watchman(8), progress=told), State())
+    train(replace(parts(tmp_path, evaluate_every_steps=4), watchman=Watchman(8, Expectations()), progress=told), State())
     warnings = [note for note in told.notes if note.startswith("warning: ")]
     assert len(warnings) == len({warning.split()[1] for warning in warnings}) > 0
     assert told.notes.index(warnings[0]) > told.notes.index(next(note for note in told.notes if note.startswith("step 8: ")))
