@@ -37,9 +37,10 @@ try:
     from discern.training.config import OptimizerConfig, TrainConfig
     from discern.training.flops import step_flops
     from discern.training.interrupt import StopRequest
-    from discern.training.loop import Parts, agree, begin_phase, compute_gradients, read_share, update
+    from discern.training.loop import agree, begin_phase, compute_gradients, read_share, update
     from discern.training.meter import Meter
     from discern.training.parallel import Ranks
+    from discern.training.parts import Parts
     from discern.training.precision import autocast
     from discern.training.products import fastest_product
     from discern.training.speed import Span, time_training

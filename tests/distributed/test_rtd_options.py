@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
-from discern.training.loop import State, train
+from discern.training.loop import train
+from discern.training.parts import State
 from discern.training.parallel import join_ranks
 from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.training.test_loop import parts

@@ -22,7 +22,8 @@ sys.path.insert(0, {root!r})
 from tests.training.test_loop import parts
 from discern.objectives import objectives
 from tests.support import MODELS, settings
-from discern.training.loop import State, train
+from discern.training.loop import train
+from discern.training.parts import State
 from discern.training.parallel import join_ranks
 
 out, micro = Path(sys.argv[1]), int(sys.argv[2]) or None

@@ -25,8 +25,9 @@ from discern.progress import Silent
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal, read_metrics
-from discern.training.loop import Parts, State, train
+from discern.training.loop import train
 from discern.training.parallel import Ranks
+from discern.training.parts import Parts, State
 from tests.support import MODELS, SPECIAL, MemorySplit, settings
 
 FOLDER = Path(__file__).parent

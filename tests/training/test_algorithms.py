@@ -12,7 +12,8 @@ from discern.errors import ConfigError
 from discern.objectives.rtd import ReplacedTokenDetection
 from discern.training import checkpoint
 from discern.training.journal import add_held_out, held_out_figures, read_metrics
-from discern.training.loop import State, train
+from discern.training.loop import train
+from discern.training.parts import State
 from tests.objectives.rtd_options import build_option
 from tests.training.test_loop import parts
 

@@ -22,8 +22,9 @@ from discern.training.diagnosis import Expectations, Watchman
 from discern.training.flops import Flops, RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal, read_metrics
-from discern.training.loop import Parts, State, train
+from discern.training.loop import train
 from discern.training.parallel import Ranks
+from discern.training.parts import Parts, State
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import SPECIAL, MemorySplit, random_documents, settings
 

@@ -17,8 +17,9 @@ from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal, read_metrics
-from discern.training.loop import Parts, State, train
+from discern.training.loop import train
 from discern.training.parallel import Ranks
+from discern.training.parts import Parts, State
 from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 
 SPLIT = MemorySplit(random_documents(60, 50, seed=3), begins=lambda token: token % 3 != 0)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import torch
 
 from discern.objectives.base import Phase
-from discern.training.loop import Parts, agree, begin_phase, compile_encoders, compute_gradients, read_share, update
+from discern.training.loop import agree, begin_phase, compile_encoders, compute_gradients, read_share, update
 from discern.training.memory import peak_memory
 from discern.training.meter import Meter
 from discern.training.parallel import Ranks
+from discern.training.parts import Parts
 from discern.training.precision import autocast
 from discern.training.products import Product, record_products
 

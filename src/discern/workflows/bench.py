@@ -21,8 +21,8 @@ from discern.objectives.passes import step_passes
 from discern.progress import Progress, Silent
 from discern.training.flops import executed_flops
 from discern.training.interrupt import StopRequest
-from discern.training.loop import Parts
 from discern.training.parallel import Ranks, join_ranks
+from discern.training.parts import Parts
 from discern.training.precision import resolve_precision
 from discern.training.products import ProductTimer, fastest_product
 from discern.training.speed import Span, Timing, time_forward, time_training

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -51,23 +51,17 @@ def _folder() -> Path:
 def _key(task: Task[Any], examples: Sequence[Any], text: TextEncoder, labelled: bool) -> str:
     digest = hashlib.sha256()
     settings = [type(task).__qualname__, task.config.model_dump_json(), repr(task.labels), fingerprint(text.tokenizer)]
-    for part in (*settings, str(labelled), _code(type(task))):
+    for part in (*settings, str(labelled), _code(type(task)), examples_digest(examples)):
         digest.update(part.encode() + b"\0")
-    for said in _bytes(examples):
-        digest.update(said)
     return digest.hexdigest()
 
 
 def examples_digest(examples: Sequence[Any]) -> str:
     """A hash of all that some examples say, in their order."""
     digest = hashlib.sha256()
-    for said in _bytes(examples):
-        digest.update(said)
+    for example in examples:
+        digest.update(repr(example).encode("utf-8", "replace") + b"\0")
     return digest.hexdigest()
-
-
-def _bytes(examples: Sequence[Any]) -> Iterator[bytes]:
-    return (repr(example).encode("utf-8", "replace") + b"\0" for example in examples)
 
 
 @cache

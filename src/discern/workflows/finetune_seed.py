@@ -17,8 +17,9 @@ from discern.tasks.supervised import SupervisedObjective, refuse_non_finite
 from discern.training import checkpoint
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal
-from discern.training.loop import Parts, State, Watch, train
+from discern.training.loop import train
 from discern.training.parallel import Ranks
+from discern.training.parts import Parts, State, Watch
 from discern.training.precision import resolve_precision
 from discern.training.prediction import outputs_of
 from discern.workflows.encoders import LoadedEncoder, draw_weights

@@ -21,8 +21,9 @@ from discern.training.diagnosis import Watchman, ailing, embedding_norm, expecta
 from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, stop_on_signals
 from discern.training.journal import Journal, read_metrics
-from discern.training.loop import BatchSource, Parts, State, train
+from discern.training.loop import train
 from discern.training.parallel import Ranks, join_ranks
+from discern.training.parts import BatchSource, Parts, State
 from discern.training.precision import resolve_precision
 from discern.workflows.generator_start import start_generator
 from discern.workflows.request import PretrainRequest as PretrainRequest
