@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
-from discern.objectives.base import Objective
+from discern.objectives.base import BuildSettings, Objective
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training.diagnosis import (
     Expectations,
@@ -65,6 +67,59 @@ def test_recall_has_a_band_only_where_every_token_is_judged() -> None:
     rtd, electric = (expectations(build(name), 100) for name in ("rtd", "electric"))
     assert (rtd.judges_all, rtd.weights) == (True, (1.0, 50.0))
     assert (electric.judges_all, electric.weights) == (False, None)
+
+
+def counting(counts: dict[int, int], **model: Any) -> BuildSettings:
+    """Settings of a small network on text with these token counts by id."""
+    base = settings(**model)
+    found = torch.zeros(base.vocabulary.size, dtype=torch.int64)
+    for token, count in counts.items():
+        found[token] = count
+    return replace(base, vocabulary=replace(base.vocabulary, token_counts=found))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sampled", "blind"),
+    [
+        # Four words, evenly frequent: ln 4 nats without any knowledge of the input.
+        ("mlm", {"mask_token_probability": 1.0, "random_token_probability": 0.0}, None, math.log(4)),
+        # At a fifth of the positions a word stands, right in half of the cases: one bit, and ln 4 more in the other half.
+        ("mlm", {}, None, 0.8 * math.log(4) + 0.2 * (math.log(2) + math.log(4) / 2)),
+        ("replace-mlm", {}, 0.25, -0.25 * math.log(0.25) - 0.75 * math.log(0.75) + 0.75 * math.log(4)),
+    ],
+)
+def test_words_are_to_be_predicted_better_than_by_their_frequencies(
+    name: str, options: dict[str, Any], sampled: float | None, blind: float
+) -> None:
+    counts = dict.fromkeys(range(5, 9), 10) | {SPECIAL.cls: 1000, SPECIAL.sep: 1000}
+    factory = objectives.load(name)
+    objective = factory(factory.Config(**options), counting(counts))
+    expected = expectations(objective, 100)
+    figures = {} if sampled is None else {"sampled_accuracy": sampled}
+    (stuck,) = judge_held_out({**figures, "mlm_loss": blind}, expected)
+    assert (stuck.name, stuck.verdict) == ("mlm_gain", "low")
+    assert stuck.value == pytest.approx(0.0, abs=1e-12)
+    assert ("mask_token_probability" in stuck.knob) == (objective.config.mask_token_probability == 1)
+    (learns,) = judge_held_out({**figures, "mlm_loss": blind - 0.5}, expected)
+    assert (learns.value, learns.verdict) == (pytest.approx(0.5), "fine")
+    assert len(Watchman(0, expected).notes(5, {**figures, "mlm_loss": blind})) == 1
+
+
+def test_words_of_a_permutation_are_hidden() -> None:
+    factory = objectives.load("permutation-lm")
+    xlnet = counting({5: 10, 6: 10}, encoder="xlnet", embedding_size=16)
+    (found,) = judge_held_out({"permutation_lm_loss": 0.5}, expectations(factory(factory.Config(), xlnet), 100))
+    assert (found.name, found.value) == ("permutation_lm_gain", pytest.approx(math.log(2) - 0.5))
+    assert "local" not in found.knob  # it has no local start
+
+
+def test_no_frequencies_no_judgement_of_words() -> None:
+    assert expectations(build("mlm"), 100).words is None  # of text that nobody has counted
+    factory = objectives.load("mlm")
+    rare = factory(factory.Config(masking="rarity"), counting({5: 10, 6: 10}))
+    assert expectations(rare, 100).words is None  # it does not ask for words as often as they occur
+    everything = objectives.load("all-tokens-mlm")
+    assert expectations(everything(everything.Config(), counting({5: 10, 6: 10})), 100).words is None
 
 
 @pytest.mark.parametrize("name", OPTIONS)

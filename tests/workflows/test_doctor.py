@@ -10,9 +10,11 @@ import pytest
 
 from discern.cli.doctor import doctor
 from discern.cli.main import main
+from discern.data.shards import TokenData
 from discern.errors import CheckpointError, DataError
 from discern.progress import Silent
 from discern.workflows.doctor import Diagnosis, examine
+from discern.workflows.runs import write_counts
 from tests.workflows.small_run import make_run
 from tests.workflows.test_evaluate import prepared
 
@@ -43,8 +45,13 @@ def test_a_run_is_examined_with_text_of_its_data_set(tmp_path: Path) -> None:
 
 def test_a_masked_language_model(tmp_path: Path) -> None:
     make_run(tmp_path / "run", overrides=["objective.name=mlm"])
-    prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
-    names = {finding.name: finding.value for finding in look(tmp_path / "run").findings}
+    data = prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
+    write_counts(tmp_path / "run", TokenData.open(data))
+    findings = look(tmp_path / "run").findings
+    names = {finding.name: finding.value for finding in findings}
+    (gain,) = (finding for finding in findings if finding.name == "mlm_gain")
+    assert gain.verdict == "low"  # its weights are noise
+    assert "the words' frequencies alone would give" in gain.cause
     assert names["embedding_gradient_cosine"] is None
     assert "discriminator_recall" not in names
 

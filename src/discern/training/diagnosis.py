@@ -5,6 +5,7 @@ The bands and where they come from: docs/howto/doctor.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from discern.objectives.base import Objective
+from discern.model.bert import BertEncoder
+from discern.objectives.base import Objective, Vocabulary
+from discern.objectives.mlm import MaskedLanguageModel
+from discern.objectives.permutation_lm import PermutationLanguageModel
+from discern.objectives.replace_mlm import ReplaceMLM
 from discern.objectives.rtd import ReplacedTokenDetection
 from discern.objectives.rtd_config import RTDConfig
 from discern.types import StepOutput
@@ -33,6 +38,7 @@ _WEIGHTS = (1.0, 50.0)  # of generator and discriminator
 _LOSS_SHARE = (0.7, 0.9)
 _COSINE = (-0.1, 1.0)  # measured: between -0.05 and 0.03
 _DRIFT = 3.0  # measured: 1.1 to 1.4 where the networks learn, 3.3 to 3.8 where they stay at the frequencies
+_LEAST_GAIN = 0.1  # nats; measured: -0.05 and -0.04 in runs that stayed at the frequencies, 0.29 in one that had just left them
 _DUPLICATES = 0.14  # the most repetitive of four common corpora
 
 
@@ -81,6 +87,30 @@ def judge(
 
 
 @dataclass(frozen=True)
+class WordPrediction:
+    """What an encoder that predicts words has to beat.
+
+    Attributes:
+        figure: its held-out loss.
+        entropy: of the words' frequencies, in nats.
+        shown: share of the chosen positions at which a word stands; the others show nothing of the answer.
+        right: share of these at which it is the answer; None: that of the samples, `sampled_accuracy`.
+        knob: what helps a network that does not.
+    """
+
+    figure: str
+    entropy: float
+    shown: float = 0.0
+    right: float | None = 0.0
+    knob: str = "longer training"
+
+    def loss_without_context(self, right: float) -> float:
+        """Nats of one who knows the frequencies, and how far to believe the word that stands there, but reads nothing else."""
+        doubt = -sum(share * math.log(share) for share in (right, 1 - right) if share > 0)
+        return (1 - self.shown) * self.entropy + self.shown * (doubt + (1 - right) * self.entropy)
+
+
+@dataclass(frozen=True)
 class Expectations:
     """What can be expected of the figures of an objective.
 
@@ -90,12 +120,14 @@ class Expectations:
             which were replaced, 'replaced' is the easy answer; an energy model answers 'original' when it is at its best.
         weights: of the losses 'generator' and 'discriminator', where the loss is their sum and they stay as they are.
         discriminator_from: the step at which it begins to learn.
+        words: of an encoder that predicts words at the chosen positions; None for others.
     """
 
     generator_learns: bool = True
     judges_all: bool = True
     weights: tuple[float, float] | None = None
     discriminator_from: int = 0
+    words: WordPrediction | None = None
 
 
 def expectations(objective: Objective, max_steps: int) -> Expectations:
@@ -111,8 +143,42 @@ def expectations(objective: Objective, max_steps: int) -> Expectations:
         first += phase.steps
     learns = "generator" in objective.networks()
     if not isinstance(objective, ReplacedTokenDetection):
-        return Expectations(learns, judges_all=False, discriminator_from=begins)
+        return Expectations(learns, judges_all=False, discriminator_from=begins, words=_word_prediction(objective))
     return Expectations(learns, judges_all=True, weights=_fixed_weights(objective.config), discriminator_from=begins)
+
+
+def _word_prediction(objective: Objective) -> WordPrediction | None:
+    """None where no network of its own predicts words at chosen positions alone, or these are not any words."""
+    if not isinstance(objective, MaskedLanguageModel | ReplaceMLM | PermutationLanguageModel):
+        return None
+    entropy = _word_entropy(objective.vocabulary)
+    if entropy is None:
+        return None
+    if isinstance(objective, PermutationLanguageModel):
+        return WordPrediction("permutation_lm_loss", entropy)
+    if objective.config.masking == "rarity":
+        return None
+    hidden = objective.config.mask_token_probability
+    hints = ["longer training"]
+    if isinstance(objective.encoder, BertEncoder):
+        hints.append("for small networks model.initialisation = 'local'")
+    if hidden == 1:
+        hints.append("objective.mask_token_probability = 0.85, which leaves some of the chosen words in sight")
+    knob = "; ".join(hints)
+    if isinstance(objective, ReplaceMLM):
+        return WordPrediction("mlm_loss", entropy, shown=1.0, right=None, knob=knob)
+    kept = 1 - hidden - objective.config.random_token_probability
+    return WordPrediction("mlm_loss", entropy, 1 - hidden, kept / (1 - hidden) if hidden < 1 else 0.0, knob)
+
+
+def _word_entropy(vocabulary: Vocabulary) -> float | None:
+    """Nats; the special tokens, which nobody predicts, left out. None where no frequencies are known."""
+    if vocabulary.token_counts is None:
+        return None
+    counts = vocabulary.token_counts.double().clone()
+    special = vocabulary.special
+    counts[[special.pad, special.cls, special.sep, special.mask]] = 0
+    return float(torch.special.entr(counts / counts.sum()).sum()) if bool(counts.any()) else None
 
 
 def _fixed_weights(config: RTDConfig) -> tuple[float, float] | None:
@@ -146,7 +212,32 @@ def judge_held_out(figures: Mapping[str, float], expected: Expectations) -> list
                 ),
             )
         )
+    if expected.words is not None:
+        found += _gain(figures, expected.words)
     return found
+
+
+def _gain(figures: Mapping[str, float], words: WordPrediction) -> list[Finding]:
+    """How far the prediction of words is below what their frequencies alone would give."""
+    loss = figures.get(words.figure)
+    right = figures.get("sampled_accuracy") if words.right is None else words.right
+    if loss is None or right is None:
+        return []
+    blind = words.loss_without_context(right)
+    compared = f"{loss:.2f} nats, where the words' frequencies alone would give {blind:.2f}"
+    return [
+        judge(
+            words.figure.removesuffix("_loss") + "_gain",
+            blind - loss,
+            (_LEAST_GAIN, float("inf")),
+            fine=f"the context tells the network something: {compared}",
+            low=(
+                f"the network knows little more than how frequent words are: {compared}; early in a run, or where it is too "
+                "small to begin",
+                words.knob,
+            ),
+        )
+    ]
 
 
 def _replaced_fraction(replaced: float, chosen: float) -> Finding:
