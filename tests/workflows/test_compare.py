@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from discern.workflows.compare_dry_run import dry_run
 from discern.workflows.compare_plan import CompareRequest, plan_comparison
 from discern.workflows.compare_results import check_results, units
 from discern.workflows.compare_summary import summarise
-from discern.workflows.locks import held
+from discern.workflows.locks import alone_in, held
 from discern.workflows.prepare import PrepareRequest, prepare
 from discern.workflows.pretrain import PretrainRequest, pretrain
 from discern.workflows.runs import load_run
@@ -311,6 +312,20 @@ def test_what_another_process_works_on_is_left_to_it(world: Path, tmp_path: Path
     assert not (asked.out / "results" / "rtd").exists()
     assert (asked.out / "results" / "mlm" / "seed-0" / "pretraining.json").is_file()
     assert run(asked)["complete"]
+
+
+def test_processes_publish_one_after_another(world: Path, tmp_path: Path) -> None:
+    asked = request(world, tmp_path, "seeds = 1\n")
+    asked.out.mkdir()
+    plan = plan_comparison(asked)
+    publishing = Thread(target=module.publish, args=(plan, units(plan)))
+    with alone_in(asked.out):
+        publishing.start()
+        publishing.join(0.5)
+        assert publishing.is_alive()
+        assert not (asked.out / COMPARISON_FILE).exists()
+    publishing.join(60)
+    assert (asked.out / COMPARISON_FILE).is_file()
 
 
 def test_equal_tokens(world: Path, tmp_path: Path) -> None:

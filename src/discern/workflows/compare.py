@@ -43,7 +43,7 @@ from discern.workflows.export import ExportRequest, export
 from discern.workflows.finetune import FinetuneRequest, finetune
 from discern.workflows.finetuned import MODEL_FILE, write_json
 from discern.workflows.generator_start import start_generator
-from discern.workflows.locks import held
+from discern.workflows.locks import alone_in, held
 from discern.workflows.pretrain import pretrain
 from discern.workflows.runs import (
     CHECKPOINTS,
@@ -118,11 +118,12 @@ def _work(plan: ComparePlan, every: list[Unit], progress: Progress) -> None:
 
 def publish(plan: ComparePlan, every: list[Unit]) -> dict[str, Any]:
     """Write comparison.json and the page from the result files that there are."""
-    found = summarise(plan, every)
     out = plan.request.out
     try:
-        write_json(out / COMPARISON_FILE, found)
-        checkpoint.write_text(out / PAGE_FILE, render_page(comparison_page(found)))
+        with alone_in(out):  # processes that end together must not write at once, nor the one that read earlier last
+            found = summarise(plan, every)
+            write_json(out / COMPARISON_FILE, found)
+            checkpoint.write_text(out / PAGE_FILE, render_page(comparison_page(found)))
     except OSError as problem:
         raise DataError(f"cannot write to {out}: {problem}", hint="free some space, then run the same command") from problem
     return found
