@@ -39,7 +39,7 @@ class WordPrediction:
 
 
 def word_prediction(objective: Objective) -> WordPrediction | None:
-    """None where no network of its own predicts words at chosen positions alone, or these are not any words."""
+    """What an objective's encoder has to beat; None where it predicts no words at chosen positions alone, or not any words."""
     if not isinstance(objective, MaskedLanguageModel | ReplaceMLM | PermutationLanguageModel):
         return None
     entropy = _word_entropy(objective.vocabulary)
