@@ -210,5 +210,7 @@ def test_settings_that_nothing_reads_are_told() -> None:
         "two_stage_steps": "algorithm = 'two-stage'",
         "mask_token_probability": "generator = 'mlm'",
     }
+    weightless = RTDConfig(generator="uniform", generator_size=0.5, tying="none", temperature=2.0)
+    assert weightless.without_effect() == dict.fromkeys(("generator_size", "tying", "temperature"), "generator = 'mlm'")
     assert RTDConfig().without_effect() == {}
     assert RTDConfig(masking="span", span_max_words=3).without_effect() == {}

@@ -53,6 +53,20 @@ def test_by_hand() -> None:
     assert rows.is_special.tolist()[2] == [True, True, True, False, True, True]
 
 
+def test_the_end_of_a_single_document_is_not_joined_to_its_beginning() -> None:
+    packing = packed(MemorySplit([[list(range(100, 130))]]), 12)
+    seen = []
+    for epoch in range(5):
+        rows = packing.rows(np.arange(packing.num_rows), epoch)
+        assert rows.pieces is not None
+        for row, piece, special in zip(rows.input_ids, rows.pieces, rows.is_special, strict=True):
+            for number in set(piece.tolist()):
+                tokens = row[(piece == number) & ~special]
+                assert (np.diff(tokens) == 1).all()
+            seen.append(len(set(piece[~special].tolist())))
+    assert 2 in seen, "a row held both"
+
+
 def test_a_piece_holds_one_document_in_order() -> None:
     split = numbered()
     owner = {}

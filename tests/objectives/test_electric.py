@@ -159,6 +159,24 @@ def test_q_is_exact_at_every_position() -> None:
     assert not seen["log_noise_probability"][:, [0, -1]].any()
 
 
+def test_both_passes_of_q_drop_the_same() -> None:
+    objective = Electric(ElectricConfig(), settings(FIRST + WORDS, hidden_dropout=0.4, attention_dropout=0.4)).train()
+    objective.initialise(1)
+    tokens = sentences(EVERY)
+    randomness = Randomness(0, 0, tokens.slot)
+    batch = objective.corrupt(tokens, randomness)
+    # Without noise the second pass reads what the first has read.
+    clean = replace(batch, masked_positions=torch.zeros_like(batch.masked_positions))
+    found = []
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        seen = objective(clean, randomness).observations
+        expected = log_probability(seen["generator_logits"], seen["generator_targets"])
+        assert torch.allclose(seen["log_noise_probability"][maskable_positions(tokens)], expected, atol=1e-6)
+        found.append(expected)
+    assert not torch.allclose(*found, atol=1e-3), "dropout is at work"
+
+
 def test_samples_follow_q() -> None:
     objective = electric(initializer_range=0.5).eval()
     words = torch.tensor([[1, 4, 2]])

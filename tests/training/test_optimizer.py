@@ -110,6 +110,27 @@ def test_layer_decay_by_hand() -> None:
     assert {key: scale[id(named[key])] for key in expected} == expected
 
 
+def test_layers_of_a_shallower_generator_are_counted_from_its_own_head() -> None:
+    model = settings(num_layers=4)
+    objective = ReplacedTokenDetection(RTDConfig(generator_depth=0.5, tying="token"), model)
+    groups = parameter_groups(objective, OptimizerConfig(layer_decay=0.5))
+    scale = {id(p): group["scale"] for group in groups for p in group["params"]}
+    named = dict(objective.named_parameters(remove_duplicate=False))
+    shared = next(key for key in named if key.endswith("embeddings.word.weight"))
+    expected = {
+        "discriminator.blocks.3.expand.weight": 0.5,
+        "discriminator.blocks.0.expand.weight": 0.5**4,
+        shared: 0.5**5,
+    }
+    expected |= {
+        key: 0.5 ** (2 - int(key.split("blocks.")[1][0]))
+        for key in named
+        if "generator" in key and key.endswith("expand.weight") and "blocks" in key
+    }
+    assert len(expected) == 5
+    assert {key: scale[id(named[key])] for key in expected} == expected
+
+
 def test_clipping_scales_all_gradients_together() -> None:
     first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     first.grad, second.grad = torch.tensor([3.0]), torch.tensor([4.0])

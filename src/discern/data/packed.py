@@ -69,8 +69,11 @@ class PackedRows(Packing):
         ids[~special], starts[~special] = self._tokens((self._documents[document] + within - 1)[~special])
         place, extra, owner = (count, self._special.sep, document[-1]) if is_cls[0] else (0, self._special.cls, document[0])
         order = np.insert(document, place, owner)
+        # Where one document is all there is, the ring closes on itself: its beginning does not follow its end.
+        turns = (np.diff(order, prepend=order[0]) != 0) | np.insert(is_cls, place, False)
+        turns[0] = False
         ids, starts = np.insert(ids, place, extra), np.insert(starts, place, False)
-        return ids, starts, np.insert(special, place, True), np.cumsum(np.diff(order, prepend=order[0]) != 0)
+        return ids, starts, np.insert(special, place, True), np.cumsum(turns)
 
     def _tokens(self, offsets: Integers) -> tuple[Integers, _Flags]:
         """Tokens at rising offsets that jump back at most once, where the ring closes; and which of them begin a word."""

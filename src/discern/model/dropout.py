@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -52,3 +55,23 @@ def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tens
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = draws.view(torch.int16)[:count].view(shape) >= threshold - 32768
     return kept.to(dtype).mul_(65536 / (65536 - threshold))
+
+
+def same_draws(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """Remember where torch's generators stand, of the CPU and of a GPU; gives a block that draws from there once more.
+
+    Two passes of a network over rows of the same shape then drop the same units. What comes after the block draws as if it
+    had not been.
+    """
+    gpus = [device] if device.type == "cuda" else []
+    states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with torch.random.fork_rng(gpus):
+            torch.set_rng_state(states[0])
+            for gpu, state in zip(gpus, states[1:], strict=True):
+                torch.cuda.set_rng_state(state, gpu)
+            yield
+
+    return again

@@ -20,7 +20,7 @@ class Network:
         encoder: ids to hidden states.
         head: what stands on it.
         bilinear: an addition to the logits of a discriminator's head, or None.
-        companions: what is trained along with it and only serves training; neither exported nor evaluated.
+        companions: what is trained along with it and only serves training; not exported.
     """
 
     encoder: Encoder

@@ -39,7 +39,8 @@ class Algorithm(abc.ABC):
     """Decides which network moves at which step, and what the generator is rewarded for.
 
     Attributes:
-        apart: the networks never move together, so they share nothing; what `tying` names is copied when one takes over.
+        apart: the networks never move together, so they share nothing that both move; what `tying` names is copied when one
+            takes over.
         needs_rewards: the generator learns from the discriminator's judgement.
     """
 

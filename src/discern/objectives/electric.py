@@ -13,6 +13,7 @@ from torch import Tensor
 from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness, key_of
 from discern.corruption.sampling import replace_positions, sample_tokens
+from discern.model.dropout import same_draws
 from discern.model.encoder import build_encoder
 from discern.model.heads import BilinearTerm, EnergyHead, gather_positions
 from discern.model.initialisation import initialise
@@ -52,8 +53,9 @@ class Electric(Objective):
     exp(-energy) estimates p(x_t | all the others) without a sum over the vocabulary: the noise-contrastive loss is least
     where it is normalised. Unlike ELECTRA, it asks whether a token *came from* q, even if q happened to draw the original.
     q learns from clean text and draws the noise from it. What a drawn or untouched token is held against is q given the
-    noised text around it, in a second pass without gradient: energy and q then are of the same context. [CLS], [SEP] and
-    padding, for which q is not trained, are not judged.
+    noised text around it, in a second pass without gradient: energy and q then are of the same context. Dropout drops the
+    same in both passes, or a word would be drawn from one q and held against another. [CLS], [SEP] and padding, for which
+    q is not trained, are not judged.
 
     Differs: the released code takes q given the clean text at every position, which biases the energies wherever a
     neighbour is noise; it draws positions with replacement, takes the share of noise to be mask_probability in every row,
@@ -99,13 +101,15 @@ class Electric(Objective):
         tokens, is_noise = batch.tokens, batch.masked_positions
         context, words = context_of(tokens), maskable_positions(tokens)
 
+        generator_again = same_draws(tokens.input_ids.device)
         logits = self.generator_head(gather_positions(self.generator(tokens.input_ids, *context), words))
         targets = tokens.input_ids[words]
         uniforms = randomness.uniforms("replacements", words.shape[1])[is_noise]
         sampled = sample_tokens(logits.detach()[is_noise[words]], uniforms)
         corrupted_ids = replace_positions(tokens.input_ids, is_noise, sampled)
 
-        with torch.no_grad():
+        # q is one distribution: the words are drawn from it, and judged by it, with the same units dropped.
+        with torch.no_grad(), generator_again():
             around = gather_positions(self.generator(corrupted_ids, *context), words)
             log_noise = log_probability(self.generator_head(around), corrupted_ids[words])
         energy = self.networks()["discriminator"].token_logits(corrupted_ids, *context)

@@ -101,6 +101,12 @@ class RTDConfig(ReplacementConfig):
             found |= dict.fromkeys(("two_stage_steps", "copy_weights"), "algorithm = 'two-stage'")
         if self.generator in ("two-tower", "uniform", "unigram"):  # read no [MASK]
             found |= dict.fromkeys(("mask_token_probability", "random_token_probability"), "generator = 'mlm'")
+        if self.generator in ("uniform", "unigram"):  # have no weights
+            found |= dict.fromkeys(("generator_size", "generator_depth", "generator_weight_schedule"), "generator = 'mlm'")
+            if self.tying in ("token", "none"):  # with 'embeddings' the discriminator has its own as well
+                found["tying"] = "generator = 'mlm'"
+        if self.generator == "uniform":
+            found["temperature"] = "generator = 'mlm'"
         if not self.sentence_contrastive_weight:
             found["sentence_clean_probability"] = "sentence_contrastive_weight > 0"
         return found

@@ -113,23 +113,28 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     """Every trainable parameter in exactly one group: decayed or not, by the layer it stands in.
 
     Vectors (biases, LayerNorm) are not decayed; matrices and embeddings are. With `layer_decay` the learning rate falls
-    by that factor from the heads to each layer below, down to the embeddings.
+    by that factor from the heads to each layer below, down to the embeddings: those of each network by its own number of
+    layers, shared ones by the larger.
 
     Reference: Clark et al. 2020, appendix A. The released code skips a depth above the top layer: `layer_decay_gap`.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    top = max((depth for name, _ in named if (depth := _block(name)) is not None), default=-1) + 2 + config.layer_decay_gap
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    tops = _tops(name for all_names in names.values() for name in all_names)
     groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
-    for name, parameter in named:
-        groups.setdefault((parameter.ndim > 1, _depth(name, top)), []).append(parameter)
+    for _, parameter in named:
+        below = max(_below(name, tops, config.layer_decay_gap) for name in names[parameter])
+        groups.setdefault((parameter.ndim > 1, below), []).append(parameter)
     assert sum(len(group) for group in groups.values()) == len(named)
     return [
         {
             "params": parameters,
             "weight_decay": config.weight_decay if decayed else 0.0,
-            "scale": config.layer_decay ** (top - depth),
+            "scale": config.layer_decay**below,
         }
-        for (decayed, depth), parameters in sorted(groups.items())
+        for (decayed, below), parameters in sorted(groups.items())
     ]
 
 
@@ -155,9 +160,25 @@ def _block(name: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _depth(name: str, top: int) -> int:
-    """0 for the embeddings, their projection and what queries start from, 1 for the lowest block, `top` for the heads."""
-    block = _block(name)
+def _network(name: str) -> str:
+    """The network that a parameter belongs to, by its name: the encoder's attribute."""
+    return name.partition(".")[0]
+
+
+def _tops(names: Iterable[str]) -> dict[str, int]:
+    """Layers of each network, its embeddings among them: the depth of its heads, the embeddings having 0."""
+    tops: dict[str, int] = {}
+    for name in names:
+        block = _block(name)
+        if block is not None:
+            tops[_network(name)] = max(tops.get(_network(name), 0), block + 2)
+    return tops
+
+
+def _below(name: str, tops: Mapping[str, int], gap: int) -> int:
+    """How many layers a parameter stands below the heads of its network."""
+    top, block = tops.get(_network(name), max(tops.values(), default=1)), _block(name)
     if block is not None:
-        return block + 1
-    return 0 if re.search(r"\b((embeddings|projection)\.|query_embedding$)", name) else top
+        return top + gap - (block + 1)
+    # The embeddings, their projection and what queries start from are below all blocks.
+    return top + gap if re.search(r"\b((embeddings|projection)\.|query_embedding$)", name) else 0
