@@ -54,6 +54,7 @@ learning_rate = 1e-3
         ('[[run]]\nname = "a"\n[[run]]\nname = "a"', ["several runs are called a"]),
         ('[[run]]\nname = "a"\nbudget = 0.5', ["'a' is the reference"]),
         ('[[run]]\nname = "a"\n[[run]]\nname = "b"\nset = { train.max_steps = 5 }', ["'b' sets train.max_steps", "budget = 0.5"]),
+        ('[[run]]\nname = "a"\n[[run]]\nname = "b"\nset = { train.seed = 5 }', ["'b' sets train.seed", "seeds of 'a'"]),
         ('baseline = true\n[[run]]\nname = "untrained"', ["name of the baseline"]),
         ('tasks = ["rt"]\n[[run]]\nname = "a"', ["unknown task 'rt'"]),
         ('tasks = ["rte", "rte"]\n[[run]]\nname = "a"', ["named twice"]),

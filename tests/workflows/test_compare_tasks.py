@@ -67,3 +67,17 @@ def test_what_was_looked_for_is_listed(tmp_path: Path) -> None:
         find_task_folders(["rte"], None, {})
     with pytest.raises(DataError, match="is not a folder"):
         find_task_folders(["rte"], tmp_path / "none", {})
+
+
+def test_folders_that_may_not_be_read_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "RTE", "train.tsv", "dev.tsv")
+    closed, iterdir = make(tmp_path / "lost+found"), Path.iterdir
+
+    def refuse(path: Path) -> object:
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    (found,) = find_task_folders(["rte"], tmp_path, {})
+    assert found.folder == tmp_path / "RTE"

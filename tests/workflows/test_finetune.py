@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,28 +14,19 @@ import torch
 from safetensors.torch import load_file
 
 from discern.config.tree import flatten
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError
 from discern.progress import Silent
 from discern.tasks import tasks
 from discern.tasks.tags import spans_of
 from discern.training.journal import read_metrics
 from discern.training.parallel import Ranks
 from discern.workflows import sweep as sweeping
-from discern.workflows.finetune import FinetuneRequest, finetune, prepare_finetuning
-from discern.workflows.finetune_folder import prepare_folder
+from discern.workflows.finetune import FinetuneRequest, prepare_finetuning
 from discern.workflows.finetune_settings import load_finetune_config
 from discern.workflows.finetuned import load_finetuned
 from discern.workflows.sweep import sweep
 from tests.workflows.small_run import make_run
-
-ROWS = [("the model reads the file", "good"), ("a tensor of shape", "bad"), ("returns none", "so-so")]
-FAST = ("train.max_steps=60", "optimizer.learning_rate=3e-3", "finetune.dropout=0", "train.sequences_per_step=12")
-
-
-def write_csv(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("review", "stars")) -> Path:
-    with path.open("w", newline="") as stream:
-        csv.writer(stream).writerows([header, *rows])
-    return path
+from tests.workflows.small_task import FAST, ROWS, run, small_request, write_csv
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def request_(tmp_path: Path, model: Path) -> FinetuneRequest:
-    train = write_csv(tmp_path / "train.csv", ROWS * 20)
-    dev = write_csv(tmp_path / "dev.csv", ROWS * 4)
-    files = (f"files.train='{train}'", f"files.dev='{dev}'", "files.text=review", "files.label=stars")
-    return FinetuneRequest(str(model), tmp_path / "out", overrides=(*files, *FAST))
-
-
-def run(request: FinetuneRequest) -> dict[str, Any]:
-    return finetune(request, Silent())
+    return small_request(model, tmp_path)
 
 
 def test_three_sentences_are_learned_and_everything_is_written(request_: FinetuneRequest) -> None:
@@ -78,15 +61,6 @@ def test_three_sentences_are_learned_and_everything_is_written(request_: Finetun
     assert [record["label"] for record in said] == [label for _, label in ROWS * 4]
     loaded = load_finetuned(request_.out)
     assert loaded.objective.tasks["own"].labels.names == ("bad", "good", "so-so")
-
-
-def test_what_is_complete_is_not_trained_again_and_seeds_can_be_added(request_: FinetuneRequest) -> None:
-    run(request_)
-    before = (request_.out / "seed-0" / "scores.json").stat().st_mtime_ns
-    results = run(replace(request_, seeds=2))
-    assert (request_.out / "seed-0" / "scores.json").stat().st_mtime_ns == before
-    assert len(results["scores"]) == 2
-    assert results["standard_deviation"] == 0.0
 
 
 def test_the_same_seed_gives_the_same_weights(request_: FinetuneRequest) -> None:
@@ -135,69 +109,6 @@ def test_a_part_is_held_out_where_there_is_no_dev_file(request_: FinetuneRequest
     trained, held = ({example.text for example in part.examples} for part in (data.train, data.judged[data.dev_name]))
     assert not trained & held
     assert len(trained) + len(held) == 180
-
-
-def test_another_task_or_model_or_setting_in_the_same_folder_is_refused(request_: FinetuneRequest, tmp_path: Path) -> None:
-    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=2"))
-    run(few)
-    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
-        run(replace(few, overrides=(*few.overrides, "optimizer.learning_rate=1e-5")))
-    make_run(tmp_path / "other", overrides=["model.hidden_size=16", "model.num_heads=2"])
-    with pytest.raises(DataError, match="another model"):
-        run(replace(few, model=str(tmp_path / "other")))
-    glue = tmp_path / "RTE"
-    glue.mkdir()
-    lines = [
-        "index\tsentence1\tsentence2\tlabel",
-        *(f"{n}\tthe file\treads\tentailment\n{n}\ta\tb\tnot_entailment" for n in range(20)),
-    ]
-    (glue / "train.tsv").write_text("\n".join(lines) + "\n")
-    (glue / "dev.tsv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match="holds results of own, not of rte"):
-        run(replace(few, tasks=[("rte", glue)], overrides=("train.max_steps=2",)))
-
-
-def test_what_is_complete_is_not_taken_for_other_examples(request_: FinetuneRequest) -> None:
-    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
-    first = run(few)
-    record = json.loads((few.out / "finetuned.json").read_text())
-    assert first["digests"] == record["tasks"]["own"]["digests"]
-    assert (set(first["digests"]), first["debug"], record["debug"]) == ({"train", "dev"}, False, False)
-    with pytest.raises(ConfigError, match="was fine-tuned without --debug, on the whole files") as caught:
-        run(replace(few, debug=True))
-    assert str(few.out) in str(caught.value.hint)
-    write_csv(few.out.parent / "dev.csv", [*ROWS * 3, (ROWS[0][0], ROWS[1][1])])
-    with pytest.raises(DataError, match=r"the files have changed since \(own: dev\)"):
-        run(few)
-    # What an older version wrote says nothing of its examples.
-    del record["debug"], record["tasks"]["own"]["digests"]
-    (few.out / "finetuned.json").write_text(json.dumps(record))
-    assert run(few)["median"] == first["median"]
-
-
-def test_one_rank_looks_and_writes_and_the_others_go_by_it(request_: FinetuneRequest) -> None:
-    plan = prepare_finetuning(request_, Silent())
-    plan.out.mkdir()
-    write_csv(plan.out / "half-written.csv", ROWS)
-
-    class Second(Ranks):
-        def gather(self, value: Any) -> list[Any]:
-            return [said, value]
-
-    said: DataError | None = None
-    prepare_folder(plan, Second(1, 2, torch.device("cpu")))
-    said = DataError("no space")
-    with pytest.raises(DataError, match="no space"):
-        prepare_folder(plan, Second(1, 2, torch.device("cpu")))
-    with pytest.raises(DataError, match="is not empty"):
-        prepare_folder(plan, Ranks(0, 1, torch.device("cpu")))
-
-
-def test_complete_seeds_stay_in_the_results_where_fewer_are_asked_for(request_: FinetuneRequest) -> None:
-    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
-    three = run(replace(few, seeds=3))
-    again = run(few)
-    assert (again["seeds"], again["scores"]) == ([0, 1, 2], three["scores"])
 
 
 def test_a_network_that_overflows_in_its_last_update_is_a_seed_that_diverged(request_: FinetuneRequest, tmp_path: Path) -> None:
@@ -292,6 +203,7 @@ def test_a_sweep_finds_the_better_value(request_: FinetuneRequest) -> None:
         Silent(),
     )
     assert found["best_folder"] == "learning_rate=3e-3"
+    assert found["chosen_on"] == "dev"
     assert [row["settings"] for row in found["sweep"]] == [{"optimizer.learning_rate": value} for value in ("1e-9", "3e-3")]
     assert (request_.out / "learning_rate=3e-3" / "results.json").is_file()
     with pytest.raises(ConfigError, match="learnin_rate") as caught:
@@ -312,7 +224,14 @@ def test_the_best_of_a_sweep_is_the_highest_median_and_zero_is_one(
 
     def trained(request: FinetuneRequest, *_: object) -> dict[str, Any]:
         median = medians[request.out.name.partition("=")[2]]
-        return {"metric": "matthews", "median": median, "standard_deviation": 0, "scores": [median], "failed_seeds": {}}
+        return {
+            "metric": "matthews",
+            "median": median,
+            "standard_deviation": 0,
+            "scores": [median],
+            "failed_seeds": {},
+            "split": "dev",
+        }
 
     monkeypatch.setattr(sweeping, "join_ranks", join)
     monkeypatch.setattr(sweeping, "train_seeds", trained)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from discern.workflows.locks import Claim
+
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 DISCERN = [sys.executable, "-m", "discern"]
 FAST = ["--set", "train.checkpoint_every_steps=3", "--set", "train.log_every_steps=5"]
@@ -288,3 +290,35 @@ def test_a_place_where_nothing_can_be_written_is_a_clear_error(data: Path, tmp_p
     done = run(*command(data, tmp_path / "file" / "run", 6))
     assert done.returncode == 1
     assert "cannot write" in done.stderr
+
+
+def test_a_run_whose_time_is_over_before_its_last_phase_says_so(data: Path, tmp_path: Path) -> None:
+    stages = ["--set", "objective.algorithm=two-stage", "--set", "objective.generator_size=1.0"]
+    done = run(*command(data, tmp_path / "run", 6, *stages, "--set", "train.max_hours=1e-9"))
+    assert done.returncode == 0, done.stderr
+    assert "the last phase, 'discriminator', begins after 3 steps: train.max_hours may end the run before" in done.stderr
+    assert "the time was over after 1 steps; phase 'discriminator' begins after 3, so nothing of it" in done.stderr
+    longer = run(*command(data, tmp_path / "run", 6, *stages))
+    assert longer.returncode == 0, longer.stderr
+    assert "the time was over" not in longer.stderr
+
+
+def test_a_second_process_does_not_touch_a_run_that_is_being_trained(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with Claim() as other:
+        out.mkdir()
+        other.take(out)
+        begun = run(*command(data, out, 3))
+        assert begun.returncode == 1
+        assert "another process is at work in" in begun.stderr
+        assert not list(out.iterdir())
+    assert run(*command(data, out, 3)).returncode == 0
+    with Claim() as other:
+        other.take(out)
+        for more in ([], ["--resume", "never"]):
+            done = run(*command(data, out, 6, *more))
+            assert done.returncode == 1
+            assert "another process is at work in" in done.stderr
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert run(*command(data, out, 6)).returncode == 0

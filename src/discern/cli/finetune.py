@@ -130,7 +130,9 @@ def _sweep_text(results: dict[str, Any], out: Path) -> str:
         median = "-" if row["median"] is None else f"{row['median']:.4f} +- {row['standard_deviation']:.4f}"
         failed = f"  ({len(row['failed_seeds'])} failed)" if row["failed_seeds"] else ""
         lines.append(f"{row['folder']:<{width}}  {median}{failed}")
-    return "\n".join([*lines, f"best: {results['best_folder']}", _text(results, out / results["best_folder"])])
+    chosen = results["chosen_on"]
+    caution = f" (the best of {len(results['sweep'])} on {chosen}, so its scores there are a little too good)" if chosen else ""
+    return "\n".join([*lines, f"best: {results['best_folder']}{caution}", _text(results, out / results["best_folder"])])
 
 
 def _text(results: dict[str, Any], out: Path) -> str:

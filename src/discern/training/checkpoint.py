@@ -177,13 +177,26 @@ def clean(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is there whole or not at all."""
+    """Write a text file so that it is there whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, on the disk.
+
+    Raises:
+        OSError: the disk refused; a file that was there is untouched, and nothing half-written stays.
+    """
     aside = path.with_name(f".{path.name}.partial")
-    with aside.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     _sync(path.parent)
 
 

@@ -20,6 +20,7 @@ from discern.training.evaluation import evaluate
 from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
 from discern.workflows.adapt_vocabulary import AddedTokens, extended_data
+from discern.workflows.locks import Claim
 from discern.workflows.pretrain import Run, heldout_stream, leave_if_stopped, open_run, run_to_the_end
 from discern.workflows.request import PretrainRequest, Replay, Settled, settle
 from discern.workflows.runs import build_objective, vocabulary_of
@@ -74,8 +75,8 @@ def adapt(request: AdaptRequest, progress: Progress) -> dict[str, Any] | None:
         KeyboardInterrupt, SystemExit(143): it was asked to stop, and has saved.
     """
     settled = _settled(request, data_of(request, progress), progress)
-    with join_ranks(request.device) as ranks, stop_on_signals() as stop:
-        run = open_run(settled, progress, ranks)
+    with join_ranks(request.device) as ranks, stop_on_signals() as stop, Claim() as claim:
+        run = open_run(settled, progress, ranks, claim)
         begun_at = run.state.step
         kept = _before(run, ranks, progress, request.sequences)
         record = run_to_the_end(run, (ranks, progress, stop))

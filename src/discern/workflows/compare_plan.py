@@ -153,13 +153,14 @@ class _Planner:
         found = self._resolve(spec, [], None)
         hours = found.config.train.max_hours
         if self._config.equal == "seconds" and hours is not None:
+            self._refuse_phases(spec, found)
             return replace(found, steps=None, flops=None, tokens=None)
         self._refuse_hours(spec.name, hours)
         return found
 
     def run(self, spec: RunSpec, reference: PlannedRun) -> PlannedRun:
         """A further run, with as many steps as the budget pays for."""
-        self._refuse_steps(spec, reference)
+        self._refuse_set_by_file(spec, reference)
         own = self._resolve(spec, [], None)
         self._refuse_hours(spec.name, own.config.train.max_hours)
         whole = self.amount(reference)
@@ -186,13 +187,16 @@ class _Planner:
         return run.tokens if self._config.equal == "tokens" else None
 
     def _by_the_clock(self, spec: RunSpec, own: PlannedRun) -> PlannedRun:
+        self._refuse_phases(spec, own)
+        found = self._resolve(spec, [], NO_STEP_LIMIT)
+        return replace(found, steps=None, flops=None, tokens=None)
+
+    def _refuse_phases(self, spec: RunSpec, own: PlannedRun) -> None:
         if len(self._phases(own.config)) > 1:
             raise ConfigError(
                 f"run '{spec.name}' has several phases, which go by steps; a run that the clock ends doesn't know its steps",
                 hint='equal = "flops" or "tokens"',
             )
-        found = self._resolve(spec, [], NO_STEP_LIMIT)
-        return replace(found, steps=None, flops=None, tokens=None)
 
     def _resolve(self, spec: RunSpec, scaled: Sequence[str], steps: int | None) -> PlannedRun:
         shared = (*as_overrides(self._config.set), *self._request.overrides)
@@ -231,9 +235,15 @@ class _Planner:
     def _phases(self, config: PretrainConfig) -> list[Any]:
         return list(self._objective(config).phases(config.train.max_steps))
 
-    def _refuse_steps(self, spec: RunSpec, reference: PlannedRun) -> None:
+    def _refuse_set_by_file(self, spec: RunSpec, reference: PlannedRun) -> None:
         """What `set` may not say, the run's own file may not either."""
-        found = None if spec.config is None else read_file(spec.config).get("train.max_steps")
+        given = {} if spec.config is None else read_file(spec.config)
+        seed, found = given.get("train.seed"), given.get("train.max_steps")
+        if seed is not None and seed.origin.by_user:
+            raise ConfigError(
+                f"run '{spec.name}': {seed.origin.where} sets train.seed, but all rows have the seeds of '{reference.name}'",
+                hint="take the line out",
+            )
         if found is not None and found.origin.by_user:
             raise ConfigError(
                 f"run '{spec.name}': {found.origin.where} sets train.max_steps, which follows from the budget of "

@@ -107,6 +107,8 @@ class CompareConfig(Section):
         if self.run[0].budget != 1:
             raise ValueError(f"run '{names[0]}' is the reference, whose budget is the whole: set budget for the others")
         for run in self.run[1:]:
+            if "train.seed" in run.set:
+                raise ValueError(f"run '{run.name}' sets train.seed: all rows have the seeds of '{names[0]}'; take it out")
             if "train.max_steps" in run.set:
                 raise ValueError(
                     f"run '{run.name}' sets train.max_steps, which follows from the budget of '{names[0]}'; "

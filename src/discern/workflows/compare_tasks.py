@@ -72,9 +72,17 @@ def _below(root: Path) -> list[Path]:
         raise DataError(f"--task-data {root} is not a folder", hint="give the folder that holds the folders of the tasks")
     level, found = [root.resolve()], [root.resolve()]
     for _ in range(_DEPTH):
-        level = [path for parent in level for path in sorted(parent.iterdir()) if path.is_dir() and path.name[0] != "."]
+        level = [path for parent in level for path in _folders(parent)]
         found += level
     return found
+
+
+def _folders(parent: Path) -> list[Path]:
+    """In order of their names; none of a folder that may not be read, such as lost+found."""
+    try:
+        return [path for path in sorted(parent.iterdir()) if path.is_dir() and path.name[0] != "."]
+    except PermissionError:
+        return []
 
 
 def _names(task: str) -> tuple[str, ...]:

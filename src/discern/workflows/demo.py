@@ -105,7 +105,7 @@ def demo(request: DemoRequest, progress: Progress, warn: Callable[[str], None]) 
     sentences = [_rank(detection, before, word) for detection, (before, word, _) in zip(found, SENTENCES, strict=True)]
     page = report(run, out / "report.html", found)
     stage("report")
-    task = labelled_task(out, progress, request.task_overrides)
+    task = labelled_task(out, figures["step"], progress, request.task_overrides)
     stage("fine-tune")
     return DemoResult(text, figures, sentences, page, seconds, task)
 

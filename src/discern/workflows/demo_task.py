@@ -50,11 +50,12 @@ class LabelledTask:
         return "no difference: the seeds of the two overlap"
 
 
-def labelled_task(out: Path, progress: Progress, overrides: tuple[str, ...] = ()) -> LabelledTask | None:
+def labelled_task(out: Path, step: int, progress: Progress, overrides: tuple[str, ...] = ()) -> LabelledTask | None:
     """Fine-tune the demonstration's run and an untrained network, three seeds each; None where there is too little text.
 
     Args:
         out: folder of the demonstration, with its text and its run.
+        step: of the run; one that went on is another model, to be fine-tuned in another folder.
     """
     folder = out / "task"
     files = {split: folder / f"{split}.csv" for split in ("train", "dev")}
@@ -65,13 +66,14 @@ def labelled_task(out: Path, progress: Progress, overrides: tuple[str, ...] = ()
         folder.mkdir(exist_ok=True)
         for split, path in files.items():
             write_text(path, _table(kinds, 0 if split == "train" else 1))
-    settings = (*(f"files.{split}='{path}'" for split, path in files.items()), *_SETTINGS, *overrides)
+    paths = (f"files.{split}={json.dumps(str(path), ensure_ascii=False)}" for split, path in files.items())
+    settings = (*paths, *_SETTINGS, *overrides)
     results = [
         finetune(
             FinetuneRequest(str(out / "run"), folder / name, overrides=settings, seeds=SEEDS, untrained=name == "untrained"),
             progress,
         )
-        for name in ("pretrained", "untrained")
+        for name in (f"pretrained-{step}", "untrained")
     ]
     return LabelledTask(results[0]["train_examples"], results[0], results[1])
 

@@ -21,6 +21,7 @@ from discern.workflows.finetune_folder import complete_seeds, prepare_folder
 from discern.workflows.finetune_seed import Plan, run_seed
 from discern.workflows.finetune_settings import FinetuneConfig, Recipe, load_finetune_config
 from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder, write_json
+from discern.workflows.locks import Claim
 from discern.workflows.model_choice import choose_encoder
 from discern.workflows.own_files import own_definition
 from discern.workflows.results import summarise
@@ -142,8 +143,8 @@ def prepare_finetuning(request: FinetuneRequest, progress: Progress, loaded: Loa
 
 def train_seeds(request: FinetuneRequest, plan: Plan, ranks: Ranks, progress: Progress) -> dict[str, Any]:
     """Train and judge the seeds that are not complete; gives what results.json holds, of all that are complete then."""
-    with stop_on_signals() as stop:
-        prepare_folder(plan, ranks)
+    with stop_on_signals() as stop, Claim() as claim:
+        prepare_folder(plan, ranks, claim)
         first = plan.config.train.seed
         asked = range(first, first + request.seeds)
         for seed in asked:

@@ -8,28 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from discern.config.tree import flatten, nest, plain, to_toml
-from discern.data.tokenizer import load_tokenizer
+from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.training import checkpoint
 from discern.training.parallel import Ranks
 from discern.workflows.finetune_seed import Plan
 from discern.workflows.finetune_settings import FinetuneConfig
 from discern.workflows.finetuned import CONFIG_FILE, RECORD_FILE, SCORES_FILE, TOKENIZER_FILE, make_record, write_json
+from discern.workflows.locks import Claim
 from discern.workflows.runs import is_finetuned
 
+# Of the encoder's settings those that no weight shows, and that change what it computes.
+_COMPUTES = {"encoder", "num_heads", "activation", "clamp_length", "normalisation", "layer_norm_epsilon"}
 
-def prepare_folder(plan: Plan, ranks: Ranks) -> None:
-    """Write the files that say what the fine-tuning is.
+
+def prepare_folder(plan: Plan, ranks: Ranks, claim: Claim) -> None:
+    """Claim the folder, and write the files that say what the fine-tuning is.
 
     One rank looks and writes, and all go by what it found: another might see its files half written.
 
     Raises:
-        ConfigError, DataError: the folder holds something else, another fine-tuning, or cannot be written.
+        ConfigError, DataError: the folder holds something else, another fine-tuning or process, or cannot be written.
     """
     problem: DiscernError | None = None
     if ranks.writes:
         try:
-            _prepare(plan)
+            _prepare(plan, claim)
         except DiscernError as found:
             problem = found
     (problem, *_) = ranks.gather(problem)
@@ -42,24 +46,33 @@ def complete_seeds(out: Path) -> set[int]:
     return {int(path.parent.name.removeprefix("seed-")) for path in out.glob(f"seed-*/{SCORES_FILE}")}
 
 
-def _prepare(plan: Plan) -> None:
+def _prepare(plan: Plan, claim: Claim) -> None:
     out, record = plan.out, _record_of(plan)
+    claim.take(out)
     if is_finetuned(out):
         old = json.loads((out / RECORD_FILE).read_text(encoding="utf-8"))
         _refuse_another(out, old, record, plan.config)
         for name, entry in record["tasks"].items():
             # A split that is not read this time may be the next time.
             entry["digests"] = old["tasks"][name].get("digests", {}) | entry["digests"]
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif not _may_hold_finetuning(out):
         raise DataError(f"{out} is not empty and holds no fine-tuning", hint="choose another --out, or empty the folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        tokenizer = load_tokenizer(plan.loaded.tokenizer_path)
-        checkpoint.write_text(out / TOKENIZER_FILE, tokenizer.to_str())
+        claim.take(out)
+        checkpoint.write_text(out / TOKENIZER_FILE, load_tokenizer(plan.loaded.tokenizer_path).to_str())
         checkpoint.write_text(out / CONFIG_FILE, to_toml(plan.config))
         write_json(out / RECORD_FILE, record)
     except OSError as problem:
         raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space") from problem
+
+
+def _may_hold_finetuning(out: Path) -> bool:
+    """Whether a folder is free: absent, empty, or left by a fine-tuning that was stopped while it began."""
+    if not out.exists():
+        return True
+    own = {TOKENIZER_FILE, CONFIG_FILE, RECORD_FILE}
+    return out.is_dir() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} <= own
 
 
 def _record_of(plan: Plan) -> dict[str, Any]:
@@ -72,7 +85,7 @@ def _record_of(plan: Plan) -> dict[str, Any]:
     )
     for name, data in plan.data.items():
         record["tasks"][name]["digests"] = data.digests
-    return record | {"debug": plan.debug}
+    return record | {"debug": plan.debug, "tokenizer_fingerprint": fingerprint(load_tokenizer(plan.loaded.tokenizer_path))}
 
 
 def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], config: FinetuneConfig) -> None:
@@ -82,6 +95,7 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
         raise DataError(f"{out} holds results of {', '.join(old['tasks'])}, not of {', '.join(record['tasks'])}", hint=hint)
     if old["encoder_fingerprint"] != record["encoder_fingerprint"]:
         raise DataError(f"{out} was fine-tuned from another model ({old['model']}) than {record['model']}", hint=hint)
+    _refuse_other_reading(out, old, record, hint)
     if old.get("debug", record["debug"]) != record["debug"]:
         how = "with --debug, on a hundred examples of each file" if old["debug"] else "without --debug, on the whole files"
         raise ConfigError(f"{out} was fine-tuned {how}", hint=f"choose another --out, or remove {out}")
@@ -107,6 +121,21 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
             f"{out} holds a fine-tuning on other examples: the files have changed since ({', '.join(changed)})",
             hint=f"choose another --out, or remove {out}",
         )
+
+
+def _refuse_other_reading(out: Path, old: dict[str, Any], record: dict[str, Any], hint: str) -> None:
+    """Raise where the same weights are now given other ids, or are computed with in another way."""
+    before = old.get("tokenizer_fingerprint") or fingerprint(load_tokenizer(out / TOKENIZER_FILE))
+    if before != record["tokenizer_fingerprint"]:
+        raise DataError(
+            f"{out} was fine-tuned with another tokenizer ({before[:12]}) than that of {record['model']} "
+            f"({record['tokenizer_fingerprint'][:12]})",
+            hint=hint,
+        )
+    there, now = old["encoder"], record["encoder"]
+    differing = [f"{key} {there[key]} there, {now[key]} now" for key in _COMPUTES & there.keys() if there[key] != now.get(key)]
+    if differing:
+        raise DataError(f"{out} was fine-tuned with another encoder: {'; '.join(sorted(differing))}", hint=hint)
 
 
 def _differing(before: Any, now: Any, prefix: str = "") -> list[str]:

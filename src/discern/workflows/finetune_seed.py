@@ -56,7 +56,7 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
     objective.initialise(seed)
     if not plan.loaded.trained:
         draw_weights(objective.encoder, seed)
-    state = _resume(folder, objective, progress)
+    state = _resume(folder, objective, progress, plan.config.finetune.patience)
     objective.to(ranks.device)
     precision = resolve_precision(config.precision, ranks.device)
     features = {name: data.train.features for name, data in plan.data.items()}
@@ -236,7 +236,8 @@ def set_dropout(encoder: Encoder, probability: float) -> None:
             part.probability = probability
 
 
-def _resume(folder: Path, objective: SupervisedObjective, progress: Progress) -> State:
+def _resume(folder: Path, objective: SupervisedObjective, progress: Progress, patience: int) -> State:
+    """The state of the newest checkpoint; a seed that patience had ended is not trained on."""
     contents = checkpoint.load_newest(folder / "checkpoints", progress.note) if (folder / "checkpoints").is_dir() else None
     if contents is None:
         return State()
@@ -245,4 +246,5 @@ def _resume(folder: Path, objective: SupervisedObjective, progress: Progress) ->
     kept = {
         key: contents.state[key] for key in ("step", "tokens", "seconds", "updates", "best", "waited") if key in contents.state
     }
-    return State(**kept, optimizer=dict(contents.optimizer))
+    over = 0 < patience <= kept.get("waited", 0)
+    return State(**kept, over=over, optimizer=dict(contents.optimizer))

@@ -23,7 +23,7 @@ from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Source, Task, TextEncoder
 from discern.tasks.frames import FrameName
 from discern.tasks.supervised import SupervisedObjective
-from discern.training.checkpoint import load_model_tensors, model_tensors, write_text
+from discern.training.checkpoint import load_model_tensors, model_tensors, write_bytes, write_text
 from discern.workflows.encoders import LoadedEncoder
 from discern.workflows.runs import FINETUNED_FILE, is_finetuned
 
@@ -120,17 +120,13 @@ def make_record(
 
 def write_weights(folder: Path, objective: SupervisedObjective) -> None:
     """The weights of a seed, whole or not at all; the same weights give the same bytes."""
-    aside = folder / f".{MODEL_FILE}.partial"
     try:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in model_tensors(objective).items()}
-        aside.write_bytes(save(tensors, {"format": "pt"}))
-        aside.replace(folder / MODEL_FILE)
+        write_bytes(folder / MODEL_FILE, save(tensors, {"format": "pt"}))
     except OSError as problem:
         raise CheckpointError(
             f"cannot write to {folder}: {problem}", hint="free some space, then run the same command"
         ) from problem
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -169,7 +165,7 @@ def load_finetuned(folder: Path, seed: int | None = None) -> FineTuned:
         load_model_tensors(objective, load_file(path), str(path))
     except (OSError, SafetensorError) as problem:
         raise CheckpointError(
-            f"{path} cannot be read: {problem}", hint="run the same `discern finetune` command again"
+            f"{path} cannot be read: {problem}", hint=f"remove {path.parent}, then run the same `discern finetune` command"
         ) from problem
     return FineTuned(folder, objective.eval(), load_tokenizer(folder / TOKENIZER_FILE), seed, record)
 

@@ -26,9 +26,10 @@ from discern.training.parallel import Ranks, join_ranks
 from discern.training.parts import BatchSource, Parts, State
 from discern.training.precision import resolve_precision
 from discern.workflows.generator_start import start_generator
+from discern.workflows.locks import Claim
 from discern.workflows.request import PretrainRequest as PretrainRequest
 from discern.workflows.request import Settled, settle
-from discern.workflows.run_folder import began_with, may_hold_run, prepare_folder, refuse_another_run
+from discern.workflows.run_folder import began_with, fill_folder, make_folder, may_hold_run, refuse_another_run
 from discern.workflows.runs import (
     CHECKPOINTS,
     arithmetic,
@@ -71,18 +72,18 @@ def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | N
         KeyboardInterrupt, SystemExit(143): it was asked to stop, and has saved.
     """
     settled = settle(request, progress.note)
-    with join_ranks(request.device) as ranks, stop_on_signals() as stop:
-        run = open_run(settled, progress, ranks)
+    with join_ranks(request.device) as ranks, stop_on_signals() as stop, Claim() as claim:
+        run = open_run(settled, progress, ranks, claim)
         record = run_to_the_end(run, (ranks, progress, stop))
     leave_if_stopped(stop, run.state, progress)
     return record if ranks.writes else None
 
 
-def open_run(settled: Settled, progress: Progress, ranks: Ranks) -> Run:
+def open_run(settled: Settled, progress: Progress, ranks: Ranks, claim: Claim) -> Run:
     """The objective with its weights, on its device; the run's folder says from now on what the run is.
 
     Raises:
-        ConfigError, DataError: something doesn't fit; nothing has been written.
+        ConfigError, DataError: something doesn't fit, or another process is at work in the folder; nothing has been written.
         CheckpointError: the folder's checkpoints are damaged.
     """
     config, data = settled.config, settled.data
@@ -95,8 +96,11 @@ def open_run(settled: Settled, progress: Progress, ranks: Ranks) -> Run:
     for line in notes_on_rows(data, config) if ranks.writes else ():
         progress.note(line)
     objective = build_objective(config, vocabulary_of(data))
-    objective.phases(config.train.max_steps)  # refuses what the steps don't suffice for, before anything is written
-    run = _start_or_resume(settled, objective, progress, ranks)
+    last = _last_phase(objective, config)  # refuses what the steps don't suffice for, before anything is written
+    if last is not None and ranks.writes:
+        progress.note(f"the last phase, '{last[0]}', begins after {last[1]:,} steps: train.max_hours may end the run before")
+    _claim(settled.request.out, claim, ranks)
+    run = _start_or_resume(settled, objective, progress, ranks, claim)
     objective.to(ranks.device)
     return run
 
@@ -106,7 +110,14 @@ def run_to_the_end(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) 
     ranks, progress, _ = surroundings
     out, state = run.settled.request.out, run.state
     if not is_complete(state, run.settled.config):
-        return _train(run, surroundings)
+        record = _train(run, surroundings)
+        last = _last_phase(run.objective, run.settled.config)
+        if last is not None and state.step <= last[1] and not state.cut and ranks.writes:
+            progress.note(
+                f"warning: the time was over after {state.step:,} steps; phase '{last[0]}' begins after {last[1]:,}, so nothing "
+                "of it has been trained. The same command with a larger train.max_hours goes on"
+            )
+        return record
     progress.note(f"{out} is complete at step {state.step}: nothing to do; a larger train.max_steps or max_hours goes on")
     return (read_metrics(out) or [{"step": state.step}])[-1] if ranks.writes else {}
 
@@ -147,6 +158,14 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
         listener.finish()
         if journal is not None:
             journal.close()
+
+
+def _last_phase(objective: Objective, config: PretrainConfig) -> tuple[str, int] | None:
+    """Name of the last of several phases, and the steps before it, where the clock may end a run before they are done."""
+    phases = objective.phases(config.train.max_steps)
+    if config.train.max_hours is None or len(phases) == 1:
+        return None
+    return phases[-1].name, config.train.max_steps - phases[-1].steps
 
 
 def _announcement(settings: TrainConfig) -> tuple[str, int | None]:
@@ -206,7 +225,20 @@ def heldout_stream(data: TokenData, config: PretrainConfig) -> RowStream | None:
     return heldout_rows(split, data.special_tokens, config.data)
 
 
-def _start_or_resume(settled: Settled, objective: Objective, progress: Progress, ranks: Ranks) -> Run:
+def _claim(out: Path, claim: Claim, ranks: Ranks) -> None:
+    """Claim a folder before it is looked at: what another process writes there would be gone back behind."""
+    problem: DataError | None = None
+    if ranks.writes:
+        try:
+            claim.take(out)
+        except DataError as found:
+            problem = found
+    (problem, *_) = ranks.gather(problem)
+    if problem is not None:
+        raise problem
+
+
+def _start_or_resume(settled: Settled, objective: Objective, progress: Progress, ranks: Ranks, claim: Claim) -> Run:
     """Fill the networks, from the seed, a model or the newest checkpoint, and make sure that the folder is this run's."""
     request, config, data = settled.request, settled.config, settled.data
     out = request.out
@@ -233,7 +265,8 @@ def _start_or_resume(settled: Settled, objective: Objective, progress: Progress,
         computed = arithmetic(ranks.device, resolve_precision(config.train.precision, ranks.device))
         if contents is not None:
             _note_other_arithmetic(read_record(out).get("arithmetic", computed), computed, progress)
-        prepare_folder(request, config, make_record(data, objective, computed) | began_with(settled), data, progress)
+        make_folder(request, claim, progress)
+        fill_folder(out, config, make_record(data, objective, computed) | began_with(settled), data)
     ranks.barrier()
     if contents is None:
         return Run(settled, objective, State(), filled, start_norm)

@@ -14,6 +14,7 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.progress import Progress
 from discern.training import checkpoint
 from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.locks import Claim
 from discern.workflows.request import PretrainRequest, Settled
 from discern.workflows.runs import (
     CHECKPOINTS,
@@ -43,10 +44,12 @@ MAY_CHANGE = {
 }
 
 
-def prepare_folder(
-    request: PretrainRequest, config: PretrainConfig, record: dict[str, Any], data: TokenData, progress: Progress
-) -> None:
-    """The files that say what the run is; an earlier run is moved aside if it is to be started over."""
+def make_folder(request: PretrainRequest, claim: Claim, progress: Progress) -> None:
+    """A folder of this process alone; an earlier run is moved aside if it is to be started over.
+
+    Raises:
+        DataError: another process is at work in it, or it cannot be made.
+    """
     out = request.out.resolve()
     try:
         if request.resume == "never" and is_run(out):
@@ -54,13 +57,29 @@ def prepare_folder(
             out.rename(aside)
             progress.note(f"moved the earlier run to {aside}")
         out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise _refused(out, problem) from problem
+    claim.take(out)
+
+
+def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data: TokenData) -> None:
+    """The files that say what the run is.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    try:
         checkpoint.clean(out / CHECKPOINTS)
         checkpoint.write_text(out / TOKENIZER_FILE, (data.folder / TOKENIZER_NAME).read_text(encoding="utf-8"))
         write_counts(out, data)
         checkpoint.write_text(out / CONFIG_FILE, to_toml(config))
         checkpoint.write_text(out / RECORD_FILE, json.dumps(record, indent=1) + "\n")
     except OSError as problem:
-        raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space") from problem
+        raise _refused(out, problem) from problem
+
+
+def _refused(out: Path, problem: OSError) -> DataError:
+    return DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space")
 
 
 def may_hold_run(out: Path) -> bool:

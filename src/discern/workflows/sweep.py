@@ -25,6 +25,8 @@ SWEEP_FILE = "sweep.json"
 def sweep(request: FinetuneRequest, axes: Sequence[str], progress: Progress) -> dict[str, Any]:
     """Every combination of the values, each in a folder of its own in `request.out`, the best by the median of its seeds.
 
+    `chosen_on` names the splits whose scores chose the best; None where there was nothing to choose from.
+
     Args:
         axes: "learning_rate=1e-4,3e-4"; a key without a section is looked for among all.
 
@@ -53,7 +55,9 @@ def sweep(request: FinetuneRequest, axes: Sequence[str], progress: Progress) -> 
                 best = plan, results | {"best_folder": name}
         assert best is not None
         plan, results = best
-        found = {**results, "sweep": rows}
+        entries = results.get("tasks", {"": results}).values()
+        splits = ", ".join(dict.fromkeys(entry["split"] for entry in entries))
+        found = {**results, "chosen_on": splits if len(rows) > 1 else None, "sweep": rows}
         if ranks.writes:
             write_json(request.out / SWEEP_FILE, found)
             if request.submission is not None:
