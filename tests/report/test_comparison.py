@@ -88,7 +88,7 @@ def test_a_page_stands_alone_and_shows_everything() -> None:
     html = render_page(comparison_page(found))
     assert_stands_alone(html)
     structure(html)
-    for shown in ("six hamsters", "0.7 (0.6 to 0.7)", "rte (accuracy)", "smallest p", "untrained"):
+    for shown in ("six hamsters", "0.7000 (0.6000 to 0.7000)", "rte (accuracy)", "smallest p", "untrained"):
         assert shown in html, shown
     assert html.count("<svg") == 4  # score against FLOPs and seconds; loss in training and held out
     assert render_page(comparison_page(found)) == html
@@ -149,7 +149,7 @@ def test_the_limits_of_few_seeds_are_said(seeds: int, p: float | None, says: str
 
 
 def test_spread_of_one_value_is_that_value() -> None:
-    assert with_spread(spread(0.5)) == "0.5"
+    assert with_spread(spread(0.5)) == "0.5000"
     assert with_spread(spread(None)) == "–"
 
 

@@ -52,11 +52,11 @@ def score_columns(found: Found) -> list[str]:
 
 
 def with_spread(entry: Mapping[str, Any]) -> str:
-    """ "0.712 (0.701 to 0.720)"; a single value stands alone."""
+    """ "0.7120 (0.7010 to 0.7204)"; a single value stands alone."""
     if entry["median"] is None:
         return _BLANK
     single = sum(value is not None for value in entry["values"]) == 1
-    return f"{entry['median']:.4g}" if single else f"{entry['median']:.4g} ({entry['lowest']:.4g} to {entry['highest']:.4g})"
+    return f"{entry['median']:.4f}" if single else f"{entry['median']:.4f} ({entry['lowest']:.4f} to {entry['highest']:.4f})"
 
 
 def p_text(entry: Mapping[str, Any]) -> str:
