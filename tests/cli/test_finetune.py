@@ -187,6 +187,7 @@ def test_a_sweep_prints_a_line_for_each_value(
         median = json.loads((out / f"learning_rate={value}" / "results.json").read_text())["median"]
         assert line.startswith(f"learning_rate={value}  {median:.4f} +- 0.0000")
     assert lines[3] in ("best: learning_rate=1e-4", "best: learning_rate=3e-4")
+    assert lines[4] == "  chosen by its scores on dev, so these are a little too good"
     assert f"discern predict {out / lines[3].removeprefix('best: ')} FILE" in lines[-1]
     assert call(monkeypatch, model, *reviews, "--sweep", "learning_rate", "--out", out) == 2
     assert "--sweep learning_rate=1e-4,3e-4" in capsys.readouterr().err

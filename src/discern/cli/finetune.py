@@ -131,8 +131,10 @@ def _sweep_text(results: dict[str, Any], out: Path) -> str:
         failed = f"  ({len(row['failed_seeds'])} failed)" if row["failed_seeds"] else ""
         lines.append(f"{row['folder']:<{width}}  {median}{failed}")
     chosen = results["chosen_on"]
-    caution = f" (the best of {len(results['sweep'])} on {chosen}, so its scores there are a little too good)" if chosen else ""
-    return "\n".join([*lines, f"best: {results['best_folder']}{caution}", _text(results, out / results["best_folder"])])
+    lines.append(f"best: {results['best_folder']}")
+    if chosen:
+        lines.append(f"  chosen by its scores on {chosen}, so these are a little too good")
+    return "\n".join([*lines, _text(results, out / results["best_folder"])])
 
 
 def _text(results: dict[str, Any], out: Path) -> str:
