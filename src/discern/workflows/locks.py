@@ -73,7 +73,10 @@ class Claim:
         """
         if fcntl is None or not folder.is_dir():
             return
-        opened = os.open(folder, os.O_RDONLY)
+        try:
+            opened = os.open(folder, os.O_RDONLY)
+        except PermissionError:  # whoever looks into it next says so
+            return
         status = os.fstat(opened)
         if (status.st_dev, status.st_ino) in self._held:
             os.close(opened)
@@ -85,5 +88,5 @@ class Claim:
             raise DataError(
                 f"another process is at work in {folder}", hint="wait until it has ended, or choose another --out"
             ) from problem
-        except OSError:
+        except OSError:  # this disk locks no folders
             return
