@@ -25,20 +25,7 @@ from discern.workflows.finetune import FinetuneRequest, prepare_finetuning
 from discern.workflows.finetune_settings import load_finetune_config
 from discern.workflows.finetuned import load_finetuned
 from discern.workflows.sweep import sweep
-from tests.workflows.small_run import make_run
-from tests.workflows.small_task import FAST, ROWS, run, small_request, write_csv
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "run"
-    make_run(folder)
-    return folder
-
-
-@pytest.fixture
-def request_(tmp_path: Path, model: Path) -> FinetuneRequest:
-    return small_request(model, tmp_path)
+from tests.workflows.small_task import FAST, ROWS, run, write_csv
 
 
 def test_three_sentences_are_learned_and_everything_is_written(request_: FinetuneRequest) -> None:

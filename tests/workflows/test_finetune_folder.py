@@ -19,19 +19,7 @@ from discern.workflows.finetune import FinetuneRequest, prepare_finetuning
 from discern.workflows.finetune_folder import prepare_folder
 from discern.workflows.locks import Claim
 from tests.workflows.small_run import make_run
-from tests.workflows.small_task import ROWS, run, small_request, write_csv
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "run"
-    make_run(folder)
-    return folder
-
-
-@pytest.fixture
-def request_(tmp_path: Path, model: Path) -> FinetuneRequest:
-    return small_request(model, tmp_path)
+from tests.workflows.small_task import ROWS, run, write_csv
 
 
 def test_what_is_complete_is_not_trained_again_and_seeds_can_be_added(request_: FinetuneRequest) -> None:
@@ -127,10 +115,10 @@ def test_what_was_stopped_while_it_began_begins_again(request_: FinetuneRequest)
 
 
 def test_the_same_weights_with_another_tokenizer_or_other_heads_are_another_model(
-    request_: FinetuneRequest, model: Path, tmp_path: Path
+    request_: FinetuneRequest, small_model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "export"
-    export(ExportRequest(model, folder), Silent(), pytest.fail)
+    export(ExportRequest(small_model, folder), Silent(), pytest.fail)
     few = replace(request_, model=str(folder), overrides=(*request_.overrides, "train.max_steps=1"))
     run(few)
     tokenizer = (few.out / "tokenizer.json").read_bytes()
