@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from discern.errors import ConfigError
+from discern.errors import ConfigError, DiscernError
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,22 @@ class Ranks:
         gathered: list[Any] | None = [None] * self.world if self.writes else None
         dist.gather_object(value, gathered)
         return gathered or []
+
+    def by_first(self, action: Callable[[], None]) -> None:
+        """Have rank 0 look into a folder and write; the others, who might see it half written, go by what it found.
+
+        Raises:
+            DiscernError: what `action` raised, on every rank.
+        """
+        problem: DiscernError | None = None
+        if self.writes:
+            try:
+                action()
+            except DiscernError as found:
+                problem = found
+        (problem, *_) = self.gather(problem)
+        if problem is not None:
+            raise problem
 
     def barrier(self) -> None:
         """Wait for all ranks."""

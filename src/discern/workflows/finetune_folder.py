@@ -9,7 +9,7 @@ from typing import Any
 
 from discern.config.tree import flatten, nest, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
-from discern.errors import ConfigError, DataError, DiscernError
+from discern.errors import ConfigError, DataError
 from discern.training import checkpoint
 from discern.training.parallel import Ranks
 from discern.workflows.finetune_seed import Plan
@@ -25,20 +25,10 @@ _COMPUTES = {"encoder", "num_heads", "activation", "clamp_length", "normalisatio
 def prepare_folder(plan: Plan, ranks: Ranks, claim: Claim) -> None:
     """Claim the folder, and write the files that say what the fine-tuning is.
 
-    One rank looks and writes, and all go by what it found: another might see its files half written.
-
     Raises:
         ConfigError, DataError: the folder holds something else, another fine-tuning or process, or cannot be written.
     """
-    problem: DiscernError | None = None
-    if ranks.writes:
-        try:
-            _prepare(plan, claim)
-        except DiscernError as found:
-            problem = found
-    (problem, *_) = ranks.gather(problem)
-    if problem is not None:
-        raise problem
+    ranks.by_first(lambda: _prepare(plan, claim))
 
 
 def complete_seeds(out: Path) -> set[int]:

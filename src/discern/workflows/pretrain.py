@@ -99,7 +99,8 @@ def open_run(settled: Settled, progress: Progress, ranks: Ranks, claim: Claim) -
     last = _last_phase(objective, config)  # refuses what the steps don't suffice for, before anything is written
     if last is not None and ranks.writes:
         progress.note(f"the last phase, '{last[0]}', begins after {last[1]:,} steps: train.max_hours may end the run before")
-    _claim(settled.request.out, claim, ranks)
+    # Before it is looked at: what another process writes there would be gone back behind.
+    ranks.by_first(lambda: claim.take(settled.request.out))
     run = _start_or_resume(settled, objective, progress, ranks, claim)
     objective.to(ranks.device)
     return run
@@ -223,19 +224,6 @@ def heldout_stream(data: TokenData, config: PretrainConfig) -> RowStream | None:
     if split.num_tokens == 0:
         return None
     return heldout_rows(split, data.special_tokens, config.data)
-
-
-def _claim(out: Path, claim: Claim, ranks: Ranks) -> None:
-    """Claim a folder before it is looked at: what another process writes there would be gone back behind."""
-    problem: DataError | None = None
-    if ranks.writes:
-        try:
-            claim.take(out)
-        except DataError as found:
-            problem = found
-    (problem, *_) = ranks.gather(problem)
-    if problem is not None:
-        raise problem
 
 
 def _start_or_resume(settled: Settled, objective: Objective, progress: Progress, ranks: Ranks, claim: Claim) -> Run:
