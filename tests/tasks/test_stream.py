@@ -81,6 +81,16 @@ def test_tasks_are_drawn_by_their_size_to_a_power(alpha: float, share: float) ->
     assert max(of_small.values()) - min(of_small.values()) <= 2
 
 
+def test_a_rank_knows_the_shares_of_the_whole_step() -> None:
+    stream = TaskStream({"large": rows(90), "small": rows(30, 1)}, 0, 8)
+    for step in range(15):
+        places = np.arange(step * 8, step * 8 + 8)
+        whole = stream.batch(places, np.arange(8))
+        shares = {group.task: len(group.rows) / 8 for group in whole.groups}
+        for part in (stream.batch(places[:4], np.arange(4)), stream.batch(places[4:], np.arange(4, 8)), whole.rows(2, 3)):
+            assert {group.task: group.share for group in part.groups} == shares
+
+
 def test_evaluation_reads_every_row_once_the_shortest_first() -> None:
     features = {"a": rows(20), "b": rows(7, 1)}
     order = TaskRowsInOrder(features)

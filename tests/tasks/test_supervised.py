@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from discern.tasks.examples import ClassificationExample
 from discern.tasks.features import Features, Ragged, TaskBatch
 from discern.tasks.stream import TaskRowsInOrder
 from discern.tasks.supervised import Split, SupervisedObjective
+from discern.tasks.tagging import Tagging, TaggingConfig
 from discern.training.prediction import outputs_of
 from tests.support import settings
 
@@ -92,7 +95,48 @@ def test_the_mean_is_exact_whatever_the_micro_batches(cut: list[int]) -> None:
     batch, starts = whole_batch(), [0, *cut[:-1]]
     loss = step_loss(made, [batch.rows(start, stop) for start, stop in zip(starts, cut, strict=True)])
     sums = by_hand(made)
-    torch.testing.assert_close(loss, sums["two"] / 9 + sums["three"] / 4, rtol=1e-5, atol=1e-5)
+    # 9 of the 13 rows times the mean of those 9, and 4 of 13 times the mean of the other 4.
+    torch.testing.assert_close(loss, (sums["two"] + sums["three"]) / 13, rtol=1e-5, atol=1e-5)
+
+
+def tagged(rows: list[int]) -> Split:
+    """A row a number, with as many words, all tagged 1."""
+    ids = Ragged.of([[2, *range(5, 5 + words), 3] for words in rows])
+    tags = Ragged.of([[-100, *[1] * words, -100] for words in rows], np.int64)
+    features = Features(ids, Ragged.of([[0] * len(ids[row]) for row in range(len(rows))], np.uint8), np.arange(len(rows)))
+    return Split((), replace(features, targets={"tags": tags}))
+
+
+def test_a_task_counts_by_its_rows_and_each_of_its_words_alike() -> None:
+    # One row of the classes, three of the tags with 2, 3 and 7 words: 1/4 of the one loss, 3/4 of the mean over 12 words.
+    tags = Tagging("tags", TaggingConfig(), ("accuracy",), Labels(("O", "A"), kind="tags"))
+    made = SupervisedObjective(encoder(), {"two": task("two", 2), "tags": tags}, dropout=0.0)
+    made.initialise(1)
+    features = {"two": split(1, 2, 0).features, "tags": tagged([2, 3, 7]).features}
+    batch = TaskRowsInOrder(features).batch(np.arange(4), np.arange(4))
+    whole, cut = step_loss(made, [batch]), step_loss(made, [batch.rows(0, 2), batch.rows(2, 4)])
+    output = made(made.corrupt(batch, Randomness(0, 0, torch.arange(4))), Randomness(0, 0, torch.arange(4)))
+    assert (output.terms["two"].count, output.terms["tags"].count) == (1, 12)
+    by_hand = output.terms["two"].total / 4 + 3 / 4 * output.terms["tags"].total / 12
+    torch.testing.assert_close(whole, by_hand, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(cut, by_hand, rtol=1e-5, atol=1e-5)
+
+
+def test_a_rare_task_s_example_pulls_as_hard_as_a_common_one_s() -> None:
+    # One row of the rare task beside 31 of the common one: the same gradient on the encoder, row for row.
+    same = split(1, 2, 3).features
+    made = SupervisedObjective(encoder(), {"rare": task("rare", 2), "common": task("common", 2)}, dropout=0.0)
+    made.initialise(1)
+    made.heads["common"].load_state_dict(made.heads["rare"].state_dict())
+    repeated = Features(
+        Ragged.of([same.input_ids[0]] * 31),
+        Ragged.of([same.token_types[0]] * 31, np.uint8),
+        np.arange(31),
+        {"class": np.repeat(same.targets["class"], 31)},
+    )
+    step_loss(made, [TaskRowsInOrder({"rare": same, "common": repeated}).batch(np.arange(32), np.arange(32))]).backward()
+    rare, common = (made.heads[name].output.weight.grad for name in ("rare", "common"))
+    torch.testing.assert_close(31 * rare, common, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("cut", [[13], [5, 13]])

@@ -103,12 +103,14 @@ class TaskRows:
         rows: (R,) their places in the batch.
         features: (R,) their numbers among the task's features.
         targets: (R, ...) by name; values a token may be shorter than the batch is long.
+        share: fraction of the rows of the whole step, over all micro-batches and ranks, that are of this task.
     """
 
     task: str
     rows: Int[Tensor, "R"]
     features: Int[Tensor, "R"]
     targets: Mapping[str, Tensor]
+    share: float = 1.0
 
     def to(self, device: torch.device) -> TaskRows:
         """The same on another device."""
@@ -119,7 +121,7 @@ class TaskRows:
         """Those in rows `start` to `stop`, counted from `start`."""
         chosen = ((self.rows >= start) & (self.rows < stop)).nonzero().flatten()
         targets = {name: tensor[chosen] for name, tensor in self.targets.items()}
-        return TaskRows(self.task, self.rows[chosen] - start, self.features[chosen], targets)
+        return replace(self, rows=self.rows[chosen] - start, features=self.features[chosen], targets=targets)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,11 @@ class TaskBatch(TokenBatch):
 
 
 def collate(
-    features: Mapping[str, Features], chosen: Sequence[tuple[str, int]], indices: NDArray[np.int64], slots: NDArray[np.int64]
+    features: Mapping[str, Features],
+    chosen: Sequence[tuple[str, int]],
+    indices: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    shares: Mapping[str, float] | None = None,
 ) -> TaskBatch:
     """Rows as a batch, as long as its longest.
 
@@ -151,6 +157,7 @@ def collate(
         chosen: (B,) task and number of each row.
         indices: (B,) place of each row in the run's sequence of rows.
         slots: (B,) place of each row in the global batch.
+        shares: fraction of the step's rows that each task has; None: these rows are the whole step.
     """
     rows = [features[task].input_ids[number] for task, number in chosen]
     lengths = np.array([len(row) for row in rows])
@@ -165,7 +172,8 @@ def collate(
         places = [place for place, (name, _) in enumerate(chosen) if name == task]
         numbers = np.array([chosen[place][1] for place in places], np.int64)
         targets = rows_of_task.select(numbers)
-        groups.append(TaskRows(task, torch.tensor(places, dtype=torch.int64), torch.from_numpy(numbers), targets))
+        share = len(places) / len(chosen) if shares is None else shares[task]
+        groups.append(TaskRows(task, torch.tensor(places, dtype=torch.int64), torch.from_numpy(numbers), targets, share))
     return TaskBatch(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy(attention),

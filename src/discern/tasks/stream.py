@@ -39,13 +39,20 @@ class TaskStream:
         self._ready: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), np.int64))
 
     def batch(self, indices: Integers, slots: Integers) -> TaskBatch:
-        """The rows at these places of the sequence."""
+        """The rows at these places of the sequence: those of one step, or one rank's part of them."""
         rounds, places = np.divmod(indices, self._round)
         chosen = []
         for number, place in zip(rounds.tolist(), places.tolist(), strict=True):
             task, row = self._order(number)[place]
             chosen.append((self._names[task], int(row)))
-        return collate(self.features, chosen, indices.astype(np.int64), slots.astype(np.int64))
+        return collate(self.features, chosen, indices.astype(np.int64), slots.astype(np.int64), self._shares_at(int(indices[0])))
+
+    def _shares_at(self, index: int) -> dict[str, float]:
+        """Fraction of the rows of a place's step that each task has."""
+        number, place = divmod(index, self._round)
+        first = place // self._step * self._step
+        tasks = self._order(number)[first : first + self._step, 0]
+        return dict(zip(self._names, (np.bincount(tasks, minlength=len(self._names)) / len(tasks)).tolist(), strict=True))
 
     def padding_fraction(self, steps: int) -> float:
         """Share of slots that hold padding, over the first steps of a run."""

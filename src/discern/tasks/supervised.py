@@ -37,8 +37,9 @@ class SupervisedObjective(Objective):
         encoder: with its weights; it is trained with the heads.
         tasks: by name.
         dropout: before the heads.
-        reduction: 'mean' over the items of each task; 'sum': over the batch, as the released code does. With gradients
-            clipped to norm 1 the two train differently.
+        reduction: 'mean': the mean over the items of each task (rows, or words for tags), weighted by the task's share of the
+            step's rows, so that no row counts more than another; 'sum': over the batch, as the released code does. With
+            gradients clipped to norm 1 the two train differently.
         sequences_per_step: of the training, which a sum is taken over.
         heldout: labelled splits that evaluation judges by, of some tasks or none.
         frame: how the rows are laid before the encoder.
@@ -95,9 +96,10 @@ class SupervisedObjective(Objective):
             loss, said = self.heads[group.task](hidden if whole else hidden[group.rows], rows, group)
             if loss is None:
                 loss = hidden.new_zeros(())
-            # The count is of items; a sum is the mean over the sequences of a step times their number.
+            # The count is of items; a sum is the mean over the sequences of a step times their number. Without its share, a
+            # task with one row in a step would weigh as much there as one with all the others.
             count = tokens.size if self._sums else self.tasks[group.task].items(group)
-            terms[group.task] = LossTerm(loss, count, float(self._sequences) if self._sums else 1.0)
+            terms[group.task] = LossTerm(loss, count, float(self._sequences) if self._sums else group.share)
             observations |= {f"{group.task}/{name}": value for name, value in said.items()}
         return StepOutput(terms, observations)
 
@@ -108,8 +110,9 @@ class SupervisedObjective(Objective):
         return SupervisedEvaluator(self.tasks, self.heldout)
 
     def initial_loss(self) -> float:
-        """ln C of every task that tells C classes apart."""
-        return sum(math.log(len(task.labels.names)) for task in self.tasks.values() if task.labels.kind in ("single", "tags"))
+        """ln C of a task that tells C classes apart; of several tasks the mean, as if each had as many rows."""
+        classes = [len(task.labels.names) for task in self.tasks.values() if task.labels.kind in ("single", "tags")]
+        return sum(map(math.log, classes)) / len(self.tasks)
 
 
 class SupervisedEvaluator(Evaluator):

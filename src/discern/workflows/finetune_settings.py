@@ -70,7 +70,9 @@ class FinetuneSection(Section):
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="In the encoder, its attention and before the heads.")
     reduction: Literal["mean", "sum"] = Field(
-        "mean", description="Of the loss over a batch. 'sum': as the released code; clipping then bites at nearly every step."
+        "mean",
+        description="Of the loss over a batch. 'mean': over the items of each task, weighted by its share of the batch's rows. "
+        "'sum': as the released code; clipping then bites at nearly every step.",
     )
     frame: FrameName = Field(
         "cls-first",
