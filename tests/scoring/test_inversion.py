@@ -46,7 +46,7 @@ def test_the_scorer_combines_odds_and_generator(generator: str) -> None:
     odds = make_scorer(built, "rtd").score(TEXTS)
     likelihoods = make_scorer(built, "pll" if generator == "mlm" else "two-tower").score(TEXTS)
     for score, odd, likelihood in zip(
-        make_scorer(built, "inversion", mask_probability=0.25).score(TEXTS), odds, likelihoods, strict=True
+        make_scorer(built, "inversion", chosen_share=0.25).score(TEXTS), odds, likelihoods, strict=True
     ):
         for found, log_odds, log_q in zip(score.token_scores, odd.token_scores, likelihood.token_scores, strict=True):
             d, q = 1 / (1 + math.exp(-log_odds)), math.exp(log_q)
@@ -58,6 +58,7 @@ def test_what_the_formula_does_not_hold_for_is_refused() -> None:
     assert method.lacks(ScoringModel(networks, SPECIAL, 0.15)) is None
     assert "trained on every token" in method.lacks(ScoringModel(networks, SPECIAL))
     for cut in (Sampling(top_p=0.9), Sampling(disallow_original=True)):
-        assert "top_p and disallow_original" in method.lacks(ScoringModel(networks, SPECIAL, 0.15, cut))
+        assert "top_p and disallow_original" in method.lacks(ScoringModel(networks, SPECIAL, 0.15, sampling=cut))
+    assert "chosen evenly" in method.lacks(ScoringModel(networks, SPECIAL, None, chosen_evenly=False))
     judge = {"discriminator": networks["discriminator"]}
     assert "a generator with weights" in method.lacks(ScoringModel(judge, SPECIAL, 0.15))

@@ -38,7 +38,7 @@ def test_every_registered_scorer_is_tried_here() -> None:
 
 @pytest.mark.parametrize(("objective", "name"), EVERY)
 def test_scores_do_not_depend_on_their_company(objective: str, name: str) -> None:
-    scorer = make_scorer(objective_of(objective), name, max_length=20, mask_probability=0.15)
+    scorer = make_scorer(objective_of(objective), name, max_length=20, chosen_share=0.15)
     texts = [*TEXTS, LONG, ""]
     together, reversed_ = scorer.score(texts), scorer.score(texts[::-1])[::-1]
     assert [score.text for score in together] == texts
@@ -52,7 +52,7 @@ def test_scores_do_not_depend_on_their_company(objective: str, name: str) -> Non
 
 @pytest.mark.parametrize(("objective", "name"), EVERY)
 def test_texts_of_the_same_tokens_have_the_very_same_score(objective: str, name: str) -> None:
-    scorer = make_scorer(objective_of(objective), name, mask_probability=0.15)
+    scorer = make_scorer(objective_of(objective), name, chosen_share=0.15)
     first, *_, last = scorer.score(["The chef ate.", *TEXTS, LONG, "the CHEF  ate."])
     assert first.total == last.total
     assert first.offsets != last.offsets

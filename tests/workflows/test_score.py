@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,14 +126,39 @@ def test_of_an_xlnet_it_is_said_what_it_was_trained_by(tmp_path: Path) -> None:
         load_scorer(tmp_path / "run", "permutation-lm", warn=pytest.fail)
 
 
-def test_the_share_of_replaced_tokens_is_assumed_aloud(runs: Path, tmp_path: Path) -> None:
+def test_the_share_of_chosen_tokens_is_assumed_aloud(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "rtd-both", tmp_path / "copy")
     (tmp_path / "copy" / SETTINGS_NAME).unlink()
     told: list[str] = []
-    found = load_scorer(tmp_path / "copy", "inversion", "cpu", warn=told.append).score(TEXTS)
-    assert [score.total for score in found] == pytest.approx(totals(runs / "rtd", "inversion"), abs=1e-4)
-    assert ["0.15, that of the released ELECTRAs of this width, is assumed" in message for message in told] == [True]
+    load_scorer(tmp_path / "copy", "inversion", "cpu", warn=told.append).score(TEXTS)
+    # 0.15 with replacement: of 510 words 77 draws, of which 71.5 differ.
+    assert ["0.14, that of the released ELECTRAs of this width, is assumed" in message for message in told] == [True]
     totals(tmp_path / "copy", "rtd")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "share"),
+    [
+        ([], 2 / 14),  # 0.15 of 14 words is 2.1
+        (["objective.mask_probability=0.5"], 7 / 14),
+        (["objective.mask_probability=0.5", "objective.sentence_contrastive_weight=1.0"], 0.8 * 7 / 14),
+        (["objective.masking=with-replacement"], 1 - (13 / 14) ** 2),
+    ],
+)
+def test_the_inversion_knows_which_share_was_chosen(tmp_path: Path, overrides: list[str], share: float) -> None:
+    make_run(tmp_path / "run", overrides=["objective.name=rtd", "data.sequence_length=16", *overrides])
+    load = partial(load_scorer, tmp_path / "run", device="cpu", warn=pytest.fail)
+    odds, likelihoods = load("rtd").score(TEXTS), load("pll").score(TEXTS)
+    for score, odd, likelihood in zip(load("inversion").score(TEXTS), odds, likelihoods, strict=True):
+        for found, log_odds, log_q in zip(score.token_scores, odd.token_scores, likelihood.token_scores, strict=True):
+            d, q = 1 / (1 + math.exp(-log_odds)), math.exp(log_q)
+            assert math.exp(found) == pytest.approx(share * d * q / (share * q + (1 - share) * (1 - d)), rel=1e-4)
+
+
+def test_without_one_share_for_all_words_there_is_no_inversion(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=["objective.name=rtd", "objective.masking=rarity", "data.sequence_length=16"])
+    with pytest.raises(ConfigError, match=r"'inversion' needs positions that were chosen evenly: by masking 'rarity'"):
+        load_scorer(tmp_path / "run", "inversion", "cpu", warn=pytest.fail)
 
 
 @pytest.mark.parametrize(

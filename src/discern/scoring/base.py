@@ -66,8 +66,9 @@ class ScoringModel:
         networks: by name, in evaluation mode and on the device to compute on; only those that can judge text as they were
             trained to read it.
         special: ids of the special tokens.
-        mask_probability: fraction of the tokens that the discriminator was trained on for which the generator drew one; None
-            where there is no discriminator, or it was not trained on all tokens.
+        chosen_share: expected fraction of the tokens for which the generator drew one in the discriminator's training; None
+            where there is no discriminator, it was not trained on all tokens, or there is no such number.
+        chosen_evenly: False: how often a token was chosen depended on the token, as masking 'rarity' does.
         sampling: how the replacements were drawn.
         is_permuted: an XLNet among the networks learned to predict in some order, by its query stream; not as a masked
             language model.
@@ -75,7 +76,8 @@ class ScoringModel:
 
     networks: Mapping[str, Network]
     special: SpecialTokens
-    mask_probability: float | None = None
+    chosen_share: float | None = None
+    chosen_evenly: bool = True
     sampling: Sampling = field(default_factory=Sampling)
     is_permuted: bool = False
 
@@ -97,11 +99,11 @@ class Method(abc.ABC):
     """Gives each token of a text its number. A subclass is final and has one line in the registry `scorers`.
 
     Attributes:
-        needs_mask_probability: whether the numbers depend on `ScoringModel.mask_probability`.
+        needs_chosen_share: whether the numbers depend on `ScoringModel.chosen_share`.
         reads_ahead: whether the number of a token depends on those after it.
     """
 
-    needs_mask_probability: ClassVar[bool] = False
+    needs_chosen_share: ClassVar[bool] = False
     reads_ahead: ClassVar[bool] = True
 
     @classmethod

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from discern.corruption.share import chosen_share
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import ConfigError, DataError
-from discern.model.network import Network
 from discern.model.xlnet import XLNetEncoder
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.permutation_lm import PermutationLMConfig
@@ -21,7 +21,7 @@ from discern.scoring.base import Method, Score, Scorer, ScoringModel, kind_of
 from discern.tasks.readers.files import numbered_lines, stream_lines
 from discern.training.parallel import choose_device
 from discern.types import SpecialTokens
-from discern.workflows.models import load_model
+from discern.workflows.models import LoadedModel, load_model
 
 # Sentences are sorted by length among this many: enough that batches hardly need padding, few enough to be held at once.
 _BLOCK = 512
@@ -29,8 +29,10 @@ _FEW_UNKNOWN = 0.01
 """Of the tokens; more of them make a warning."""
 
 
-# Of the released ELECTRAs by hidden size up to: what `inversion` assumes of a model that does not say.
+# Of the released ELECTRAs by hidden size up to: what `inversion` assumes of a model that does not say. They drew positions
+# with replacement in rows of 512.
 _RELEASED_MASK_PROBABILITIES = ((768, 0.15), (1_000_000, 0.25))
+_RELEASED_ROW_LENGTH = 512
 
 
 def load_scorer(model: Path, name: str | None = None, device: str = "auto", *, warn: Callable[[str], None]) -> Scorer:
@@ -55,14 +57,14 @@ def load_scorer(model: Path, name: str | None = None, device: str = "auto", *, w
             if part is not None:
                 part.to(place).eval()
     tokenizer = load_tokenizer(loaded.tokenizer_path)
-    served = _served(loaded.networks, special_tokens(tokenizer), loaded.objective, loaded.step)
+    served = _served(loaded, special_tokens(tokenizer))
     chosen = name or next((known for known in PREFERRED if _method(known).lacks(served) is None), None)
     if chosen is None or (lack := _method(chosen).lacks(served)) is not None:
         needs = "no scorer can use it" if chosen is None else f"scorer '{chosen}' needs {lack}"
         raise ConfigError(f"{model}: {needs}; it holds {_described(served, loaded.objective)}", hint=_others(served))
-    if loaded.objective is None and _method(chosen).needs_mask_probability:
-        share = f"{served.mask_probability:g}, that of the released ELECTRAs of this width,"
-        warn(f"{model} does not say which share of the tokens was replaced in training: {share} is assumed")
+    if loaded.objective is None and _method(chosen).needs_chosen_share:
+        share = f"{served.chosen_share:.3g}, that of the released ELECTRAs of this width,"
+        warn(f"{model} does not say for which share of the tokens the generator drew one in training: {share} is assumed")
     return Scorer(chosen, _method(chosen).of(served), tokenizer, loaded.max_length, loaded.step)
 
 
@@ -143,20 +145,29 @@ def _nothing(name: str, number: int, text: str) -> DataError:
     )
 
 
-def _served(
-    networks: Mapping[str, Network], special: SpecialTokens, objective: ObjectiveConfig | None, step: int | None
-) -> ScoringModel:
+def _served(loaded: LoadedModel, special: SpecialTokens) -> ScoringModel:
     """What a model has for a scorer to use."""
+    networks, objective = loaded.networks, loaded.objective
     if isinstance(objective, RTDConfig):
-        return ScoringModel(networks, special, objective.probability_at(step or 0), objective.sampling)
+        share = _chosen_share(objective, loaded.step or 0, loaded.max_length)
+        return ScoringModel(networks, special, share, share is not None, objective.sampling)
     if objective is None:
         width = max(network.encoder.config.hidden_size for network in networks.values())
-        share = next(share for widest, share in _RELEASED_MASK_PROBABILITIES if width <= widest)
+        masked = next(probability for widest, probability in _RELEASED_MASK_PROBABILITIES if width <= widest)
+        share = chosen_share("with-replacement", masked, _RELEASED_ROW_LENGTH)
         return ScoringModel(networks, special, share, is_permuted=True)
     if isinstance(objective, ReplacementConfig):
         # The encoder of these objectives reads a generator's samples where a masked language model reads [MASK].
         networks = {name: network for name, network in networks.items() if name != "encoder"}
     return ScoringModel(networks, special, is_permuted=isinstance(objective, PermutationLMConfig))
+
+
+def _chosen_share(objective: RTDConfig, step: int, row_length: int) -> float | None:
+    """Of the tokens that the discriminator read at a step; None where the masking has no such number."""
+    share = chosen_share(objective.masking, objective.probability_at(step), row_length)
+    if share is None or not objective.sentence_contrastive_weight:
+        return share
+    return share * (1 - objective.sentence_clean_probability)  # what was chosen in a text that stays clean is put back
 
 
 def _method(name: str) -> type[Method]:
