@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 
@@ -20,6 +21,11 @@ class Progress(Protocol):
 
     def finish(self) -> None:
         """The stage is over."""
+
+
+def warning_to(progress: Progress) -> Callable[[str], None]:
+    """What tells a listener of a warning: a line that stays and begins with the word."""
+    return lambda message: progress.note(f"warning: {message}")
 
 
 class Silent:

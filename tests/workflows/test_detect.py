@@ -104,7 +104,7 @@ def test_an_export_in_sixteen_bits_judges_nearly_as_the_run_does(
 
 
 def test_batches_change_nothing(made: tuple[Path, Objective]) -> None:
-    texts = ["x", "", "The chef cooked the meal.", "hello world", " ", "purple elephants ate"]
+    texts = ["the", "", "The chef cooked the meal.", "hello chef", " ", "the chef ate"]
     together = found(made[0] / "run", *texts)
     assert [seen.text for seen in together] == texts
     for text, seen in zip(texts, together, strict=True):

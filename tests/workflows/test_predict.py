@@ -158,7 +158,8 @@ def test_no_word_of_a_text_is_taken_for_a_tag(
     found: list[dict[str, Any]] = []
     predict(PredictRequest(folders / model, written(tmp_path / "a.txt", content)), found.extend, listener)
     assert [each["words"] for each in found] == words
-    (note,) = notes
+    note, unknown = notes
+    assert unknown.startswith(("unknown tokens: ", "warning: "))
     assert note.startswith("a.txt: read ")
     assert note.endswith(f"--format {other}")
 
@@ -262,4 +263,4 @@ def test_what_is_cut_is_told(folders: Path, tmp_path: Path) -> None:
 
     path = csv(tmp_path / "a.txt", "hello", "the chef " * 40)
     predict(PredictRequest(folders / "single", path), lambda _: None, Listener())
-    assert notes == ["rows 0 to 1: 1 of 2 texts were cut to 32 tokens"]
+    assert notes == ["rows 0 to 1: 1 of 2 texts were cut to 32 tokens", "unknown tokens: 0 of 31 tokens (0 %)"]

@@ -20,7 +20,7 @@ from discern.data.tokenizer_choice import TokenizerChoice
 from discern.data.tokenizer_training import TokenizerKind
 from discern.errors import ConfigError, DataError
 from discern.progress import Silent
-from discern.workflows.prepare import PrepareReport, PrepareRequest, check, prepare
+from discern.workflows.prepare import PrepareReport, PrepareRequest, check, prepare, warnings_of
 from tests.data.small_text import made_up, plain, tar_of, write_vocabulary
 
 DISCERN = [sys.executable, "-c", "from discern.cli.main import main; main()"]
@@ -331,3 +331,15 @@ def test_real_text(tmp_path: Path) -> None:
     split = data.split("train")
     bounds = np.asarray(split.shards[0].document_starts[:2])
     assert data.tokenizer().decode(split.read(*bounds.tolist()).tolist())[-1] in ".?"
+
+
+def test_a_small_heldout_part_and_many_unknown_tokens_are_warned_of(text: Path) -> None:
+    assert warnings_of(prepare(request(text), Silent()).manifest) == []
+    few = prepare(request(text, "few", heldout=0.001), Silent()).manifest
+    (warning,) = warnings_of(few)
+    assert warning.startswith(("only one document is", f"only {few.splits['heldout'].num_documents} documents are"))
+    strange = text.parent / "strange.txt"
+    strange.write_text("☂ ☃\n\n☄ ★\n\n" * 20)
+    unknown, *_ = warnings_of(prepare(request(strange, "strange"), Silent()).manifest)
+    assert unknown.startswith("80 of 80 tokens (100.0 %) are unknown to the vocabulary")
+    assert "--train-tokenizer" in unknown

@@ -28,7 +28,7 @@ def fill(
     with command(json_output=json_output) as console:
         from discern.workflows.fill import fill as run_fill
 
-        found = run_fill(model, text, top, console.warn, device)
+        found = run_fill(model, text, top, console.warn, device, console.progress.note)
         lists = [[{"token": each.token, "probability": each.probability} for each in mask] for mask in found]
         if json_output:
             console.result({"text": text, "predictions": lists[0] if len(lists) == 1 else lists}, text="")

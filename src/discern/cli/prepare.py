@@ -84,10 +84,8 @@ def prepare(
             report = work.prepare(request, console.progress)
             for problem in report.manifest.problems:
                 console.warn(str(problem))
-            if not report.manifest.splits["heldout"].num_tokens:
-                console.warn(
-                    "nothing is held out, so nothing can be evaluated: --documents line, or more text, gives more documents"
-                )
+            for line in work.warnings_of(report.manifest):
+                console.warn(line)
             console.result(_values(report), text=_text(report))
 
 

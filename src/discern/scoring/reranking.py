@@ -74,12 +74,19 @@ class Candidates:
         return Candidates(self.scores[rows], self.model_scores[rows], self.lengths[rows], self.too_long)
 
 
-def judge(lists: Sequence[NBest], scorer: Scorer, as_read: Callable[[str], str], advance: Callable[[int], None]) -> Candidates:
+def judge(
+    lists: Sequence[NBest],
+    scorer: Scorer,
+    as_read: Callable[[str], str],
+    advance: Callable[[int], None],
+    read: Callable[[Sequence[str]], None] = lambda _: None,
+) -> Candidates:
     """What the model makes of the lists; each different text is scored once.
 
     Args:
         as_read: a hypothesis to what the model reads.
         advance: told how many hypotheses more are done.
+        read: told the tokens of each different text.
     """
     found: dict[str, tuple[float, int]] = {}
     times: dict[str, int] = {}
@@ -92,6 +99,7 @@ def judge(lists: Sequence[NBest], scorer: Scorer, as_read: Callable[[str], str],
         block = texts[first : first + _BLOCK]
         for score in scorer.score(block):
             found[score.text] = score.total, len(score.tokens)
+            read(score.tokens)
             too_long += score.windows > 1
         advance(sum(times[text] for text in block))
     seen = [[found[as_read(hypothesis.text)] for hypothesis in each.hypotheses] for each in lists]

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import torch
 
 from discern.data.shards import TokenData
+from discern.data.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError, DataError
 from discern.objectives.base import Objective
-from discern.progress import Progress
+from discern.progress import Progress, warning_to
 from discern.training.checkpoint import write_text
 from discern.training.evaluation import evaluate
 from discern.training.interrupt import stop_on_signals
@@ -75,6 +76,10 @@ def adapt(request: AdaptRequest, progress: Progress) -> dict[str, Any] | None:
         KeyboardInterrupt, SystemExit(143): it was asked to stop, and has saved.
     """
     settled = _settled(request, data_of(request, progress), progress)
+    for name, data in _texts(settled).items():
+        statistics = data.manifest.statistics
+        told = statistics.unknown_tokens, statistics.tokens, progress.note, warning_to(progress)
+        report_unknown(*told, of=f"{name} text", advice=MORE_TOKENS)
     with join_ranks(request.device) as ranks, stop_on_signals() as stop, Claim() as claim:
         run = open_run(settled, progress, ranks, claim)
         begun_at = run.state.step

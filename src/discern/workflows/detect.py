@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from discern.data.tokenizer import load_tokenizer, special_tokens
+from discern.data.unknown import UnknownTokens
 from discern.errors import CheckpointError, ConfigError
 from discern.model.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.model.network import Network
@@ -62,6 +63,10 @@ def detect(model: Path, texts: Sequence[str], progress: Progress, warn: Callable
     progress.start("detecting", sum(map(len, encodings)), "tokens")
     found = detect_replaced(detector, texts, encodings, progress.advance)
     progress.finish()
+    unknown = UnknownTokens(detector.tokenizer)
+    for encoding in encodings:
+        unknown.add_ids(encoding.ids)
+    unknown.report(progress.note, warn)
     return found
 
 
@@ -71,14 +76,17 @@ def detect_each(
     """Every text with what is said of it, in order; some hundreds are held at a time, however many there are.
 
     Args:
-        warn: told of the first text that is judged in several windows, and in the end of how many were.
+        warn: told of the first text that is judged in several windows, and in the end of how many were and of a high share of
+            unknown tokens.
     """
     progress.start("detecting", None, "tokens")
     longer = done = 0
+    unknown = UnknownTokens(detector.tokenizer)
     try:
         for block in _blocks(texts):
             encodings = detector.tokenizer.encode_batch([each.text for each in block], add_special_tokens=False)
             for each, encoding in zip(block, encodings, strict=True):
+                unknown.add_ids(encoding.ids)
                 if len(encoding) > detector.room:
                     if not longer:
                         warn(f"{each.where}: {_too_long(len(encoding), detector.room)}")
@@ -90,6 +98,7 @@ def detect_each(
         progress.finish()
     if longer > 1:
         warn(f"{longer:,} of {done:,} texts were judged in several windows")
+    unknown.report(progress.note, warn)
 
 
 def load_detector(model: Path, warn: Callable[[str], None]) -> Detector:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError
-from discern.progress import Progress
+from discern.progress import Progress, warning_to
 from discern.tasks.base import Definition, Task
 from discern.tasks.examples import Reading
 from discern.training.parallel import choose_device
@@ -79,6 +80,9 @@ def _figures(
     features = task.encode(reading.examples, model.text, labelled=True)
     for line in features.notes:
         progress.note(line)
+    unknown = UnknownTokens(model.tokenizer)
+    unknown.add_ids(features.input_ids.values)
+    unknown.report(progress.note, warning_to(progress))
     device = next(model.objective.parameters()).device
     progress.start("evaluating", len(features), "rows")
     try:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from discern.data.tokenizer import load_tokenizer
+from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError
 from discern.model.heads import CopyMLMHead, LanguageHead, TiedLMHead
 from discern.model.two_tower import TwoTowerEncoder
@@ -15,7 +16,14 @@ from discern.training.parallel import choose_device
 from discern.workflows.models import load_model
 
 
-def fill(model: Path, text: str, top: int, warn: Callable[[str], None], device: str = "auto") -> list[list[FilledToken]]:
+def fill(
+    model: Path,
+    text: str,
+    top: int,
+    warn: Callable[[str], None],
+    device: str = "auto",
+    note: Callable[[str], None] = lambda _: None,
+) -> list[list[FilledToken]]:
     """The likeliest tokens at each mask of a text, best first, computed in float32.
 
     Args:
@@ -23,13 +31,19 @@ def fill(model: Path, text: str, top: int, warn: Callable[[str], None], device: 
         text: with "[MASK]" once or more often.
         top: how many a mask.
         warn: told of what makes the answer worth less, and of damaged checkpoints that were passed over.
+        note: told the share of unknown tokens.
 
     Raises:
         ConfigError: the model has no head over the vocabulary, or the text no mask, or there is no such device.
         DataError: the folder holds neither a run nor a model, or no tokenizer.
         CheckpointError: its weights are missing or damaged.
     """
-    return filled(load_filler(model, warn, device), text, top, warn)
+    filler = load_filler(model, warn, device)
+    found = filled(filler, text, top, warn)
+    unknown = UnknownTokens(filler.tokenizer)
+    unknown.add_ids(filler.tokenizer.encode(text, add_special_tokens=False).ids)
+    unknown.report(note, warn)
+    return found
 
 
 def filled(filler: Filler, text: str, top: int, warn: Callable[[str], None]) -> list[list[FilledToken]]:

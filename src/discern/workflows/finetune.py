@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from discern.data.tokenizer import load_tokenizer, special_tokens
+from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError
-from discern.progress import Progress
+from discern.progress import Progress, warning_to
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, TextEncoder
 from discern.tasks.frames import FRAMES
@@ -27,6 +28,9 @@ from discern.workflows.own_files import own_definition
 from discern.workflows.results import summarise
 from discern.workflows.submission import check_rows, check_submission, submit
 from discern.workflows.task_files import ReadingOptions, TaskData, TaskFiles, find_files, read_task
+
+_FEW_JUDGED = 50
+"""With fewer examples, the standard error of an accuracy is more than seven points."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,16 @@ def _read(files: TaskFiles, request: FinetuneRequest, config: FinetuneConfig, te
     data = read_task(files, config.task_config(name), text, options)
     for line in data.notes:
         progress.note(f"{name}: {line}")
+    unknown = UnknownTokens(text.tokenizer)
+    for split in (data.train, *data.judged.values(), *data.unlabelled.values()):
+        unknown.add_ids(split.features.input_ids.values)
+    unknown.report(progress.note, warning_to(progress), of=name)
+    judged = len(data.judged[data.dev_name].examples)
+    if judged < _FEW_JUDGED:
+        warning_to(progress)(
+            f"{name}: the scores come from {judged:,} example{'s' if judged > 1 else ''} ({data.dev_name}), so they mean little; "
+            "give more with --dev FILE, or hold out more with --set finetune.heldout_fraction=0.3"
+        )
     shown = ", ".join(data.task.labels.names[:12]) + (", ..." if len(data.task.labels.names) > 12 else "")
     if shown:
         progress.note(f"{name}: {len(data.task.labels.names)} labels: {shown}")

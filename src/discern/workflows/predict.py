@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from discern.data.files import check_output, whole_file
+from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, did_you_mean
-from discern.progress import Progress
+from discern.progress import Progress, warning_to
 from discern.tasks.base import Prediction, Task
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
@@ -76,7 +77,8 @@ def predict(request: PredictRequest, show: Callable[[list[Prediction]], None], p
     started = time.perf_counter()
     of_task = model.record["tasks"][task.name]
     examples = input_examples(task, of_task, request.input, request.columns, request.format, progress.note)
-    predictions = _counted(_predictions(model, task, examples, request, progress), request.input)
+    unknown = UnknownTokens(model.tokenizer)
+    predictions = _counted(_predictions(model, task, examples, request, progress, unknown), request.input)
     progress.start("predicting", None, "rows")
     rows = 0
     try:
@@ -91,6 +93,7 @@ def predict(request: PredictRequest, show: Callable[[list[Prediction]], None], p
                     rows += len(said)
     finally:
         progress.finish()
+    unknown.report(progress.note, warning_to(progress))
     return Predicted(rows, time.perf_counter() - started)
 
 
@@ -113,14 +116,20 @@ def chosen_task(model: FineTuned, name: str | None) -> Task[Any]:
 
 
 def _predictions(
-    model: FineTuned, task: Task[Any], examples: Iterator[Any], request: PredictRequest, progress: Progress
+    model: FineTuned,
+    task: Task[Any],
+    examples: Iterator[Any],
+    request: PredictRequest,
+    progress: Progress,
+    unknown: UnknownTokens,
 ) -> Iterator[list[Prediction]]:
-    """What is said of the examples, some thousands at a time."""
+    """What is said of the examples, some thousands at a time; `unknown` counts their tokens."""
     device = next(model.objective.parameters()).device
     precision = resolve_precision(request.precision, device)
     text, warned = model.text, False
     for number, block in enumerate(blocks(examples, _BLOCK)):
         features = task.encode(block, text, labelled=False)
+        unknown.add_ids(features.input_ids.values)
         if features.notes and not warned:
             first = number * _BLOCK
             progress.note(f"rows {first:,} to {first + len(block) - 1:,}: {'; '.join(features.notes)}")

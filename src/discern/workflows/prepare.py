@@ -18,9 +18,13 @@ from discern.data.problems import Problem, ProblemLog
 from discern.data.publish import another, publish, staging, standing
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer_choice import TokenizerChoice, describe, train_on
+from discern.data.unknown import OTHER_TOKENIZER, unknown_warning
 from discern.data.words import check_segmenter
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
+
+FEW_HELDOUT_DOCUMENTS = 10
+"""With fewer held-out documents, what is measured on them depends on which they happen to be."""
 
 
 def available_cores() -> int:
@@ -136,6 +140,24 @@ def check(request: PrepareRequest, progress: Progress) -> CheckReport:
         meter.finish()
     totals = (meter.documents, meter.sentences, meter.characters, meter.bytes_read)
     return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)))
+
+
+def warnings_of(manifest: Manifest) -> list[str]:
+    """What a user should know of a data set before training on it."""
+    found = []
+    unknown = unknown_warning(manifest.statistics.unknown_tokens, manifest.statistics.tokens, OTHER_TOKENIZER)
+    if unknown is not None:
+        found.append(unknown)
+    heldout = manifest.splits["heldout"]
+    if not heldout.num_tokens:
+        found.append("nothing is held out, so nothing can be evaluated: --documents line, or more text, gives more documents")
+    elif heldout.num_documents < FEW_HELDOUT_DOCUMENTS:
+        number = "one document is" if heldout.num_documents == 1 else f"{heldout.num_documents} documents are"
+        found.append(
+            f"only {number} held out ({heldout.num_tokens:,} tokens), so held-out figures say more of that text than of the "
+            "model: a larger --heldout fraction, or --documents line, holds out more documents"
+        )
+    return found
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.data.files import check_output, whole_file
+from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.progress import Progress
 from discern.scoring.base import Scorer
@@ -162,8 +163,10 @@ def _judged(
     lists: Sequence[NBest], scorer: Scorer, request: RerankRequest, progress: Progress, warn: Callable[[str], None]
 ) -> Candidates:
     progress.start("scoring", sum(len(each.hypotheses) for each in lists), "hypotheses")
-    found = judge(lists, scorer, str.lower if request.lowercase else str, progress.advance)
+    unknown = UnknownTokens(scorer.tokenizer)
+    found = judge(lists, scorer, str.lower if request.lowercase else str, progress.advance, unknown.add_tokens)
     progress.finish()
+    unknown.report(progress.note, warn)
     if found.too_long:
         which, were = ("1 text is", "was") if found.too_long == 1 else (f"{found.too_long:,} texts are", "were")
         warn(f"{which} longer than the {scorer.room} tokens of the model, and {were} read in windows")

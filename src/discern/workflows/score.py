@@ -9,6 +9,7 @@ from pathlib import Path
 
 from discern.corruption.share import chosen_share
 from discern.data.tokenizer import load_tokenizer, special_tokens
+from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError
 from discern.model.xlnet import XLNetEncoder
 from discern.objectives.config import ObjectiveConfig
@@ -25,9 +26,6 @@ from discern.workflows.models import LoadedModel, load_model
 
 # Sentences are sorted by length among this many: enough that batches hardly need padding, few enough to be held at once.
 _BLOCK = 512
-_FEW_UNKNOWN = 0.01
-"""Of the tokens; more of them make a warning."""
-
 
 # Of the released ELECTRAs by hidden size up to: what `inversion` assumes of a model that does not say. They drew positions
 # with replacement in rows of 512.
@@ -82,8 +80,8 @@ def score_lines(scorer: Scorer, source: Path, progress: Progress, warn: Callable
     lines = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
     lines = _without_blank_end(lines, name, warn)
     progress.start("scoring", None, "sentences")
-    unknown = str(scorer.tokenizer.id_to_token(special_tokens(scorer.tokenizer).unk))
-    longer = done = unread = read = 0
+    unknown = UnknownTokens(scorer.tokenizer)
+    longer = done = 0
     try:
         while block := list(islice(lines, _BLOCK)):
             scores = scorer.score([text for _, text in block])
@@ -92,7 +90,7 @@ def score_lines(scorer: Scorer, source: Path, progress: Progress, warn: Callable
                 if score.windows > 1 and not longer:
                     warn(f"{name}:{number}: {_too_long(score, scorer)}")
                 longer += score.windows > 1
-                read, unread = read + len(score.tokens), unread + score.tokens.count(unknown)
+                unknown.add_tokens(score.tokens)
             yield scores[:empty]
             if empty < len(scores):
                 raise _nothing(name, *block[empty])
@@ -104,13 +102,7 @@ def score_lines(scorer: Scorer, source: Path, progress: Progress, warn: Callable
         raise DataError(f"{name} holds no line", hint="give a text with one sentence a line")
     if longer > 1:
         warn(f"{longer:,} of {done:,} sentences were scored in several windows")
-    warn_of_unknown(unread, read, warn)
-
-
-def warn_of_unknown(unknown: int, tokens: int, warn: Callable[[str], None]) -> None:
-    """Say so where much of a text is nothing that the vocabulary can write."""
-    if unknown > _FEW_UNKNOWN * tokens:
-        warn(f"{unknown:,} of {tokens:,} tokens are unknown to the vocabulary ([UNK]): what is said of them means little")
+    unknown.report(progress.note, warn)
 
 
 def _without_blank_end(lines: Iterator[tuple[int, str]], name: str, warn: Callable[[str], None]) -> Iterator[tuple[int, str]]:
