@@ -16,6 +16,7 @@ from discern.corruption.randomness import Randomness
 from discern.objectives.electric import Electric, ElectricConfig, log_probability, noise_odds
 from discern.objectives.losses import noise_contrastive_loss
 from discern.types import StepOutput, TokenBatch, map_tensors
+from tests.objectives import electric_optimum as optimum
 from tests.support import SPECIAL, make_batch, settings
 
 FIRST, WORDS, PLACES = 5, 5, 3
@@ -72,6 +73,45 @@ def test_energies_that_are_log_probabilities_are_where_the_loss_is_least() -> No
                 loss = loss + weight * source[word] * term.total
         (gradient,) = torch.autograd.grad(loss, energy)
         assert bool((gradient.abs() < 1e-6).all()) is vanishes
+
+
+@pytest.mark.parametrize(
+    ("noise_tokens", "exact", "clean", "nats"),
+    [
+        (1, True, False, 0.0),  # the only one where the energies are the probabilities
+        (1, True, True, 0.119),  # the released code's q
+        (2, True, False, 0.292),
+        (2, True, True, 0.231),
+        (1, False, False, 0.367),
+        (2, False, False, 0.414),
+    ],
+)
+def test_energies_are_exact_for_an_exact_q_and_one_noise_token_only(
+    noise_tokens: int, exact: bool, clean: bool, nats: float
+) -> None:
+    """The figures of docs/concepts/electric.md, by enumerating what can happen to the texts of a known distribution."""
+    joint = optimum.chain(PLACES, WORDS)
+    q = optimum.conditionals(joint) if exact else optimum.frequencies(joint)
+    assert optimum.gap(joint, q, noise_tokens, clean=clean) == pytest.approx(nats, abs=6e-4)
+
+
+def test_our_loss_has_no_slope_at_the_true_conditionals_under_those_conditions() -> None:
+    """One noise token drawn from the true conditional leaves the distribution of the text as it was."""
+    joint = optimum.chain(PLACES, WORDS)
+    log_p = torch.from_numpy(optimum.conditionals(joint)).log().T  # (125, 3)
+    for shift, vanishes in ((0.0, True), (0.1, False)):
+        energy = (-log_p + shift).requires_grad_()
+        loss = torch.zeros((), dtype=torch.float64)
+        for place in range(PLACES):
+            noise = torch.zeros(125, PLACES, dtype=torch.bool)
+            noise[:, place] = True
+            for text, weight in enumerate(joint.ravel().tolist()):
+                at, all_judged = slice(text, text + 1), torch.ones(1, PLACES, dtype=torch.bool)
+                odds = noise_odds(noise[at], all_judged)
+                term = noise_contrastive_loss(energy[at], log_p[at], odds, noise[at], all_judged, count=PLACES)
+                loss = loss + weight * term.total
+        (gradient,) = torch.autograd.grad(loss, energy)
+        assert bool((gradient.abs() < 1e-8).all()) is vanishes
 
 
 def test_rows_of_noise_alone_cost_nothing() -> None:

@@ -51,14 +51,16 @@ class Electric(Objective):
     """A cloze generator q proposes noise for some tokens; the energy of each token learns its probability given the others.
 
     exp(-energy) estimates p(x_t | all the others) without a sum over the vocabulary: the noise-contrastive loss is least
-    where it is normalised. Unlike ELECTRA, it asks whether a token *came from* q, even if q happened to draw the original.
+    where it is normalized. That holds exactly if q is the true conditional distribution and a row has one noise token, and
+    nearly otherwise (docs/concepts/electric.md has the gaps). Unlike ELECTRA, it asks whether a token *came from* q, even if q
+    happened to draw the original.
     q learns from clean text and draws the noise from it. What a drawn or untouched token is held against is q given the
     noised text around it, in a second pass without gradient: energy and q then are of the same context. Dropout drops the
     same in both passes, or a word would be drawn from one q and held against another. [CLS], [SEP] and padding, for which
     q is not trained, are not judged.
 
-    Differs: the released code takes q given the clean text at every position, which biases the energies wherever a
-    neighbour is noise; it draws positions with replacement, takes the share of noise to be mask_probability in every row,
+    Differs: the released code takes q given the clean text at every position, so that even an exact q and a single noise token
+    leave the energies biased; it draws positions with replacement, takes the share of noise to be mask_probability in every row,
     and judges [CLS] and [SEP]. The paper rounds the number of noise tokens up, here it is that of the masking.
     Reference: Clark et al. 2020, "Pre-training transformers as energy-based cloze models", algorithm 2.
     """

@@ -42,9 +42,11 @@ class Energies(Method):
 class ReplacedTokenOdds(Method):
     """How much likelier each token is an original than a replacement: log P(original) - log P(replaced).
 
-    At the optimum that is log p(x_t) - log q(x_t) + log((1 - a) / a), q being the generator and a the share of replaced
-    tokens: what the generator likes as much as the text does counts for nothing, and every further token adds the
-    constant. It compares sentences that differ in few tokens; `inversion` takes q and a out again.
+    At the optimum that is log p - log q - log(1 - p) + log((1 - a + a q) / a), with p and q the probabilities of x_t in the
+    text and by the generator, and a the share of the tokens that the generator drew one for. A token that the generator likes
+    scores lower than one that is as likely and surprises it, and every further token adds about log((1 - a) / a). So it
+    compares sentences that differ in few tokens; `inversion` takes q and a out again. Under objective 'rtd-masked-only' the
+    optimum is log p - log(1 - p), without q.
 
     Reference: Clark et al. 2020, section 2.
     """
