@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
 import torch
 
 from discern.model.encoder import Encoder
@@ -58,20 +62,22 @@ def test_padding_changes_no_state() -> None:
     torch.testing.assert_close(long[1:, :5], short[:, :5], atol=1e-5, rtol=1e-5)
 
 
-def test_the_summary_by_hand() -> None:
-    head = ClassificationHead(4, 0.0, Labels(("a", "b")), summarises=True)
+@pytest.mark.parametrize(("activation", "function"), [("tanh", torch.tanh), ("gelu", torch.nn.functional.gelu)])
+def test_the_summary_by_hand(activation: Literal["tanh", "gelu"], function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    head = ClassificationHead(4, 0.0, Labels(("a", "b")), activation=activation)
     with torch.no_grad():
         make_noisy(head)
     hidden = torch.randn(3, 5, 4)
     rows = TaskRows("t", torch.arange(3), torch.arange(3), {})
     assert head.summary is not None
-    state = torch.tanh(hidden[:, 0] @ head.summary.weight.T + head.summary.bias)
+    state = function(hidden[:, 0] @ head.summary.weight.T + head.summary.bias)
     _, said = head(hidden, token_batch([5, 5, 5]), rows)
     torch.testing.assert_close(said["logits"], state @ head.output.weight.T + head.output.bias)
 
 
 def test_the_setting_decides_the_head() -> None:
-    for name, summarises in (("linear", False), ("summary", True)):
+    for name, activation in (("linear", None), ("summary", "tanh"), ("dense", "gelu")):
         task = Classification("t", ClassificationConfig(head=name), ("accuracy",), Labels(("a", "b")))
         head = task.head(8, 0.1)
-        assert (head.summary is not None) == summarises
+        assert (head.summary is not None) == (activation is not None)
+        assert head.activation == activation

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from discern.cli.main import main
-from discern.errors import CheckpointError, ConfigError, DataError
+from discern.errors import CheckpointError, DataError
 from discern.interop.folder import FILES, SETTINGS_NAME
 from discern.progress import Silent
 from discern.workflows.encoders import load_encoder
@@ -125,11 +125,13 @@ def test_taggers_and_finders_of_spans(folders: Path, tmp_path: Path) -> None:
     assert float(found.start_logits[0, first] + found.end_logits[0, last]) == pytest.approx(answer["score"], abs=1e-4)
 
 
-def test_a_joint_head_has_no_form_there(folders: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="transformers has no head like ELECTRA's joint one") as caught:
-        exported(folders / "joint", tmp_path / "out")
-    assert "--set task.head=span" in str(caught.value.hint)
-    assert not (tmp_path / "out").exists()
+def test_a_joint_head_stands_beside_the_encoder(folders: Path, tmp_path: Path) -> None:
+    done = exported(folders / "joint", tmp_path / "out")
+    assert done.architecture == "ElectraModel"
+    card = (done.folder / "README.md").read_text()
+    assert "`ElectraModel` (the encoder alone); the head stands in `discern_head.safetensors`" in card
+    assert "discern.load" in card
+    exported(folders / "joint", tmp_path / "out"), "an export with a head beside it is replaced like any other"
 
 
 def test_what_the_folder_holds(folders: Path, tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_what_the_folder_holds(folders: Path, tmp_path: Path) -> None:
 
 
 def test_the_code_on_the_card_runs(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("single", "pair", "multi", "number", "tags", "spans"):
+    for name in ("single", "pair", "multi", "number", "tags", "spans", "joint"):
         folder = exported(folders / name, tmp_path / name, precision="bfloat16").folder
         code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
         monkeypatch.chdir(folder)

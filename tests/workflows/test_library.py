@@ -179,5 +179,5 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
         discern.load(tmp_path / "nowhere")
     make_finetuned(tmp_path / "stars", own=SINGLE)
     with pytest.raises(discern.DataError, match="was fine-tuned for a task") as caught:
-        discern.load(tmp_path / "stars")
+        discern.load(tmp_path / "stars").detect("x")
     assert "discern predict" in str(caught.value.hint)

@@ -103,7 +103,10 @@ def _task_text(done: ExportedTask, precision: str) -> str:
         f"{done.num_bytes / 1e6:,.1f} MB in all",
         f"  AutoTokenizer.from_pretrained({folder!r})",
         f"  {auto}.from_pretrained({folder!r})",
+        f"  discern.load({folder!r}).predict(texts), or discern predict {folder} FILE",
     ]
+    if not done.whole:
+        lines[1:3] = [f"  transformers has no class for this head: its {done.architecture} is the encoder alone"]
     return "\n".join([*lines, "Fill in the licence in README.md before you publish it."])
 
 

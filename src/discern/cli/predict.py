@@ -18,7 +18,13 @@ def _column(what: str) -> Any:
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="OUT", help="What 'discern finetune' wrote.")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="What 'discern finetune' wrote, an export of it, or a Hugging Face model for such a task.",
+        ),
+    ],
     input: Annotated[
         Path,
         typer.Argument(
@@ -30,8 +36,8 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write JSON lines there instead of to stdout.")
     ] = None,
-    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Which task, where there are several.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Whose weights; without it those of the best seed.")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Which task, if the model has several.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Whose weights; by default those of the best seed.")] = None,
     text: Annotated[str | None, _column("Column of the text; without it the one of the training file.")] = None,
     pair: Annotated[str | None, _column("Column of the second text.")] = None,
     words: Annotated[str | None, _column("Column of words to tag; in CoNLL columns its number, from 0.")] = None,

@@ -12,7 +12,7 @@ from torch import nn
 from discern.errors import CheckpointError, ConfigError
 from discern.interop import finetuned, huggingface, pretrained, xlnet, xlnet_finetuned
 from discern.interop.config_json import read_huggingface_config, read_mark
-from discern.interop.finetuned import HeadWeights
+from discern.interop.finetuned import HeadWeights, OwnHead
 from discern.interop.heads import network_with_head
 from discern.interop.huggingface import HuggingFaceModel
 from discern.interop.names import TWO_TOWER_FAMILY
@@ -49,7 +49,7 @@ class Family:
     network_types: tuple[str, ...]
     pretrained_type: str
     to_huggingface: Callable[[Network, Vocabulary, str], HuggingFaceModel]
-    finetuned: Callable[[Any, HeadWeights, Vocabulary, str], HuggingFaceModel]
+    finetuned: Callable[[Any, HeadWeights | OwnHead, Vocabulary, str], HuggingFaceModel]
     network: Callable[[Path], Network]
     with_head: Callable[[Path], Network]
     fill: Callable[[Network, Path], None]
@@ -154,7 +154,7 @@ def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "f
 
 
 def finetuned_to_huggingface(
-    encoder: Encoder, head: HeadWeights, vocabulary: Vocabulary, precision: str = "float32"
+    encoder: Encoder, head: HeadWeights | OwnHead, vocabulary: Vocabulary, precision: str = "float32"
 ) -> HuggingFaceModel:
     """A fine-tuned encoder and its head as config.json and model.safetensors of the family that can hold them.
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from discern.interop.finetuned import HeadWeights
+from discern.interop.finetuned import HeadWeights, OwnHead
 from discern.interop.huggingface import HuggingFaceModel
 from discern.interop.model_card import UNKNOWN, markdown_table
+from discern.interop.names import HEAD_NAME
 
 _SHOWN = 40
 
@@ -37,7 +38,7 @@ class TaskFacts:
     base: str
     seed: int
     model: HuggingFaceModel
-    head: HeadWeights
+    head: HeadWeights | OwnHead
     max_length: int
     tokenizer: str
     pairs: bool
@@ -58,32 +59,37 @@ _TAGS = {"classification": "text-classification", "tagging": "token-classificati
 
 
 def _front_matter(facts: TaskFacts) -> str:
+    library = "discern" if isinstance(facts.head, OwnHead) else "transformers"
     return (
         "---\n"
         "# Fill in: under which licence may others use these weights? The texts they were trained on have a say in it.\n"
-        f"license:\nlibrary_name: transformers\npipeline_tag: {_TAGS[facts.head.kind]}\ntags:\n"
+        f"license:\nlibrary_name: {library}\npipeline_tag: {_TAGS[facts.head.kind]}\ntags:\n"
         f"- {facts.model.config['model_type']}\n- discern\n---"
     )
 
 
 def _what(facts: TaskFacts) -> str:
     config, head = facts.model.config, facts.head
+    labels = tuple(dict.fromkeys(head.labels))
     reads = "a pair of texts" if facts.pairs else "a text"
     says = {
         "classification": {
-            "single": f"It tells to which of {len(head.labels)} classes {reads} belongs.",
-            "multi": f"It tells which of {len(head.labels)} classes, any number of them, {reads} belongs to.",
+            "single": f"It tells to which of {len(labels)} classes {reads} belongs.",
+            "multi": f"It tells which of {len(labels)} classes, any number of them, {reads} belongs to.",
             "regression": f"It gives {reads} a score.",
         }[head.problem],
-        "tagging": f"It gives every word one of {len(head.labels)} tags; the first token of a word speaks for it.",
+        "tagging": f"It gives every word one of {len(labels)} tags; the first token of a word speaks for it.",
         "span": "It finds the answer to a question in a context; [CLS] as the answer stands for none.",
     }[head.kind]
-    shown = ", ".join(f"`{label}`" for label in head.labels[:_SHOWN])
-    more = f" and {len(head.labels) - _SHOWN} more" if len(head.labels) > _SHOWN else ""
+    shown = ", ".join(f"`{label}`" for label in labels[:_SHOWN])
+    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+    loads = f"`{config['architectures'][0]}`"
+    if isinstance(head, OwnHead):
+        loads += f" (the encoder alone); the head stands in `{HEAD_NAME}`, which discern reads"
     rows = {
         "Task": facts.task,
         "Labels": f"{shown}{more}" if head.labels else "none",
-        "Loads as": f"`{config['architectures'][0]}`",
+        "Loads as": loads,
         "Parameters": f"{facts.model.num_parameters:,}",
         "Weights stored as": config["dtype"],
         "Longest row": f"{facts.max_length} tokens, `[CLS]` and `[SEP]` included",
@@ -95,14 +101,48 @@ def _what(facts: TaskFacts) -> str:
 
 
 def _use(facts: TaskFacts) -> str:
-    # A model of 16 bits computes in 16 bits unless told otherwise.
+    if isinstance(facts.head, OwnHead):
+        code = _DISCERN.format(texts=_EXAMPLES.get(facts.head.kind, '["A text."]'))
+        return (
+            f"## Use\n\ntransformers has no class for this head; discern (`pip install discern-nlp`) reads it:\n\n{_block(code)}"
+        )
+    if facts.head.kind == "tagging" and marks_spans(facts.head.labels):
+        # A model of 16 bits computes in 16 bits unless told otherwise.
+        more = "" if facts.model.config["dtype"] == "float32" else ', dtype="float32"'
+        return f"## Use\n\n{_block(_PIPELINE.format(more=more))}\n\n{_FIRST}"
     load = ".eval()" if facts.model.config["dtype"] == "float32" else ".float().eval()"
     name = {"classification": "SequenceClassification", "tagging": "TokenClassification", "span": "QuestionAnswering"}[
         facts.head.kind
     ]
     texts = '"A question?", "A text that may hold the answer."' if facts.head.kind == "span" else '"A text."'
     texts = '"One text.", "Another one."' if facts.pairs and facts.head.kind == "classification" else texts
-    return f"## Use\n\n```python\n{_CODE.format(name=name, load=load, texts=texts, what=_OUTPUTS[_output(facts)])}\n```"
+    return f"## Use\n\n{_block(_CODE.format(name=name, load=load, texts=texts, what=_OUTPUTS[_output(facts)]))}"
+
+
+def _block(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+def marks_spans(labels: Sequence[str]) -> bool:
+    """Whether tags mark spans (`B-LOC`), so that transformers can put words together; parts of speech mark none."""
+    return any(label.startswith(("B-", "I-")) for label in labels)
+
+
+_DISCERN = """import discern
+
+model = discern.load(".")  # this folder
+print(model.predict({texts}))"""
+_EXAMPLES = {"span": '[("A question?", "A text that may hold the answer.")]'}
+_PIPELINE = """from transformers import pipeline
+
+tagger = pipeline("token-classification", model=".", aggregation_strategy="first"{more})  # "." is this folder
+for found in tagger("A text."):
+    print(found["entity_group"], found["word"], found["start"], found["end"], found["score"])"""
+_FIRST = (
+    'Keep `aggregation_strategy="first"`: the model was trained to tag a word by its first token, and what it says of the other '
+    "tokens means nothing. To the pipeline, punctuation inside a word separates words (`U.S.` is four of them); "
+    "`discern.load(folder).predict([words])` takes a list of words as they are."
+)
 
 
 _CODE = """import torch

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from discern.interop.finetuned import HeadWeights, head_config, linear_tensors
+from discern.interop.finetuned import HeadWeights, OwnHead, head_config, linear_tensors
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
+from discern.interop.names import XLNET_ENCODER_CLASS
 from discern.interop.xlnet import PREFIX, encoder_config, encoder_tensors
 from discern.model.xlnet import XLNetEncoder
 from discern.objectives.base import Vocabulary
@@ -26,7 +27,7 @@ _LAYERS = {"classification": "logits_proj", "tagging": "classifier", "span": "qa
 
 
 def finetuned_to_huggingface(
-    encoder: XLNetEncoder, head: HeadWeights, vocabulary: Vocabulary, precision: str = "float32"
+    encoder: XLNetEncoder, head: HeadWeights | OwnHead, vocabulary: Vocabulary, precision: str = "float32"
 ) -> HuggingFaceModel:
     """The encoder and its head as config.json and model.safetensors of Hugging Face.
 
@@ -34,9 +35,13 @@ def finetuned_to_huggingface(
         precision: type that the weights are stored in, one of `PRECISIONS`.
     """
     tensors = {PREFIX + name: tensor for name, tensor in encoder_tensors(encoder).items()}
-    tensors |= _summary_tensors(head) | linear_tensors(head, _LAYERS[head.kind])
+    if isinstance(head, HeadWeights):
+        tensors |= _summary_tensors(head) | linear_tensors(head, _LAYERS[head.kind])
     dtype = PRECISIONS[precision]
     stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    if isinstance(head, OwnHead):
+        bare = encoder_config(encoder, vocabulary, XLNET_ENCODER_CLASS, precision)
+        return HuggingFaceModel(bare, stored, head.stored(precision))
     config = encoder_config(encoder, vocabulary, ARCHITECTURES[head.kind], precision)
     return HuggingFaceModel(config | head_config(head) | _summary_config(head), stored)
 
@@ -53,5 +58,5 @@ def _summary_config(head: HeadWeights) -> dict[str, Any]:
         "summary_type": "last" if head.frame == "cls-last" else "first",
         "summary_use_proj": head.summary is not None,
         # Nothing is spelt "": transformers takes no null here.
-        "summary_activation": "" if head.summary is None else "tanh",
+        "summary_activation": "" if head.summary is None else head.summary.activation,
     }

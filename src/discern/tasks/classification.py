@@ -25,6 +25,7 @@ from discern.types import TokenBatch
 
 # Texts are tokenised this many at a time: the lists of ids of a large file are dearer than its rows.
 _BLOCK = 10_000
+_ACTIVATIONS: dict[str, Literal["tanh", "gelu"] | None] = {"linear": None, "summary": "tanh", "dense": "gelu"}
 
 
 class ClassificationConfig(TaskConfig):
@@ -34,10 +35,10 @@ class ClassificationConfig(TaskConfig):
         "none",
         description="'balanced': rare classes count more in the loss, number of examples / (classes x examples of the class).",
     )
-    head: Literal["linear", "summary"] = Field(
+    head: Literal["linear", "summary", "dense"] = Field(
         "linear",
-        description="'linear': one layer on the state of [CLS]; 'summary': XLNet's, which has a layer as wide as "
-        "the states and tanh before it.",
+        description="'linear': one layer on the state of [CLS]; 'summary': XLNet's and BERT's, which has a layer as wide as "
+        "the states and tanh before it; 'dense': ELECTRA's in Hugging Face transformers, the same with GELU.",
     )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."
@@ -45,22 +46,25 @@ class ClassificationConfig(TaskConfig):
 
 
 class ClassificationHead(TaskHead):
-    """Dropout and one linear layer on the state of [CLS]; with a summary, a dense layer and tanh before them.
+    """Dropout and one linear layer on the state of [CLS]; with a summary, a dense layer and an activation before them.
 
     Reference: google-research/electra, finetune/classification; Hugging Face has a dense layer and GELU in between. The
     summary: zihangdai/xlnet, modeling.py, `summarize_sequence`.
 
     Args:
         labels: how many outputs, and which loss.
-        summarises: whether there is a summary.
+        activation: of the summary, tanh or the exact GELU; None: there is no summary.
     """
 
     weights: Tensor
 
-    def __init__(self, hidden_size: int, dropout: float, labels: Labels, *, summarises: bool = False) -> None:
+    def __init__(
+        self, hidden_size: int, dropout: float, labels: Labels, *, activation: Literal["tanh", "gelu"] | None = None
+    ) -> None:
         super().__init__()
         self.kind = labels.kind
-        self.summary = nn.Linear(hidden_size, hidden_size) if summarises else None
+        self.activation = activation
+        self.summary = nn.Linear(hidden_size, hidden_size) if activation is not None else None
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, max(1, len(labels.names)))
         weights = labels.weights or (1.0,) * max(1, len(labels.names))
@@ -71,7 +75,8 @@ class ClassificationHead(TaskHead):
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         state = hidden[:, 0]
         if self.summary is not None:
-            state = self.summary(state).tanh()
+            state = self.summary(state)
+            state = state.tanh() if self.activation == "tanh" else F.gelu(state)
         logits = self.output(self.dropout(state)).float()
         loss = None
         if "class" in rows.targets:
@@ -166,8 +171,8 @@ class Classification(Task[ClassificationExample]):
         return {"classes": table}
 
     def head(self, hidden_size: int, dropout: float) -> ClassificationHead:
-        summarises = cast(ClassificationConfig, self.config).head == "summary"
-        return ClassificationHead(hidden_size, dropout, self.labels, summarises=summarises)
+        chosen = cast(ClassificationConfig, self.config).head
+        return ClassificationHead(hidden_size, dropout, self.labels, activation=_ACTIVATIONS[chosen])
 
     def items(self, rows: TaskRows) -> int:
         return len(rows.rows)

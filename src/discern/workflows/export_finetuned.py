@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from discern import __version__
 from discern.data.files import write_file
-from discern.data.tokenizer import fingerprint, lowercases, special_tokens
+from discern.data.tokenizer import lowercases, special_tokens
 from discern.errors import ConfigError, did_you_mean
 from discern.interop.config_json import MARK
 from discern.interop.families import finetuned_to_huggingface
-from discern.interop.finetuned import HeadWeights, Summary
+from discern.interop.finetuned import HeadWeights, Kind, OwnHead, Problem, Summary
 from discern.interop.folder import CARD_NAME, check_target, publish
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
+from discern.interop.names import HEAD_NAME
 from discern.interop.task_card import TaskFacts, task_card
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
-from discern.tasks.answer_heads import JointHead, SpanHead
+from discern.tasks.answer_heads import SpanHead
 from discern.tasks.base import Task
 from discern.tasks.classification import ClassificationHead
 from discern.tasks.frames import FrameName
@@ -33,10 +33,14 @@ from discern.workflows.export import check_finite
 from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, TOKENIZER_FILE, FineTuned, load_finetuned, seed_folder
 from discern.workflows.predict import chosen_task
 from discern.workflows.prediction_input import known_definition
+from discern.workflows.task_models import TASK_HEAD, task_mark
 
 # What the card shows of the settings: what decides the weights.
 _RECIPE = ("finetune.", "task.", "tasks.", "optimizer.")
 _TRAINING = {"train.max_steps", "train.sequences_per_step", "train.precision"}
+_KINDS: dict[str, Kind] = {"tags": "tagging", "spans": "span"}
+_PROBLEMS: dict[str, Problem] = {"multi": "multi", "number": "regression"}
+_BIO = {"S": "B", "E": "I"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class ExportedTask:
 
     Attributes:
         architecture: class of transformers that loads it.
+        whole: whether that class holds the head too; otherwise it stands in a file beside, which discern reads.
         num_bytes: size of the whole folder.
     """
 
@@ -71,6 +76,7 @@ class ExportedTask:
     task: str
     seed: int
     architecture: str
+    whole: bool
     parameters: int
     num_bytes: int
 
@@ -95,7 +101,7 @@ def export_task(request: TaskExportRequest, progress: Progress) -> ExportedTask:
     model = finetuned_to_huggingface(loaded.objective.encoder, head, vocabulary, request.precision)
     check_finite(model, request.model)
     # No key `objective`: that is how discern tells the settings of a pre-training.
-    model.config[MARK] = {"version": __version__, "task": task.name, "tokenizer_fingerprint": fingerprint(loaded.tokenizer)}
+    model.config[MARK] = task_mark(loaded, task.name) | ({TASK_HEAD: HEAD_NAME} if model.head else {})
     progress.advance(1)
     tokenizer = to_huggingface_tokenizer(request.model / TOKENIZER_FILE, task.config.sequence_length, head.frame)
     card = task_card(_facts(loaded, task, model, head, request.out.resolve().name))
@@ -111,47 +117,36 @@ def export_task(request: TaskExportRequest, progress: Progress) -> ExportedTask:
     progress.advance(1)
     progress.finish()
     size = sum(path.stat().st_size for path in request.out.rglob("*") if path.is_file())
-    return ExportedTask(request.out, task.name, loaded.seed, model.config["architectures"][0], model.num_parameters, size)
+    loads_as = model.config["architectures"][0]
+    return ExportedTask(request.out, task.name, loaded.seed, loads_as, not model.head, model.num_parameters, size)
 
 
-def head_weights(task: Task[Any], head: nn.Module, frame: FrameName = "cls-first") -> HeadWeights:
-    """What a head computes.
+def head_weights(task: Task[Any], head: nn.Module, frame: FrameName = "cls-first") -> HeadWeights | OwnHead:
+    """What a head computes, in the form of transformers where it has one.
 
     Args:
         frame: of the texts.
-
-    Raises:
-        ConfigError: transformers has no such head.
     """
     output, labels = getattr(head, "output", None), task.labels
-    if type(head) not in (ClassificationHead, TaggingHead, SpanHead, JointHead):  # a subclass may compute something else
-        raise ConfigError(
-            f"{task.name}: transformers has no head like {type(head).__name__}", hint="`discern predict` takes it as it is"
-        )
-    if not isinstance(output, nn.Linear):
-        raise ConfigError(
-            f"{task.name}: transformers has no head like ELECTRA's joint one, whose end of an answer depends on its start",
-            hint="--set task.head=span trains one that it has; `discern predict` takes this one as it is",
-        )
-    if labels.kind in ("tags", "spans"):
-        kind: Literal["tagging", "span"] = "tagging" if labels.kind == "tags" else "span"
-        return HeadWeights(kind, output.weight, output.bias, labels.names if kind == "tagging" else (), frame=frame)
-    problems: dict[str, Literal["single", "multi", "regression"]] = {"single": "single", "multi": "multi", "number": "regression"}
-    layer = getattr(head, "summary", None)
-    return HeadWeights(
-        "classification",
-        output.weight,
-        output.bias,
-        labels.names,
-        problems[labels.kind],
-        labels.scale,
-        labels.shift,
-        None if layer is None else Summary(layer.weight, layer.bias),
-        frame,
-    )
+    kind: Kind = _KINDS.get(labels.kind, "classification")
+    names = bio_labels(labels.names) if labels.scheme != "none" else labels.names if kind != "span" else ()
+    problem: Problem = _PROBLEMS.get(labels.kind, "single")
+    # A subclass may compute something else. The end of an answer by ELECTRA's joint head depends on its start: transformers
+    # has no such head.
+    if type(head) not in (ClassificationHead, TaggingHead, SpanHead) or not isinstance(output, nn.Linear):
+        return OwnHead(kind, head.state_dict(), names, problem, frame)
+    summary = None
+    if isinstance(head, ClassificationHead) and head.summary is not None and head.activation is not None:
+        summary = Summary(head.summary.weight, head.summary.bias, head.activation)
+    return HeadWeights(kind, output.weight, output.bias, names, problem, labels.scale, labels.shift, summary, frame)
 
 
-def _facts(loaded: FineTuned, task: Task[Any], model: HuggingFaceModel, head: HeadWeights, title: str) -> TaskFacts:
+def bio_labels(names: Sequence[str]) -> tuple[str, ...]:
+    """The tags of BIOES as those of BIO, which is what the pipelines of transformers read: S begins a span, E continues it."""
+    return tuple(_BIO.get(prefix, prefix) + rest for prefix, rest in ((name[:1], name[1:]) for name in names))
+
+
+def _facts(loaded: FineTuned, task: Task[Any], model: HuggingFaceModel, head: HeadWeights | OwnHead, title: str) -> TaskFacts:
     """What is known of the model; no path, no name of a machine."""
     record, of_task = loaded.record, loaded.record["tasks"][task.name]
     results = _json(loaded.folder / RESULTS_FILE)

@@ -1,29 +1,36 @@
-"""A model in Python: texts to vectors, suspicious tokens, scores and filled masks."""
+"""A model in Python: texts to vectors, suspicious tokens, scores, filled masks, and the answers of a fine-tuned model."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar, final, overload
+from typing import Any, Literal, TypeVar, final, overload
 
 import numpy as np
 from jaxtyping import Float
 from tokenizers import Tokenizer
 
 from discern.data.tokenizer import load_tokenizer
+from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError
 from discern.progress import Silent
 from discern.scoring.base import Score, Scorer
 from discern.scoring.detection import Detection, Detector, detect_replaced
 from discern.scoring.filling import FilledToken, Filler
 from discern.scoring.states import Reader, first_states, mean_states, token_states
+from discern.tasks.base import Prediction
 from discern.training.parallel import choose_device
 from discern.workflows.detect import load_detector
 from discern.workflows.encoders import load_encoder
 from discern.workflows.fill import filled, load_filler
+from discern.workflows.finetuned import FineTuned
+from discern.workflows.predict import chosen_task, predictions_of
+from discern.workflows.python_input import examples_of
+from discern.workflows.runs import is_finetuned
 from discern.workflows.score import load_scorer
+from discern.workflows.task_models import load_task_model
 
 # Texts whose states, tokens and scores are held at once; each further array is what the caller asked for.
 _BLOCK = 1024
@@ -33,11 +40,11 @@ T = TypeVar("T")
 def load(path: str | Path, *, device: str = "auto") -> Model:
     """A model to use from Python, computing in float32.
 
-    What needs another network than the encoder (a generator, an energy) is loaded when it is first asked for, and says
-    then if the folder has none.
+    What needs another network than the encoder (a generator, an energy, the head of a task) is loaded when it is first
+    asked for, and says then if the folder has none.
 
     Args:
-        path: folder of a run, of an export, or of a Hugging Face ELECTRA or BERT.
+        path: folder of a run, of a fine-tuning, of an export of either, or of a Hugging Face ELECTRA or BERT.
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
 
     Raises:
@@ -47,6 +54,12 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
     """
     folder = Path(path)
     place = str(choose_device(device))
+    if is_finetuned(folder):
+        tuned = load_task_model(folder)
+        length = max(task.config.sequence_length for task in tuned.objective.tasks.values())
+        model = Model(folder, Reader(tuned.objective.encoder.to(place), tuned.tokenizer, length), place)
+        model._task_models[None] = tuned
+        return model
     loaded = load_encoder(folder, warn=_warn)
     reader = Reader(loaded.encoder.to(place), load_tokenizer(loaded.tokenizer_path), loaded.max_length)
     return Model(folder, reader, place)
@@ -69,6 +82,7 @@ class Model:
         self.device = device
         self._reader = reader
         self._scorers: dict[str | None, Scorer] = {}
+        self._task_models: dict[int | None, FineTuned] = {}
 
     def __repr__(self) -> str:
         return f"discern.load({str(self.path)!r}, device={self.device!r})"
@@ -155,6 +169,48 @@ class Model:
         """
         return filled(self._filler, text, top, _warn)
 
+    def predict(self, texts: Iterable[Any], *, task: str | None = None, seed: int | None = None) -> list[dict[str, Any]]:
+        """What a fine-tuned model says of each text: a dictionary with the keys of a line of `discern predict`.
+
+        - Classification: `label`, its `probability`, and `probabilities` by label. With several labels at once: `labels`
+          and `probabilities`. Regression: `score`.
+        - Tagging: `words`, `tags`, `probabilities` (of the tags), and, where tags mark spans, `spans`: each
+          `[start, stop, type]` covers the words `start` to `stop - 1`.
+        - Questions: `answer` (empty: none), `start` and `end` (characters of the context; None without an answer), its
+          `probability` among the answers found, `best_answer`, `nbest`, and, where questions may have no answer,
+          `no_answer`: how much speaks for that.
+
+        Args:
+            texts: of a classifier or a regression a text or a pair of texts each, whichever it was trained on; of a tagger a
+                text, whose words white space separates, or a list of words; of a finder of answers a pair
+                (question, context). A list, an array, or a column of a data frame.
+            task: which, if the model was fine-tuned on several.
+            seed: of a fine-tuning, whose weights; None: those of the best.
+
+        Raises:
+            ConfigError: there is no such task or seed, or an item of `texts` is not what the task reads.
+            DataError: the model has not been fine-tuned.
+        """
+        model = self._task_model(seed)
+        chosen = chosen_task(model, task)
+        examples = examples_of(chosen, model.record["tasks"][chosen.name], texts)
+        unknown = UnknownTokens(model.tokenizer)
+        said = predictions_of(model, chosen, iter(examples), "float32", _Warned(), unknown)
+        found = [_shown(prediction, chosen.labels.kind) for block in said for prediction in block]
+        unknown.report(Silent().note, _warn)
+        return found
+
+    def labels(self, task: str | None = None) -> tuple[str, ...]:
+        """The classes or tags of a fine-tuned model, in the order of its outputs; empty where there are none."""
+        return chosen_task(self._task_model(None), task).labels.names
+
+    def _task_model(self, seed: int | None) -> FineTuned:
+        if seed not in self._task_models:
+            self._task_models[seed] = load_task_model(self.path, seed)
+        model = self._task_models[seed]
+        model.objective.to(self.device)
+        return model
+
     @cached_property
     def _detector(self) -> Detector:
         detector = load_detector(self.path, _warn)
@@ -172,6 +228,29 @@ class Model:
         if isinstance(texts, str):  # a sequence of characters, by its type
             raise ConfigError("a list of texts is expected, and this is one text", hint="put it into a list: [text]")
         return [each for first in range(0, len(texts), _BLOCK) for each in work(texts[first : first + _BLOCK])]
+
+
+def _shown(prediction: Prediction, kind: str) -> dict[str, Any]:
+    """What Python users see of a prediction.
+
+    Args:
+        kind: of the task's labels.
+    """
+    shown = {name: value for name, value in prediction.items() if name not in ("id", "logits")}
+    if kind == "single":
+        return {"label": shown["label"], "probability": shown["probabilities"][shown["label"]], **shown}
+    if kind == "spans":
+        best = shown["nbest"][0] if shown["nbest"] and shown["answer"] else None
+        place = {"start": best["start"], "end": best["start"] + len(best["text"])} if best else {"start": None, "end": None}
+        return {"answer": shown["answer"], **place, "probability": best["probability"] if best else None, **shown}
+    return shown
+
+
+class _Warned(Silent):
+    """A listener that turns what is told into warnings of Python."""
+
+    def note(self, message: str) -> None:
+        _warn(message)
 
 
 def _warn(message: str) -> None:

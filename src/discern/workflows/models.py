@@ -125,7 +125,12 @@ def check_tokenizer(tokenizer: Tokenizer, network: Network, folder: Path) -> Non
     Raises:
         DataError: it has not, so the tokenizer is another model's.
     """
-    entries, rows = vocab_size(tokenizer), network.encoder.embeddings.vocab_size
+    check_rows(tokenizer, network.encoder.embeddings.vocab_size, folder)
+
+
+def check_rows(tokenizer: Tokenizer, rows: int, folder: Path) -> None:
+    """As `check_tokenizer`, given the number of rows of the word table."""
+    entries = vocab_size(tokenizer)
     if entries > rows:
         raise DataError(
             f"{folder}: the tokenizer has {entries:,} entries, the embeddings {rows:,} rows",

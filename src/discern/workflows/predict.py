@@ -17,8 +17,9 @@ from discern.tasks.base import Prediction, Task
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
 from discern.training.prediction import outputs_of
-from discern.workflows.finetuned import FineTuned, load_finetuned
+from discern.workflows.finetuned import FineTuned
 from discern.workflows.prediction_input import InputFormat, blocks, input_examples
+from discern.workflows.task_models import load_task_model
 
 # Rows are sorted by length among this many: enough that batches hardly need padding, few enough to be held at once.
 _BLOCK = 2048
@@ -29,11 +30,11 @@ class PredictRequest:
     """What to predict with what.
 
     Attributes:
-        model: what `discern finetune` wrote.
+        model: what `discern finetune` wrote, an export of that, or a Hugging Face model for such a task.
         input: a table, a text, a file in the task's own format; `-` is standard input.
         out: file for JSON lines, there whole or not at all; None: they are shown.
         task: which, where there are several.
-        seed: whose weights; None: those of the best.
+        seed: of a fine-tuning, whose weights; None: those of the best.
         columns: by what they hold; those not given are called as in the training file.
         format: of the input, where content and name do not tell.
         logits: give them too.
@@ -67,18 +68,20 @@ def predict(request: PredictRequest, show: Callable[[list[Prediction]], None], p
 
     Raises:
         ConfigError: no such task, column or device.
-        DataError: the folder holds no fine-tuning, the input cannot be read, or a row has no text; nothing is left of `out`.
+        DataError: the folder holds no network of a task, the input cannot be read, or a row has no text; nothing is left of
+            `out`.
         CheckpointError: the weights are missing or damaged.
     """
     check_output("--out", request.out, "predictions.jsonl", request.input)
-    model = load_finetuned(request.model, request.seed)
+    model = load_task_model(request.model, request.seed)
     task = chosen_task(model, request.task)
     model.objective.to(choose_device(request.device))
     started = time.perf_counter()
     of_task = model.record["tasks"][task.name]
     examples = input_examples(task, of_task, request.input, request.columns, request.format, progress.note)
     unknown = UnknownTokens(model.tokenizer)
-    predictions = _counted(_predictions(model, task, examples, request, progress, unknown), request.input)
+    every = predictions_of(model, task, examples, request.precision, progress, unknown)
+    predictions = _counted(every if request.logits else _without_logits(every), request.input)
     progress.start("predicting", None, "rows")
     rows = 0
     try:
@@ -115,33 +118,35 @@ def chosen_task(model: FineTuned, name: str | None) -> Task[Any]:
     return tasks[name]
 
 
-def _predictions(
+def predictions_of(
     model: FineTuned,
     task: Task[Any],
     examples: Iterator[Any],
-    request: PredictRequest,
+    precision: str,
     progress: Progress,
     unknown: UnknownTokens,
 ) -> Iterator[list[Prediction]]:
-    """What is said of the examples, some thousands at a time; `unknown` counts their tokens."""
+    """What is said of the examples, some thousands at a time, on the device that the model is on; `unknown` counts their
+    tokens."""
     device = next(model.objective.parameters()).device
-    precision = resolve_precision(request.precision, device)
-    text, warned = model.text, False
+    computed = resolve_precision(precision, device)
+    warned = False
     for number, block in enumerate(blocks(examples, _BLOCK)):
-        features = task.encode(block, text, labelled=False)
+        features = task.encode(block, model.text, labelled=False)
         unknown.add_ids(features.input_ids.values)
         if features.notes and not warned:
             first = number * _BLOCK
             progress.note(f"rows {first:,} to {first + len(block) - 1:,}: {'; '.join(features.notes)}")
             warned = True
-        outputs, _ = outputs_of(model.objective, task.name, features, precision=precision)
+        outputs, _ = outputs_of(model.objective, task.name, features, precision=computed)
         said = task.predict(block, features, outputs)
         progress.advance(len(block))
-        yield said if request.logits else [_without_logits(each) for each in said]
+        yield said
 
 
-def _without_logits(prediction: Prediction) -> Prediction:
-    return {key: value for key, value in prediction.items() if key != "logits"}
+def _without_logits(predictions: Iterable[list[Prediction]]) -> Iterator[list[Prediction]]:
+    for said in predictions:
+        yield [{key: value for key, value in each.items() if key != "logits"} for each in said]
 
 
 def _counted(predictions: Iterable[list[Prediction]], source: Path) -> Iterator[list[Prediction]]:
