@@ -18,7 +18,7 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files, folders, patterns, '-' or hf:NAME[:CONFIGURATION[:SPLIT]]. Text, JSON lines, parquet or "
+            help="Files, folders, patterns, '-' or hf:NAME[:CONFIGURATION[:SPLIT]]. Text, CSV, TSV, JSON lines, parquet or "
             "WikiExtractor's <doc>, plain or gz, xz, zst, bz2, or tar archives of them, nested or not: the content decides.",
         ),
     ],
@@ -45,8 +45,14 @@ def prepare(
         typer.Option("--documents", help="What ends a document. auto: <doc> and records as such, otherwise blank lines."),
     ] = "auto",
     text_field: Annotated[
-        str, typer.Option("--text-field", metavar="NAME", help="Field of a record that holds the text.")
-    ] = "text",
+        str | None,
+        typer.Option(
+            "--text-field",
+            metavar="NAME",
+            help="Field or column that holds the text. Default: 'text'; of CSV and TSV the only column of text.",
+            show_default=False,
+        ),
+    ] = None,
     segmenter: Annotated[
         Literal["none", "jieba"], typer.Option("--segmenter", help="Where words begin, for masking whole words; the ids stay.")
     ] = "none",

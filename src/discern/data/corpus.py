@@ -23,6 +23,7 @@ from discern.data.encoder import Document
 from discern.data.problems import ProblemLog
 from discern.data.records import hub_records, json_records, parquet_records
 from discern.data.streams import BLOCK_BYTES, CountingStream, HeadStream, PipeStream, Readable, decompressor, is_tar, naming
+from discern.data.tables import table_dialect, table_records
 from discern.data.text import Cut, Limits, Lines, documents, text_lines, wiki_records
 from discern.errors import ConfigError, DataError, DiscernError
 
@@ -37,13 +38,18 @@ class CorpusOptions:
 
     Attributes:
         documents: what ends a document. auto: `<doc>` and records as such, otherwise blank lines.
-        text_field: name of the field of JSON lines, parquet and hub rows that holds the text.
+        text_field: name of the field or column that holds the text; None: 'text', and of CSV and TSV the one that is text.
         limits: bounds on what is held in memory at once.
     """
 
     documents: DocumentRule = "auto"
-    text_field: str = "text"
+    text_field: str | None = None
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def record_field(self) -> str:
+        """The field of JSON lines, parquet and hub rows."""
+        return self.text_field or "text"
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ class Corpus:
         for source in self.sources:
             try:
                 if source.name.startswith("hf:"):
-                    rows = hub_records(source.name.removeprefix("hf:"), self.options.text_field, problems)
+                    rows = hub_records(source.name.removeprefix("hf:"), self.options.record_field, problems)
                     yield from reader.cut_records(rows, source.name)
                 else:
                     with naming(source.name), closing(_open(source)) as file:
@@ -146,20 +152,25 @@ class _Reader:
                 for member, content in _members(whole, name):
                     yield from self.read(content, member, False, depth + 1)
             elif head.startswith(b"PAR1"):
-                yield from self.cut_records(parquet_records(whole, name, self._options.text_field, self._problems), name)
+                yield from self.cut_records(parquet_records(whole, name, self._options.record_field, self._problems), name)
             elif reason := binary_reason(head):
                 while depth and whole.read(BLOCK_BYTES):
                     pass  # checksums come last: a damaged archive shall be an error, not a file passed over
                 if explicit:
                     raise DataError(
-                        f"{name} is not text: {reason}", hint="give UTF-8 text, JSON lines, parquet or a tar archive of them"
+                        f"{name} is not text: {reason}",
+                        hint="give UTF-8 text, CSV, TSV, JSON lines, parquet or a tar archive of them",
                     )
                 self._problems.add("file left out, not being text", f"{name} ({reason})")
             elif is_json_lines(head):
-                records = json_records(whole, name, self._options.text_field, self._options.limits, self._problems)
+                records = json_records(whole, name, self._options.record_field, self._options.limits, self._problems)
                 yield from self.cut_records(records, name)
             elif head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<doc "):
                 yield from self.cut_records(wiki_records(text_lines(whole, name, self._problems)), name)
+            elif dialect := table_dialect(name, head):
+                lines, field = text_lines(whole, name, self._problems), self._options.text_field
+                rows = table_records(lines, name, dialect, field, self._problems, required=explicit)
+                yield from self.cut_records(rows, name)
             else:
                 yield from self._cut_text(text_lines(whole, name, self._problems), name)
 

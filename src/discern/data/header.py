@@ -31,7 +31,7 @@ def configuration(choice: TokenizerChoice, corpus: CorpusOptions, build: BuildOp
         "vocab_size": choice.size if choice.train else None,
         "lowercase": choice.lowercase,
         "documents": corpus.documents,
-        "text_field": corpus.text_field,
+        "text_field": corpus.record_field,
         "segmenter": build.segmenter,
         "heldout": build.heldout,
         "seed": build.seed,

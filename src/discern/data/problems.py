@@ -25,6 +25,7 @@ class ProblemLog:
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._examples: dict[str, list[str]] = {}
+        self._notes: dict[str, None] = {}
 
     def add(self, kind: str, where: str, count: int = 1) -> None:
         """Count a problem; `where` names the file and the place in it."""
@@ -32,6 +33,15 @@ class ProblemLog:
         examples = self._examples.setdefault(kind, [])
         if len(examples) < MAX_EXAMPLES:
             examples.append(where)
+
+    def note(self, line: str) -> None:
+        """Keep what was decided about the input, each thing once."""
+        self._notes[line] = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was decided about the input."""
+        return tuple(self._notes)
 
     def summary(self) -> tuple[Problem, ...]:
         """Every kind met, in order of first appearance."""

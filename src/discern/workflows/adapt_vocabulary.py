@@ -158,7 +158,8 @@ def _exists(name: str) -> bool:
 def _corpus_options(manifest: Manifest) -> CorpusOptions:
     """As the data set was made."""
     settings: Any = manifest.configuration
-    return CorpusOptions(settings["documents"], settings["text_field"])
+    field = settings["text_field"]
+    return CorpusOptions(settings["documents"], None if field == "text" else field)  # without a name, 'text' comes first
 
 
 def _build_options(manifest: Manifest) -> BuildOptions:

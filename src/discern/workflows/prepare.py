@@ -102,6 +102,8 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
             tokenizer = trained.tokenizer
         meter = Meter(progress, "tokenising", corpus)
         built = build(meter.read(problems), tokenizer, request.build, folder, meter)
+        for line in problems.notes:
+            progress.note(line)
         if not built.statistics.documents:
             found = "".join(f"; {problem}" for problem in problems.summary())
             raise DataError(f"the input holds no text{found}", hint="look at the input with: discern prepare INPUT --check")
@@ -138,6 +140,8 @@ def check(request: PrepareRequest, progress: Progress) -> CheckReport:
         for _ in documents:
             meter.show()
         meter.finish()
+    for line in problems.notes:
+        progress.note(line)
     totals = (meter.documents, meter.sentences, meter.characters, meter.bytes_read)
     return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)))
 
