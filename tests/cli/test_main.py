@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -185,3 +186,19 @@ def test_an_older_glibc_gets_what_it_takes_or_nothing(most: int, calls: int, mon
     entry._keep_the_heap()
     assert len(made) == calls
     assert any(name == entry._M_TRIM_THRESHOLD for name, _ in made) == (most > 0)
+
+
+def test_closed_streams_are_no_place_for_files(tmp_path: Path) -> None:
+    """With stdout closed, the first file that a program opens would get its number, and be printed into."""
+    script = f"""
+import sys
+from discern.cli import main
+main._open_standard_streams()
+with open({str(tmp_path / "file")!r}, "w") as file:
+    print("result")
+    print("error", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    file.write(repr((file.fileno() > 2, sys.stdin.read())))
+"""
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", script], check=True)
+    assert (tmp_path / "file").read_text() == "(True, '')"

@@ -18,13 +18,13 @@ from types import FrameType
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console as RichConsole
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from discern.cli.json_values import jsonable
 from discern.cli.progress import progress_on
+from discern.cli.terminal import Terminal, json_text, one_line, printable
 from discern.errors import DiscernError
 from discern.progress import Progress, Silent
 
@@ -37,8 +37,9 @@ TERMINATED = 143
 class Console:
     """Where a verb prints: `result` and `print` on stdout, `warn` and `progress` on stderr.
 
-    Text is printed as it is: brackets are no markup. To colour, pass rich's `Text` or `Table`; away from a terminal they
-    lose colours and boxes, and lines are never wrapped. Of the processes that torchrun started only the first prints.
+    Text is printed as it is, but for control characters, which are spelled out: brackets are no markup. To colour, pass
+    rich's `Text` or `Table`; away from a terminal they lose colours and boxes, and lines are never wrapped. Of the processes
+    that torchrun started only the first prints.
     """
 
     def __init__(self, *, json_output: bool) -> None:
@@ -51,7 +52,7 @@ class Console:
     def result(self, values: Mapping[str, object], *, text: RenderableType | str) -> None:
         """What the verb found: `values` as one JSON object under --json, `text` for people otherwise."""
         if self.json_output and self._speaks:
-            self._out.file.write(json.dumps(jsonable(values), ensure_ascii=not _unicode(self._out), allow_nan=False) + "\n")
+            self._out.file.write(self._json(values) + "\n")
         else:
             self.print(text)
 
@@ -59,13 +60,17 @@ class Console:
         """JSON lines on stdout: results of which there are many."""
         if not self._speaks:
             return
-        plain = not _unicode(self._out)
-        self._out.file.writelines(json.dumps(record, ensure_ascii=plain) + "\n" for record in records)
+        self._out.file.writelines(self._json(record) + "\n" for record in records)
+
+    def _json(self, value: object) -> str:
+        """One line of JSON, in UTF-8 where the stream takes it."""
+        return json_text(json.dumps(jsonable(value), ensure_ascii=not _unicode(self._out), allow_nan=False))
 
     def lines(self, lines: Iterable[str]) -> None:
         """Lines for other programs on stdout, with their tabs; nothing under --json."""
         if self._speaks and not self.json_output:
-            self._out.file.writelines(line + "\n" for line in lines)
+            spelled = printable if self._out.is_terminal else one_line
+            self._out.file.writelines(spelled(line) + "\n" for line in lines)
 
     def print(self, renderable: RenderableType | str) -> None:
         """A line or a table for people, on stdout; nothing under --json."""
@@ -75,7 +80,7 @@ class Console:
     def warn(self, message: str) -> None:
         """Something that does not stop the work but that its reader should know, on stderr."""
         if self._speaks:
-            _print(self._err, Text.assemble(("warning: ", "yellow"), message))
+            _print(self._err, Text.assemble(("warning: ", "yellow"), printable(message)))
 
     def fail(self) -> None:
         """End with exit code 1 after a result that is a failure; of several processes the one that printed it."""
@@ -110,9 +115,9 @@ def _is_first() -> bool:
 
 def print_error(message: str, hint: str | None = None) -> None:
     """An error and what to do about it, on stderr."""
-    text = Text.assemble(("error: ", "bold red"), message)
+    text = Text.assemble(("error: ", "bold red"), printable(message))
     if hint:
-        text.append("\n  hint: ", style="cyan").append(hint)
+        text.append("\n  hint: ", style="cyan").append(printable(hint))
     _print(_rich(stderr=True), text)
 
 
@@ -175,18 +180,18 @@ def _reader_left() -> bool:
     return bool(broken)
 
 
-def _rich(*, stderr: bool) -> RichConsole:
+def _rich(*, stderr: bool) -> Terminal:
     """A console that prints text as it is, and away from a terminal never folds a line."""
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, TextIOWrapper):  # a file name or a token may hold what the encoding of the stream does not
         stream.reconfigure(errors="backslashreplace")
-    console = RichConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
+    console = Terminal(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = 10_000
     return console
 
 
-def _print(console: RichConsole, renderable: RenderableType | str) -> None:
+def _print(console: Terminal, renderable: RenderableType | str) -> None:
     """Print on one line what is one line; on a terminal a table adapts to its width."""
     if isinstance(renderable, Table):
         if console.is_terminal:
@@ -196,7 +201,7 @@ def _print(console: RichConsole, renderable: RenderableType | str) -> None:
     console.print(renderable, soft_wrap=True)
 
 
-def _aligned(table: Table, console: RichConsole) -> str:
+def _aligned(table: Table, console: Terminal) -> str:
     """A table as columns of plain text: no box, no colour, no blanks at the end of a line."""
     bare = copy(table)
     bare.box, bare.expand, bare.pad_edge = None, False, False
@@ -205,5 +210,5 @@ def _aligned(table: Table, console: RichConsole) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def _unicode(console: RichConsole) -> bool:
+def _unicode(console: Terminal) -> bool:
     return console.encoding.startswith("utf")

@@ -44,6 +44,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES, _OLD_LIMIT = -1, -3, 2**30, 2
 
 def main() -> None:
     """Entry point of the command; leaves with its exit code."""
+    _open_standard_streams()
     # Read by OpenMP when torch is loaded. By default a thread that waits for another spins for milliseconds; where other
     # programs want the cores too, that made training of small networks several times slower.
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -57,6 +58,21 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(code or 0)
+
+
+def _open_standard_streams() -> None:
+    """Put /dev/null where a standard stream is closed (`<&-`, `>&-`), as services start programs.
+
+    Otherwise the next file that is opened gets the stream's number, and what is printed goes into that file.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.set_inheritable(opened, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (lives as long as we do)
 
 
 def _keep_the_heap() -> None:

@@ -12,6 +12,8 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
+from discern.cli.terminal import printable
+
 FIRST_LINE_AFTER = 10.0
 """Seconds to the first plain line; the next ones come when a twentieth more time has passed, at most every 5 minutes."""
 
@@ -51,7 +53,7 @@ class Bar:
         self._live.update(task, advance=amount, figures=_worded(self._figures))
 
     def note(self, message: str) -> None:
-        self._console.print(Text(message), soft_wrap=True)
+        self._console.print(Text(printable(message)), soft_wrap=True)
 
     def finish(self) -> None:
         if self._live is not None:
@@ -108,7 +110,7 @@ class Lines:
             self._stage.next_line = now + min(300.0, max(FIRST_LINE_AFTER, (now - self._stage.began) / 20))
 
     def note(self, message: str) -> None:
-        self._console.print(Text(message), soft_wrap=True)
+        self._console.print(Text(printable(message)), soft_wrap=True)
 
     def finish(self) -> None:
         if self._stage is not None and self._clock() - self._stage.began > 2:
