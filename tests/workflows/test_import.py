@@ -331,6 +331,20 @@ def test_what_is_another_model_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, CheckpointError, "model.safetensors is damaged", tmp_path / "d")
 
 
+@pytest.mark.parametrize("value", [10**9, -1, 0, 1.5, float("nan"), "12", True, [2]])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "n_head"])
+def test_sizes_beyond_reason_are_refused_at_once(key: str, value: object, tmp_path: Path) -> None:
+    source = tmp_path / "theirs"
+    source.mkdir()
+    tokenizer_of("wordpiece, lower-cased").save(str(source / "tokenizer.json"))
+    config: dict[str, Any] = {"model_type": "electra", **SIZES, **WIDTHS, "vocab_size": 97}
+    if key.startswith("n_"):
+        config = {"model_type": "xlnet", "d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 48, "vocab_size": 97}
+    torch.save({}, source / "pytorch_model.bin")
+    (source / "config.json").write_text(json.dumps(config | {key: value}))
+    refused(tmp_path, CheckpointError, rf"config\.json: {key} is ", source)
+
+
 def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "d", "ElectraForPreTraining", tokenizer=None)
     assert "--tokenizer PATH" in refused(tmp_path, DataError, "d has no tokenizer", tmp_path / "d")

@@ -48,14 +48,20 @@ def other_name(field: FieldInfo | None) -> str | None:
     return str(extra[OTHER_NAME]) if isinstance(extra, dict) and OTHER_NAME in extra else None
 
 
+def _limits(field: FieldInfo) -> str:
+    """The smallest and the largest value: "from 1 to 1,024", "above 0 and below 1"."""
+    found = {name: getattr(item, name) for item in field.metadata for name in _LIMITS if hasattr(item, name)}
+    said = {name: f"{limit:,}" if isinstance(limit, int) else f"{limit:g}" for name, limit in found.items()}
+    if said.keys() == {"ge", "le"}:
+        return f"from {said['ge']} to {said['le']}"
+    return " and ".join(f"{_LIMITS[name]} {limit}" for name, limit in said.items())
+
+
 def expectation(field: FieldInfo) -> str:
     """The types and limits of a field in words: "a number above 0 and below 1"."""
     kinds = alternatives(field)
     words = [name for kind, name in _TYPES.items() if kind in kinds and not (kind is int and float in kinds)]
-    limits = " and ".join(
-        f"{text} {getattr(item, name):g}" for item in field.metadata for name, text in _LIMITS.items() if hasattr(item, name)
-    )
-    if words and limits:
+    if words and (limits := _limits(field)):
         words[0] += f" {limits}"
     if named := choices(field):
         words.append("one of " + ", ".join(f"'{word}'" for word in named))

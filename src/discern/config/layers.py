@@ -11,6 +11,11 @@ from typing import Any, Literal
 
 from discern.config.presets import preset_names, preset_path
 from discern.errors import ConfigError
+from discern.parsing import toml_tables
+
+_DEEPEST = 16
+"""Parts that a dotted key may have; ours have two or three."""
+_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     wrong = [text for text in overrides if not text.partition("=")[1] or not text.partition("=")[0].strip()]
     if wrong:
         raise ConfigError(
-            "\n".join(f"--set {text}: expected section.key=value" for text in wrong),
+            "\n".join(f"--set {text[:_SHOWN]}: expected section.key=value" for text in wrong),
             hint="for example --set train.max_steps=1000",
         )
     settings: Settings = {}
@@ -97,7 +102,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
 def _value(text: str) -> object:
     """`text` as TOML has it; text that is not a TOML value stands for itself."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = toml_tables(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text.strip()
     return parsed["value"] if len(parsed) == 1 else text.strip()
@@ -173,7 +178,7 @@ def _existing(path: Path) -> Path:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", hint="a configuration is a TOML file") from error
     except OSError as error:
@@ -182,13 +187,21 @@ def _text(path: Path) -> str:
 
 def _parse(text: str, label: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return toml_tables(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{label} is not valid TOML: {error}", hint='text needs quotes: precision = "float32"') from error
 
 
 def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    """Every value of a nested table with its dotted key. An empty table holds none."""
+    """Every value of a nested table with its dotted key. An empty table holds none.
+
+    Raises:
+        ConfigError: tables stand in tables, many deep.
+    """
+    if prefix.count(".") > _DEEPEST:
+        raise ConfigError(
+            f"the key {prefix[:_SHOWN]}... has more than {_DEEPEST} parts", hint="a key is a section and a name: train.max_steps"
+        )
     found: list[tuple[str, object]] = []
     for key, value in tree.items():
         found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]

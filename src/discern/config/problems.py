@@ -15,6 +15,9 @@ from discern.config.layers import DEFAULT, Setting, Settings
 from discern.config.schema import Schema
 from discern.errors import ConfigError, did_you_mean, nearest
 
+_SHOWN = 200
+"""Characters of a value or a key that a message shows."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -46,15 +49,22 @@ class InvalidConfigError(ConfigError):
 
 
 def quoted(value: object) -> str:
-    """A value as a message shows it."""
+    """A value as a message shows it, a long one cut short."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"'{value}'" if isinstance(value, str) else str(value)
+    if isinstance(value, int) and abs(value) >= 10**_SHOWN:  # beyond 4300 digits, Python refuses to write it out
+        return f"a whole number of more than {_SHOWN} digits"
+    return f"'{shortened(value)}'" if isinstance(value, str) else shortened(str(value))
+
+
+def shortened(text: str) -> str:
+    """`text`, cut where nobody would read on."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
 def unknown_key(key: str, setting: Setting, schema: Schema) -> Problem:
     """A key that the configuration does not have, with the likeliest one that was meant."""
-    where = setting.origin.where
+    where, key = setting.origin.where, shortened(key)
     section, _, name = key.rpartition(".")
     if key in schema.sections:
         return Problem(key, f"{where}: {key} is a section, not a value", f"its keys: {', '.join(schema.names(key))}")

@@ -178,6 +178,8 @@ class _Resolution:
                 values[key] = None
             elif isinstance(setting.value, bool) and takes_number_only(declared):
                 self.problems.append(wrong_value(key, setting, declared))
+            elif _too_large(setting.value):
+                self.problems.append(wrong_value(key, setting, declared, "expected a number of at most 64 bits"))
             else:
                 values[key] = setting.value
         return values
@@ -210,6 +212,11 @@ class _Resolution:
         except ValidationError as error:
             self.problems += translated("", error, self.settings, self._schema)
             return None
+
+
+def _too_large(value: object) -> bool:
+    """Whether a whole number has more than the 64 bits that TOML promises: no tensor and no file could hold it."""
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _variant_model(variant: Variant, key: str, setting: Setting) -> type[BaseModel]:

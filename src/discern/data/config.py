@@ -14,7 +14,9 @@ _SHORTEST_TWO_PART = 10  # a token for each of A and B beside [SEP] [SEP] [CLS] 
 class DataConfig(Section):
     """How the tokens of a data set become rows."""
 
-    sequence_length: int = Field(128, ge=8, description="Positions a row. ELECTRA, table 6: 128 small, 512 base and large.")
+    sequence_length: int = Field(
+        128, ge=8, le=1 << 20, description="Positions a row. ELECTRA, table 6: 128 small, 512 base and large."
+    )
     packing: Literal["segments", "packed", "two-part"] = Field(
         "segments",
         description="'segments': two-segment examples as the released code builds them, padded. "

@@ -8,7 +8,6 @@ names of their members matter to nobody.
 from __future__ import annotations
 
 import glob
-import json
 import os
 import stat
 import sys
@@ -26,6 +25,7 @@ from discern.data.streams import BLOCK_BYTES, CountingStream, HeadStream, PipeSt
 from discern.data.tables import table_dialect, table_records
 from discern.data.text import Cut, Limits, Lines, documents, text_lines, wiki_records
 from discern.errors import ConfigError, DataError, DiscernError
+from discern.parsing import json_value
 
 DocumentRule = Literal["auto", "blank-line", "file", "line", "record"]
 
@@ -211,7 +211,7 @@ def is_json_lines(head: bytes) -> bool:
     if not newline and len(text) > BLOCK_BYTES // 32:
         return text[1:].lstrip().startswith(b'"')
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json_value(line), dict)
     except ValueError:
         return False
 

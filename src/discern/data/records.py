@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -12,6 +11,7 @@ from discern.data.problems import ProblemLog
 from discern.data.streams import BLOCK_BYTES, Readable
 from discern.data.text import Limits, Lines
 from discern.errors import ConfigError, DataError, DiscernError
+from discern.parsing import json_value
 
 _SPOOL_BYTES = 1 << 26
 
@@ -28,7 +28,7 @@ def json_records(stream: Readable, name: str, field: str, limits: Limits, proble
             continue
         where = f"{name}: line {number:,}"
         try:
-            record = json.loads(line)
+            record = json_value(line)
         except ValueError:
             problems.add("line that is not JSON, left out", where)
             continue

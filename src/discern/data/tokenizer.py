@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from discern.errors import ConfigError, DataError
+from discern.parsing import json_value
 
 if TYPE_CHECKING:
     import discern.types
@@ -121,7 +122,7 @@ def lowercases(tokenizer: Tokenizer) -> bool:
 
 def fingerprint(tokenizer: Tokenizer) -> str:
     """sha256 over what decides the ids: vocabulary, merges, normalisation, splitting and frame; not the decoder."""
-    whole = json.loads(tokenizer.to_str())
+    whole = json_value(tokenizer.to_str())
     decisive = {key: whole.get(key) for key in _DECIDES_IDS}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
@@ -217,7 +218,7 @@ def _settings(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json_value(path.read_text(encoding="utf-8"))
     except ValueError as problem:
         raise DataError(f"{path} is not valid JSON: {problem}") from problem
     settings = settings if isinstance(settings, dict) else {}

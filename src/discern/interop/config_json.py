@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from discern.config.problems import quoted
 from discern.errors import CheckpointError
 from discern.interop.names import CONFIG_NAME
 from discern.model.config import ModelConfig
 from discern.model.encoder import Encoder
 from discern.objectives.base import Vocabulary
+from discern.parsing import json_value
 
 MARK = "discern"
 """Key of config.json that tells an export of ours from somebody else's model."""
@@ -32,7 +33,7 @@ def read_huggingface_config(folder: Path, families: Sequence[str] = ("electra",)
     """
     path = folder / CONFIG_NAME
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json_value(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} is not a Hugging Face folder: it has no {CONFIG_NAME}",
@@ -107,33 +108,66 @@ def model_config(config: Mapping[str, Any], path: Path, supported: Mapping[str, 
                 hint=f"give an ordinary {family.upper()} model",
             )
     hidden = whole_number(config, "hidden_size", path)
+    sizes = {
+        "num_layers": whole_number(config, "num_hidden_layers", path),
+        "hidden_size": hidden,
+        "embedding_size": hidden if family == "bert" else whole_number(config, "embedding_size", path),
+        "num_heads": whole_number(config, "num_attention_heads", path),
+        "feedforward_size": whole_number(config, "intermediate_size", path),
+    }
+    return validated_sizes(sizes | {ours: config[key] for ours, key in _OPTIONAL.items() if key in config}, _KEYS, path)
+
+
+_OPTIONAL = {
+    "max_positions": "max_position_embeddings",
+    "num_token_types": "type_vocab_size",
+    "hidden_dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "initializer_range": "initializer_range",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+"""Keys that config.json may leave out, by our names; the defaults of transformers are ours."""
+_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "feedforward_size": "intermediate_size",
+    **_OPTIONAL,
+}
+
+
+def validated_sizes(sizes: Mapping[str, object], keys: Mapping[str, str], path: Path) -> ModelConfig:
+    """The sizes of an encoder, once each of them can be.
+
+    Args:
+        sizes: by our names.
+        keys: what config.json calls them, where it calls them something else.
+        path: of config.json.
+
+    Raises:
+        CheckpointError: one cannot be; the message names its key in config.json, and what was found there.
+    """
     try:
-        return ModelConfig(
-            num_layers=whole_number(config, "num_hidden_layers", path),
-            hidden_size=hidden,
-            embedding_size=hidden if family == "bert" else whole_number(config, "embedding_size", path),
-            num_heads=whole_number(config, "num_attention_heads", path),
-            feedforward_size=whole_number(config, "intermediate_size", path),
-            max_positions=config.get("max_position_embeddings", 512),
-            num_token_types=config.get("type_vocab_size", 2),
-            hidden_dropout=config.get("hidden_dropout_prob", 0.1),
-            attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
-            initializer_range=config.get("initializer_range", 0.02),
-            layer_norm_epsilon=config.get("layer_norm_eps", 1e-12),
-        )
+        return ModelConfig.model_validate(dict(sizes))
     except ValidationError as problem:
-        said = [(".".join(map(str, error["loc"])), error["msg"]) for error in problem.errors()]
-        reasons = "; ".join(": ".join(filter(None, each)) for each in said)
-        raise CheckpointError(f"{path}: {reasons}", hint="export or download the model again") from problem
+        said = []
+        for error in problem.errors():
+            name = ".".join(map(str, error["loc"]))
+            found = f"{keys.get(name, name)} is {quoted(sizes.get(name))}; " if name in sizes else ""
+            said.append(found + error["msg"].removeprefix("Value error, "))
+        raise CheckpointError(f"{path}: {'; '.join(said)}", hint="export or download the model again") from problem
 
 
-def whole_number(config: Mapping[str, Any], key: str, path: Path) -> int:
+_LARGEST = 2**31 - 1
+
+
+def whole_number(config: Mapping[str, Any], key: str, path: Path, least: int = 1) -> int:
     """A size that config.json must state.
 
     Raises:
-        CheckpointError: it does not.
+        CheckpointError: it does not, or states less than `least`, or what no tensor could have.
     """
     value = config.get(key)
-    if not isinstance(value, int):
-        raise CheckpointError(f"{path}: {key} is {value!r}, expected a whole number", hint="export or download it again")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+        expected = f"a whole number from {least:,} to {_LARGEST:,}"
+        raise CheckpointError(f"{path}: {key} is {quoted(value)}, expected {expected}", hint="export or download it again")
     return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from discern.errors import DataError
 from discern.interop.config_json import read_mark
 from discern.interop.names import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from discern.parsing import json_value
 
 CARD_NAME = "README.md"
 SETTINGS_NAME = "discern.toml"
@@ -113,7 +113,7 @@ def _aside(out: Path, purpose: str) -> Iterator[Path]:
 def _mark(folder: Path) -> dict[str, Any]:
     """What an export says of itself; empty where there is none."""
     try:
-        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        config = json_value((folder / CONFIG_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return read_mark(config) if isinstance(config, dict) else {}

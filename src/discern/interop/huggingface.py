@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from discern.data.files import sync_file, write_file
 from discern.errors import CheckpointError
+from discern.interop.allocation import allocate
 from discern.interop.config_json import (
     MARK,
     SUPPORTED,
@@ -181,8 +182,10 @@ def network_from_huggingface(folder: Path) -> Network:
         else:
             head = CopyMLMHead(sizes, embeddings.word) if beside else MaskedLMHead(sizes, embeddings.word)
         bilinear = BilinearTerm(sizes, sizes.embedding_size) if judges and beside else None
-    nn.ModuleList(part for part in (encoder, head, bilinear) if part is not None).to_empty(device="cpu").eval()
+    parts = nn.ModuleList(part for part in (encoder, head, bilinear) if part is not None).eval()
     network = Network(encoder, head, bilinear)
+    _check_files(network, folder)
+    allocate(parts, folder)
     load_huggingface_weights(network, folder)
     return network
 
@@ -191,9 +194,17 @@ def _two_towers(folder: Path, config: Mapping[str, Any], sizes: ModelConfig) -> 
     with torch.device("meta"):
         embeddings = Embeddings(whole_number(config, "vocab_size", folder / CONFIG_NAME), sizes.embedding_size, sizes)
         network = two_tower_generator(embeddings, sizes)
-    nn.ModuleList([network.encoder, network.head]).to_empty(device="cpu").eval()
+    _check_files(network, folder)
+    allocate(nn.ModuleList([network.encoder, network.head]).eval(), folder)
     load_huggingface_weights(network, folder)
     return network
+
+
+def _check_files(network: Network, folder: Path) -> None:
+    """Raise where a tensor is missing or left over, before any memory is taken."""
+    for file, names in names_by_file(network).items():
+        with opened(folder, file) as weights:
+            _check_names(set(weights.keys()), set(names.values()), network, folder / file)
 
 
 @torch.no_grad()

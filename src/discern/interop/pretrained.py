@@ -5,10 +5,12 @@ Nothing here imports transformers, and a pickle is read only as far as it holds 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from discern.interop.allocation import allocate
 from discern.interop.config_json import SUPPORTED, model_config, read_huggingface_config, whole_number
 from discern.interop.huggingface import check_shape
 from discern.interop.names import CONFIG_NAME, encoder_names, encoder_parameters
@@ -38,20 +40,26 @@ def encoder_from_huggingface(folder: Path) -> BertEncoder:
     sizes = model_config(config, path, {**SUPPORTED, "is_decoder": False, "add_cross_attention": False})
     with torch.device("meta"):
         encoder = BertEncoder(Embeddings(whole_number(config, "vocab_size", path), sizes.embedding_size, sizes), sizes)
-    encoder.to_empty(device="cpu").eval()
     with stored_weights(folder) as stored:
-        _fill(encoder, stored, config["model_type"])
-    return encoder
+        names = _checked_names(encoder, stored, config["model_type"])
+        allocate(encoder, folder)
+        _fill(encoder, stored, names)
+    return encoder.eval()
 
 
-@torch.no_grad()
-def _fill(encoder: BertEncoder, stored: Stored, family: str) -> None:
-    """Copy the encoder's weights, whatever type they are stored in."""
+def _checked_names(encoder: BertEncoder, stored: Stored, family: str) -> dict[str, str]:
+    """What the folder calls each of the encoder's weights; all of them are there before memory is taken for any."""
     # Beside a head stand `electra.` or `bert.` before the encoder's names; an encoder saved alone has nothing there.
     prefix = f"{family}." if any(name.startswith(f"{family}.") for name in stored.tensors) else ""
     names = {ours: prefix + theirs for ours, theirs in encoder_names(encoder).items()}
     parts = tuple(prefix + part for part in _ENCODER_PARTS)
     check_names(stored, set(names.values()), parts, "an ELECTRA or BERT", {prefix + name for name in _BUFFERS})
+    return names
+
+
+@torch.no_grad()
+def _fill(encoder: BertEncoder, stored: Stored, names: Mapping[str, str]) -> None:
+    """Copy the encoder's weights, whatever type they are stored in."""
     for ours, parameter in encoder_parameters(encoder).items():
         tensor = stored.read(names[ours])
         check_shape(names[ours], tensor.shape, parameter, stored.path)

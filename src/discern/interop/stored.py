@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 from discern.errors import CheckpointError
 from discern.interop.huggingface import and_more, opened
 from discern.interop.names import CONFIG_NAME, WEIGHTS_NAME
+from discern.parsing import json_value
 
 PICKLE_NAME = "pytorch_model.bin"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
@@ -88,7 +88,7 @@ def _refuse_loose_shards(folder: Path) -> None:
 def _shards(index: Path) -> list[str]:
     """The files that an index names, all of which stand beside it."""
     try:
-        placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        placed = json_value(index.read_text(encoding="utf-8"))["weight_map"]
         files = sorted({Path(file) for file in placed.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise CheckpointError(f"{index} cannot be read: {problem!r}", hint="download the model again") from problem

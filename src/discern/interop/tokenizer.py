@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from discern.data.tokenizer import load_tokenizer, lowercases, special_ids, special_names
 from discern.errors import DataError
 from discern.interop.names import UNLIMITED_POSITIONS
+from discern.parsing import json_value
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
@@ -109,7 +110,7 @@ def _read_settings(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json_value(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise DataError(f"{path} cannot be read: {problem}", hint="export or download the model again") from problem
     return settings if isinstance(settings, dict) else {}

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from discern.errors import CheckpointError, ConfigError
-from discern.interop.config_json import read_huggingface_config, whole_number
+from discern.interop.allocation import allocate
+from discern.interop.config_json import read_huggingface_config, validated_sizes, whole_number
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel, check_shape
 from discern.interop.names import CONFIG_NAME, UNLIMITED_POSITIONS, XLNET_CLASS, XLNET_ENCODER_CLASS
 from discern.interop.stored import Stored, check_names, stored_weights
@@ -35,6 +35,10 @@ _ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu_new", "relu": "relu", "silu":
 """Names of activations, theirs by ours."""
 _SYNONYMS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
 """Other names of theirs for the same."""
+_KEYS = {"num_layers": "n_layer", "hidden_size": "d_model", "embedding_size": "d_model", "num_heads": "n_head"}
+_KEYS |= {"feedforward_size": "d_inner", "clamp_length": "clamp_len", "hidden_dropout": "dropout", "attention_dropout": "dropout"}
+_KEYS |= {"layer_norm_epsilon": "layer_norm_eps"}
+"""Keys of config.json by our names."""
 _SUPPORTED = {"attn_type": "bi", "same_length": False, "untie_r": True, "tie_word_embeddings": True}
 
 
@@ -151,9 +155,9 @@ def network_with_head(folder: Path) -> Network:
     Raises:
         CheckpointError: as of `network_from_huggingface`; other heads are passed over.
     """
-    encoder = _empty_encoder(folder)
-    assert isinstance(encoder.embeddings, WordEmbeddings)
     with stored_weights(folder) as stored:
+        encoder = _empty_encoder(folder)
+        assert isinstance(encoder.embeddings, WordEmbeddings)
         _fill(encoder, stored)
         head: nn.Module = nn.Identity()
         if _HEAD_BIAS in stored.tensors:
@@ -184,8 +188,8 @@ def encoder_from_huggingface(folder: Path) -> XLNetEncoder:
     Raises:
         CheckpointError: as of `network_from_huggingface`; heads are passed over.
     """
-    encoder = _empty_encoder(folder)
     with stored_weights(folder) as stored:
+        encoder = _empty_encoder(folder)
         _fill(encoder, stored)
     return encoder.eval()
 
@@ -260,34 +264,29 @@ def model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
         raise CheckpointError(
             f"{path}: ff_activation is {theirs!r}, expected one of {known}", hint="give an ordinary XLNet model"
         )
-    try:
-        return ModelConfig.model_validate(
-            {
-                "encoder": "xlnet",
-                "num_layers": whole_number(config, "n_layer", path),
-                "hidden_size": width,
-                "embedding_size": width,
-                "num_heads": heads,
-                "feedforward_size": whole_number(config, "d_inner", path),
-                "max_positions": UNLIMITED_POSITIONS,
-                "activation": activation,
-                "clamp_length": _clamp_length(config, path),
-                "hidden_dropout": config.get("dropout", 0.1),
-                "attention_dropout": config.get("dropout", 0.1),
-                "initializer_range": config.get("initializer_range", 0.02),
-                "layer_norm_epsilon": config.get("layer_norm_eps", 1e-12),
-            }
-        )
-    except ValidationError as problem:
-        reasons = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in problem.errors())
-        raise CheckpointError(f"{path}: {reasons}", hint="export or download the model again") from problem
+    sizes = {
+        "encoder": "xlnet",
+        "num_layers": whole_number(config, "n_layer", path),
+        "hidden_size": width,
+        "embedding_size": width,
+        "num_heads": heads,
+        "feedforward_size": whole_number(config, "d_inner", path),
+        "max_positions": UNLIMITED_POSITIONS,
+        "activation": activation,
+        "clamp_length": _clamp_length(config, path),
+        "hidden_dropout": config.get("dropout", 0.1),
+        "attention_dropout": config.get("dropout", 0.1),
+        "initializer_range": config.get("initializer_range", 0.02),
+        "layer_norm_epsilon": config.get("layer_norm_eps", 1e-12),
+    }
+    return validated_sizes(sizes, _KEYS, path)
 
 
 def _clamp_length(config: Mapping[str, Any], path: Path) -> int:
     """Ours is 0 where theirs is none at all or not above it: distances are not cut."""
     if config.get("clamp_len") is None:
         return 0
-    return max(0, whole_number(config, "clamp_len", path))
+    return max(0, whole_number(config, "clamp_len", path, least=-1))
 
 
 def _empty_encoder(folder: Path) -> XLNetEncoder:
@@ -296,7 +295,7 @@ def _empty_encoder(folder: Path) -> XLNetEncoder:
     sizes = model_config(config, path)
     with torch.device("meta"):
         encoder = XLNetEncoder(WordEmbeddings(whole_number(config, "vocab_size", path), sizes.hidden_size, sizes), sizes)
-    encoder.to_empty(device="cpu")
+    allocate(encoder, folder)
     return encoder
 
 

@@ -8,18 +8,26 @@ from pydantic import Field, model_validator
 
 from discern.config.base import Section
 
+# Far beyond any published encoder: a slip of the hand or a damaged file is refused in words, before any memory is asked for.
+_MOST_LAYERS = 1024
+_LARGEST_WIDTH = 65_536
+LONGEST_SEQUENCE = 1 << 20
+"""Positions of a row, at most."""
+
 
 class ModelConfig(Section):
     """Sizes of an encoder. ELECTRA, table 6; defaults are those of the small model."""
 
     encoder: str = Field("bert", description="Architecture, by its name in the registry of encoders.")
-    num_layers: int = Field(12, ge=1, description="Transformer blocks.")
-    hidden_size: int = Field(256, ge=1, description="Width of the hidden states.")
-    embedding_size: int = Field(128, ge=1, description="Width of the embeddings; projected where it differs from hidden_size.")
-    num_heads: int = Field(4, ge=1, description="Attention heads; must divide hidden_size.")
-    feedforward_size: int = Field(1024, ge=1, description="Inner width of the feed-forward part.")
-    max_positions: int = Field(512, ge=3, description="Rows of the position table: the longest sequence.")
-    num_token_types: int = Field(2, ge=2, description="Rows of the segment table.")
+    num_layers: int = Field(12, ge=1, le=_MOST_LAYERS, description="Transformer blocks.")
+    hidden_size: int = Field(256, ge=1, le=_LARGEST_WIDTH, description="Width of the hidden states.")
+    embedding_size: int = Field(
+        128, ge=1, le=_LARGEST_WIDTH, description="Width of the embeddings; projected where it differs from hidden_size."
+    )
+    num_heads: int = Field(4, ge=1, le=_LARGEST_WIDTH, description="Attention heads; must divide hidden_size.")
+    feedforward_size: int = Field(1024, ge=1, le=16 * _LARGEST_WIDTH, description="Inner width of the feed-forward part.")
+    max_positions: int = Field(512, ge=3, le=LONGEST_SEQUENCE, description="Rows of the position table: the longest sequence.")
+    num_token_types: int = Field(2, ge=2, le=1024, description="Rows of the segment table.")
     hidden_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of embeddings and of each part's output.")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of the attention probabilities.")
     activation: Literal["gelu", "gelu-tanh", "relu", "silu"] = Field(
@@ -28,7 +36,10 @@ class ModelConfig(Section):
         "hyperbolic tangent, as XLNet's released code computes it. Encoder 'bert' has 'gelu' alone.",
     )
     clamp_length: int = Field(
-        0, ge=0, description="Encoder 'xlnet' only: distances beyond this many tokens are all alike; 0: none are. XLNet: 0."
+        0,
+        ge=0,
+        le=LONGEST_SEQUENCE,
+        description="Encoder 'xlnet' only: distances beyond this many tokens are all alike; 0: none are. XLNet: 0.",
     )
     normalisation: Literal["post", "pre"] = Field(
         "post",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.errors import DataError
+from discern.parsing import json_value
 from discern.tasks.readers.files import numbered_lines
 
 _KEYS = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
@@ -109,7 +109,7 @@ def _pairs(path: Path) -> Iterator[MinimalPair]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            values = json_value(line)
         except (ValueError, RecursionError) as problem:
             raise DataError(f"{path}:{number}: not JSON: {problem}", hint=_EXPECTED) from problem
         missing = [key for key in _KEYS if not isinstance(values, Mapping) or not isinstance(values.get(key), str)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from discern.errors import DataError
+from discern.parsing import json_value
 from discern.tasks.readers.files import clean_text, numbered_lines, parsed_json, whole_text
 
 _FORMS = (
@@ -77,9 +77,9 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if _is_record(first) or (first is not None and len(lines) > 1):
         for number, line in numbered_lines(path):
             if line.strip():
-                yield f"line {number}", _json(line, f"{path}, line {number}")
+                yield f"line {number}", parsed_json(line, f"{path}, line {number}")
         return
-    whole = _json(whole_text(path), str(path))
+    whole = parsed_json(whole_text(path), str(path))
     if isinstance(whole, list):
         yield from ((f"list {number}", record) for number, record in enumerate(whole, 1))
     elif _is_record(whole):
@@ -94,16 +94,9 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _parsed(line: str) -> Any:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):  # whoever reads it in earnest says what is wrong
+        return json_value(line)
+    except ValueError:  # whoever reads it in earnest says what is wrong
         return None
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return parsed_json(text, where)
-    except ValueError as problem:  # an integer of more digits than Python reads
-        raise DataError(f"{where}: not JSON: {problem}", hint=_FORMS) from problem
 
 
 def _is_record(value: Any) -> bool:

@@ -31,7 +31,7 @@ Prediction = dict[str, Any]
 class TaskConfig(Section):
     """Settings that all tasks have. Those of a family stand in its file and extend these."""
 
-    sequence_length: int = Field(128, ge=8, description="Positions of a row, [CLS] and [SEP] included.")
+    sequence_length: int = Field(128, ge=8, le=1 << 20, description="Positions of a row, [CLS] and [SEP] included.")
 
 
 @dataclass(frozen=True)

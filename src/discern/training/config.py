@@ -41,11 +41,11 @@ class TrainConfig(Section):
     """The loop: how long, how large the steps, what is written when."""
 
     seed: int = Field(0, ge=0, description="Everything random follows from it: weights, order, masks, samples, dropout.")
-    max_steps: int = Field(1_000_000, ge=1, description="Optimizer updates of the whole run.")
+    max_steps: int = Field(1_000_000, ge=1, le=NO_STEP_LIMIT, description="Optimizer updates of the whole run.")
     max_hours: float | None = Field(
         None, gt=0, description="Time budget in hours; the schedule ends when the time does. max_steps stays the upper bound."
     )
-    sequences_per_step: int = Field(128, ge=1, description="Sequences an update, over all ranks and micro-batches.")
+    sequences_per_step: int = Field(128, ge=1, le=1 << 20, description="Sequences an update, over all ranks and micro-batches.")
     micro_batch_size: int | None = Field(
         None, ge=1, description="Sequences a rank a forward pass; none: all of the rank's sequences at once."
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.errors import CheckpointError
+from discern.parsing import json_value
 
 METRICS_FILE = "metrics.jsonl"
 HELD_OUT = "heldout_"
@@ -78,7 +79,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            records.append(json.loads(line))
+            records.append(json_value(line))
         except json.JSONDecodeError:
             continue
     return records

@@ -1,12 +1,28 @@
-"""The largest memory that this process has taken."""
+"""Memory: the most that this process has taken, and what the machine has."""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from pathlib import Path
 
 import torch
+
+
+def machine_memory(device: torch.device) -> int | None:
+    """Bytes of the device: of the GPU; otherwise of the machine, or what its container may take; None: nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # no such name on this system
+        return None
+    try:
+        allowed = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return installed
+    return min(installed, int(allowed)) if allowed.isdecimal() else installed
 
 
 def peak_memory(device: torch.device) -> int:

@@ -28,7 +28,7 @@ from discern.training.products import ProductTimer, fastest_product
 from discern.training.speed import Span, Timing, time_forward, time_training
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.pretrain import check_shares
-from discern.workflows.runs import build_objective
+from discern.workflows.runs import build_objective, check_parameters
 from discern.workflows.settings import PretrainConfig
 
 _STEPS_OF_ROWS = 4  # as many steps pass before a made-up row comes again
@@ -68,7 +68,9 @@ def bench(request: BenchRequest, progress: Progress) -> dict[str, Any] | None:
         check_shares(config, ranks)
         # Speed doesn't depend on which words are frequent, so any counts will do.
         counts = torch.ones(request.vocab_size, dtype=torch.int64)
-        objective = build_objective(config, Vocabulary(request.vocab_size, SPECIAL, counts))
+        vocabulary = Vocabulary(request.vocab_size, SPECIAL, counts)
+        check_parameters(config, vocabulary, ranks.device)
+        objective = build_objective(config, vocabulary)
         objective.initialise(config.train.seed)
         objective.to(ranks.device)
         listener = progress if ranks.writes else Silent()

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from discern.config.base import Section
 from discern.config.tree import toml_value
 from discern.errors import ConfigError, did_you_mean
+from discern.parsing import toml_tables
 from discern.tasks import tasks as registry
 from discern.workflows.finetune_settings import Recipe
 
@@ -127,7 +128,7 @@ def load_compare_config(path: Path) -> CompareConfig:
         ConfigError: it cannot be read, or anything is wrong in it; all problems are named at once.
     """
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = toml_tables(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path} cannot be read: {problem}", hint="give the TOML file of a comparison") from problem
     except tomllib.TOMLDecodeError as problem:

@@ -34,6 +34,7 @@ from discern.workflows.runs import (
     CHECKPOINTS,
     arithmetic,
     build_objective,
+    check_parameters,
     check_words,
     is_run,
     make_record,
@@ -95,6 +96,7 @@ def open_run(settled: Settled, progress: Progress, ranks: Ranks, claim: Claim) -
     check_words(config, data)
     for line in notes_on_rows(data, config) if ranks.writes else ():
         progress.note(line)
+    check_parameters(config, vocabulary_of(data), ranks.device)
     objective = build_objective(config, vocabulary_of(data))
     last = _last_phase(objective, config)  # refuses what the steps don't suffice for, before anything is written
     if last is not None and ranks.writes:

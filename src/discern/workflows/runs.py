@@ -21,6 +21,7 @@ from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
 from discern.objectives.config import PositionsConfig
 from discern.training import checkpoint
+from discern.training.memory import machine_memory
 from discern.types import SpecialTokens
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.settings import PretrainConfig
@@ -127,6 +128,29 @@ def build_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective
     settings = BuildSettings(config.model, vocabulary, config.train.gradient_checkpointing)
     objective: Objective = objectives.load(config.objective.name)(config.objective, settings)
     return objective
+
+
+# Weights, gradients and the two moments of AdamW, in float32.
+_BYTES_A_PARAMETER = 16
+
+
+def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device) -> None:
+    """Make sure that the machine can hold what is trained, before it is asked to.
+
+    Raises:
+        ConfigError: the parameters with their gradients and moments alone exceed the memory of the device.
+    """
+    present = machine_memory(device)
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in build_objective(config, vocabulary).parameters())
+    if present is not None and count * _BYTES_A_PARAMETER > present:
+        named = ("num_layers", "hidden_size", "feedforward_size")
+        sizes = ", ".join(f"model.{name}={getattr(config.model, name)}" for name in named)
+        raise ConfigError(
+            f"{count:,} parameters ({sizes}) take {count * _BYTES_A_PARAMETER / 1e9:,.1f} GB with gradients and optimizer state, "
+            f"and {'this machine' if device.type == 'cpu' else device} has {present / 1e9:,.1f} GB",
+            hint="lower one of these sizes; `discern pretrain --dry-run` tells what a configuration would take",
+        )
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from discern.data.streams import BLOCK_BYTES, HeadStream, Readable, decompressor, naming
 from discern.errors import ConfigError, DataError, did_you_mean
+from discern.parsing import json_value
 
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
 """Ends of names that say nothing of what is inside."""
@@ -72,15 +73,13 @@ def parsed_json(text: str, where: str) -> Any:
         DataError: it is not JSON.
     """
     try:
-        return json.loads(text)
+        return json_value(text)
     except json.JSONDecodeError as problem:
         place = f", line {problem.lineno}" if problem.lineno > 1 else ""
         raise DataError(
             f"{where}{place}: not JSON: {problem.msg} at column {problem.colno}",
             hint="JSON lines have one object a line; python -m json.tool FILE shows what is wrong with a JSON file",
         ) from problem
-    except RecursionError as problem:
-        raise DataError(f"{where}: JSON nested too deep") from problem
 
 
 def clean_text(text: str) -> str:
