@@ -22,6 +22,7 @@ from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.encoders import load_encoder
 from discern.workflows.export import Exported, ExportRequest, export
 from tests.interop.small_tokenizers import HARD, KINDS
 from tests.workflows.small_run import EVALUATION, make_run
@@ -292,3 +293,14 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         export_command(run, out=run)
     assert left.value.code == 1
     assert "hint: choose another --out" in capsys.readouterr().err
+
+
+def test_the_language_of_the_text_goes_on_into_the_card_and_to_what_is_fine_tuned(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    record = tmp_path / "run" / "run.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"language": "zh"}))
+    exported(tmp_path / "run", tmp_path / "out")
+    front_matter = (tmp_path / "out" / "README.md").read_text().split("---")[1]
+    assert "\nlanguage: zh\n" in front_matter
+    for folder in ("run", "out"):
+        assert load_encoder(tmp_path / folder, warn=pytest.fail).language == "zh"

@@ -53,9 +53,23 @@ def prepare(
             show_default=False,
         ),
     ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            "--language",
+            metavar="CODE",
+            help="Language of the text (en, de, zh, ...). Without --tokenizer, trains one that suits it; model cards name it.",
+            show_default=False,
+        ),
+    ] = None,
     segmenter: Annotated[
-        Literal["none", "jieba"], typer.Option("--segmenter", help="Where words begin, for masking whole words; the ids stay.")
-    ] = "none",
+        Literal["none", "jieba"] | None,
+        typer.Option(
+            "--segmenter",
+            help="Where words begin, for masking whole words; the ids stay. Default: none; for Chinese jieba, if installed.",
+            show_default=False,
+        ),
+    ] = None,
     heldout: Annotated[float, typer.Option("--heldout", min=0, max=0.99, help="Fraction of documents to hold out.")] = 0.01,
     seed: Annotated[int, typer.Option("--seed", help="Decides which documents are held out.")] = 0,
     workers: Annotated[
@@ -69,20 +83,35 @@ def prepare(
     """Make a tokenised data set from text. The folder appears whole or not at all.
 
     Example: discern prepare wiki/ --out DATA --train-tokenizer wordpiece --vocab-size 8000
+
+    Example: discern prepare reviews.csv --text-field review --out DATA --language zh
     """
     with command(json_output=json_output) as console:
         from discern.data.build import BuildOptions
         from discern.data.corpus import CorpusOptions
+        from discern.data.languages import find_language
         from discern.data.tokenizer_choice import TokenizerChoice
         from discern.workflows import prepare as work
 
+        choice = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
+        spoken = None if language is None else find_language(language)
+        if spoken is not None and not check:
+            choice = spoken.completed(choice)
+        if segmenter is None:
+            segmenter = "none" if spoken is None else spoken.installed_segmenter()
+            if spoken is not None and segmenter != spoken.segmenter:
+                console.warn(
+                    f"words of {spoken.name} are not found, as {spoken.segmenter} is not installed; to mask whole words: "
+                    "pip install 'discern-nlp[zh]'"
+                )
         request = work.PrepareRequest(
             inputs=tuple(inputs),
             out=out,
-            tokenizer=TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase),
+            tokenizer=choice,
             corpus=CorpusOptions(documents, text_field),
             build=BuildOptions(segmenter, heldout, seed, workers=workers or work.available_cores()),
             overwrite=overwrite,
+            language=None if spoken is None else spoken.code,
         )
         if check:
             _show_check(work.check(request, console.progress), console)

@@ -24,7 +24,9 @@ from discern.data.problems import Problem
 from discern.data.tokenizer_choice import TokenizerChoice
 
 
-def configuration(choice: TokenizerChoice, corpus: CorpusOptions, build: BuildOptions) -> dict[str, Setting]:
+def configuration(
+    choice: TokenizerChoice, corpus: CorpusOptions, build: BuildOptions, language: str | None = None
+) -> dict[str, Setting]:
     """Every setting that decides what is written; not the number of workers."""
     return {
         "train_tokenizer": choice.train,
@@ -36,7 +38,7 @@ def configuration(choice: TokenizerChoice, corpus: CorpusOptions, build: BuildOp
         "heldout": build.heldout,
         "seed": build.seed,
         "shard_tokens": build.shard_tokens,
-    }
+    } | ({} if language is None else {"language": language})
 
 
 def write_header(

@@ -65,6 +65,7 @@ class CardFacts:
         evaluated_at: step they are of.
         versions: of Python and the libraries.
         tokenizer: kind and casing, in words.
+        language: code of the language of the text.
     """
 
     title: str
@@ -83,6 +84,7 @@ class CardFacts:
     evaluation: Mapping[str, float] = field(default_factory=dict)
     evaluated_at: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    language: str | None = None
 
 
 def model_card(facts: CardFacts) -> str:
@@ -97,8 +99,14 @@ def _front_matter(facts: CardFacts) -> str:
     return (
         "---\n"
         "# Fill in: under which licence may others use these weights? The text they were trained on has a say in it.\n"
-        f"license:\nlibrary_name: transformers\n{task}tags:\n- {family}\n- {facts.objective}\n- discern\n---"
+        f"license:\n{language_line(facts.language)}library_name: transformers\n{task}tags:\n"
+        f"- {family}\n- {facts.objective}\n- discern\n---"
     )
+
+
+def language_line(language: str | None) -> str:
+    """The line of a card's YAML that names the language; Norwegian quoted, as YAML reads a bare `no` as false."""
+    return "" if language is None else "language: 'no'\n" if language == "no" else f"language: {language}\n"
 
 
 def _what(facts: CardFacts) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from discern.interop.finetuned import HeadWeights, OwnHead
 from discern.interop.huggingface import HuggingFaceModel
-from discern.interop.model_card import UNKNOWN, markdown_table
+from discern.interop.model_card import UNKNOWN, language_line, markdown_table
 from discern.interop.names import HEAD_NAME
 
 _SHOWN = 40
@@ -31,6 +31,7 @@ class TaskFacts:
         of_seed: the headline of this seed.
         settings: of the fine-tuning, by dotted key.
         versions: of discern and the libraries.
+        language: code of the language of the text that the model was pre-trained on.
     """
 
     title: str
@@ -47,6 +48,7 @@ class TaskFacts:
     of_seed: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    language: str | None = None
 
 
 def task_card(facts: TaskFacts) -> str:
@@ -63,7 +65,7 @@ def _front_matter(facts: TaskFacts) -> str:
     return (
         "---\n"
         "# Fill in: under which licence may others use these weights? The texts they were trained on have a say in it.\n"
-        f"license:\nlibrary_name: {library}\npipeline_tag: {_TAGS[facts.head.kind]}\ntags:\n"
+        f"license:\n{language_line(facts.language)}library_name: {library}\npipeline_tag: {_TAGS[facts.head.kind]}\ntags:\n"
         f"- {facts.model.config['model_type']}\n- discern\n---"
     )
 

@@ -48,6 +48,7 @@ def card_facts(run: LoadedRun, models: Mapping[str, HuggingFaceModel], title: st
         reference=reference,
         differences=_differences(run.config, reference) if reference else (),
         data=run.record.get("statistics", {}),
+        language=run.record.get("language"),
         tokens_seen=records[-1].get("tokens") if records else None,
         evaluation=held_out_figures(evaluated),
         evaluated_at=evaluated.get("step"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from discern.corruption.randomness import key_of
+from discern.data.languages import LANGUAGES
 from discern.data.tokenizer import load_tokenizer, vocab_size
 from discern.errors import DataError
 from discern.interop.config_json import read_mark
@@ -39,6 +40,7 @@ class LoadedEncoder:
         description: where it comes from, in words.
         source_fingerprint: sha256 over its weights.
         trained: whether it has learned anything; one that has not is drawn anew by each seed of a fine-tuning.
+        language: code of the language of the text that it was trained on; None: not known.
     """
 
     encoder: Encoder
@@ -48,6 +50,7 @@ class LoadedEncoder:
     description: str
     source_fingerprint: str
     trained: bool = True
+    language: str | None = None
 
 
 def load_encoder(folder: Path, *, warn: Callable[[str], None]) -> LoadedEncoder:
@@ -68,12 +71,15 @@ def load_encoder(folder: Path, *, warn: Callable[[str], None]) -> LoadedEncoder:
         if isinstance(encoder.embeddings, DisentangledEmbeddings):
             encoder.embeddings = encoder.embeddings.merged()
         length = run.config.data.sequence_length
-        return _loaded(encoder, run.tokenizer_path, length, f"run {folder} at step {run.step:,}")
+        found = _loaded(encoder, run.tokenizer_path, length, f"run {folder} at step {run.step:,}")
+        return replace(found, language=run.record.get("language"))
     config = folder_config(folder, ENCODER_TYPES)
     loaded = family_in(folder).encoder_from(folder)
     if "objective" in read_mark(config) and (folder / SETTINGS_NAME).is_file():
         _recall_initialisation(loaded, folder / SETTINGS_NAME)
-    return _loaded(loaded, folder, read_max_length(folder, loaded.config.max_positions), _describe(folder, config))
+    found = _loaded(loaded, folder, read_max_length(folder, loaded.config.max_positions), _describe(folder, config))
+    language = read_mark(config).get("language")
+    return replace(found, language=language if language in LANGUAGES else None)
 
 
 def fresh_encoder(like: LoadedEncoder, seed: int) -> LoadedEncoder:

@@ -163,4 +163,4 @@ def _mark(run: LoadedRun, networks: list[str]) -> dict[str, object]:
         "networks": networks,
         "step": run.step,
         "tokenizer_fingerprint": run.record["tokenizer_fingerprint"],
-    }
+    } | ({"language": run.record["language"]} if "language" in run.record else {})

@@ -176,6 +176,7 @@ def _facts(loaded: FineTuned, task: Task[Any], model: HuggingFaceModel, head: He
         of_seed=(scores.get("tasks", {}).get(task.name) or {}).get(own.get("metric")),
         settings=settings,
         versions={"discern": record["discern"], **record["versions"]},
+        language=record.get("language"),
     )
 
 

@@ -115,7 +115,7 @@ def make_record(
             for name, task in tasks.items()
         },
         "versions": {"torch": torch.__version__},
-    }
+    } | ({} if loaded.language is None else {"language": loaded.language})
 
 
 def write_weights(folder: Path, objective: SupervisedObjective) -> None:

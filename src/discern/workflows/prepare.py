@@ -43,6 +43,7 @@ class PrepareRequest:
         corpus: how input becomes documents.
         build: how documents become shards.
         overwrite: whether another data set in `out` makes way.
+        language: code of the text's language, for the record; None: not said.
     """
 
     inputs: tuple[str, ...]
@@ -51,6 +52,7 @@ class PrepareRequest:
     corpus: CorpusOptions = field(default_factory=CorpusOptions)
     build: BuildOptions = field(default_factory=lambda: BuildOptions(workers=available_cores()))
     overwrite: bool = False
+    language: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     check_segmenter(request.build.segmenter)
     out = request.out.resolve()
     tokenizer = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
-    settings = configuration(choice, request.corpus, request.build)
+    settings = configuration(choice, request.corpus, request.build, request.language)
     before = standing(out, settings, request.overwrite)
     corpus = Corpus(request.inputs, request.corpus, exclude=out)
     problems = ProblemLog()

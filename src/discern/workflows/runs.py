@@ -176,6 +176,7 @@ def arithmetic(device: torch.device, precision: str) -> dict[str, Any]:
 
 def make_record(data: TokenData, objective: Objective, computed: dict[str, Any]) -> dict[str, Any]:
     """What made a run: its data set, tokenizer, arithmetic and library versions."""
+    language = data.manifest.configuration.get("language")
     return {
         "format": FORMAT,
         "discern": __version__,
@@ -193,4 +194,4 @@ def make_record(data: TokenData, objective: Objective, computed: dict[str, Any])
             "numpy": numpy.__version__,
             "tokenizers": tokenizers.__version__,
         },
-    }
+    } | ({} if language is None else {"language": language})

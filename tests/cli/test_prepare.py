@@ -1,0 +1,60 @@
+"""The verb `discern prepare`: what `--language` decides, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from discern.cli.main import main
+from discern.data import languages
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Exit code of `discern prepare ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["discern", "prepare", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.fixture
+def chinese(tmp_path: Path) -> Path:
+    path = tmp_path / "reviews.tsv"
+    path.write_text("label\ttext\n" + "".join(f"{n % 2}\t这家酒店的服务很好{n}\n" for n in range(60)), encoding="utf-8")
+    return path
+
+
+def test_chinese_is_one_word(
+    chinese: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(languages, "find_spec", lambda name: None)
+    assert call(monkeypatch, chinese, "--out", tmp_path / "data", "--language", "zh", "--workers", 1) == 0
+    said = capsys.readouterr()
+    assert "pip install 'discern-nlp[zh]'" in said.err
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    settings = manifest["configuration"]
+    assert (settings["language"], settings["train_tokenizer"], settings["vocab_size"]) == ("zh", "wordpiece", 21_128)
+    assert (settings["segmenter"], settings["lowercase"]) == ("none", True)
+    assert manifest["statistics"]["documents"] == 60
+    vocabulary = json.loads((tmp_path / "data" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert {"酒", "店", "好"} <= vocabulary.keys()
+    assert "label" not in vocabulary
+
+
+def test_words_are_found_with_jieba(chinese: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jieba")
+    assert call(monkeypatch, chinese, "--out", tmp_path / "data", "--language", "zh", "--workers", 1) == 0
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    assert manifest["configuration"]["segmenter"] == "jieba"
+    assert manifest["statistics"]["words"] < manifest["statistics"]["tokens"]
+
+
+def test_an_unknown_language_is_refused(
+    chinese: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, chinese, "--out", tmp_path / "data", "--language", "chinese") == 2
+    assert "did you mean 'zh' (Chinese)?" in capsys.readouterr().err
