@@ -146,7 +146,8 @@ def test_json_is_one_object_and_what_is_on_disk(
     captured = capsys.readouterr()
     results = json.loads(captured.out)
     assert results == json.loads((tmp_path / "out" / "results.json").read_text())
-    assert {"task", "metric", "median", "scores", "metrics", "failed_seeds", "selected_on"} <= results.keys()
+    assert {"task", "metric", "median", "scores", "metrics", "failed_seeds", "selected_on", "baselines"} <= results.keys()
+    assert {"majority", "tfidf"} == results["baselines"].keys()
     # Columns and labels were shown before anything was trained.
     assert "columns: text = review, label = stars, kind = label" in captured.err
     assert "3 labels: bad, good, so-so" in captured.err
@@ -170,6 +171,29 @@ def test_the_text_names_what_chose_the_weights(
     assert "of 2 seeds on dev (6 examples)" in said
     assert "  dev chose the weights of each seed (finetune.keep=best), so its scores are a little too good" in said
     assert json.loads((tmp_path / "out" / "results.json").read_text())["selected_on"] == "dev"
+
+
+def test_the_text_says_what_baselines_score_and_when_they_are_not_beaten(
+    model: Path,
+    reviews: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(monkeypatch, model, *reviews, *FEW, "--out", tmp_path / "out") == 0
+    captured = capsys.readouterr()
+    # Before the training, so that one knows what there is to beat.
+    assert "own: baseline, TF-IDF with logistic regression: accuracy 1.0000" in captured.err
+    lines = captured.out.splitlines()
+    assert "  baseline 0.3333, the most frequent class" in lines
+    assert "  baseline 1.0000, TF-IDF with logistic regression" in lines
+    verdict = next(line for line in lines if "does not beat" in line)
+    assert verdict.startswith("  The model does not beat TF-IDF with logistic regression (1.0000).")
+    assert "--sweep learning_rate=" in verdict
+    assert call(monkeypatch, model, *reviews, *FEW, "--out", tmp_path / "without", "--no-baselines") == 0
+    captured = capsys.readouterr()
+    assert "baseline" not in captured.out + captured.err
+    assert not (tmp_path / "without" / "baselines.json").exists()
 
 
 def test_a_sweep_prints_a_line_for_each_value(

@@ -53,6 +53,24 @@ def test_the_page_shows_scores_spread_and_published_ones(done: tuple[Path, dict[
     assert not re.findall(r"""(?:src|href)=["']?https?:""", html)
 
 
+def test_baselines_stand_beside_the_scores_and_a_verdict_below(done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, results = done
+    html = unescape(report_finetuned(folder, None).read_text(encoding="utf-8"))
+    assert results["baselines"].keys() == {"majority", "tfidf"}
+    for each in results["baselines"].values():
+        assert each["title"] in html
+        assert f"{each['metrics']['accuracy']:.4f}" in html
+    (tmp_path / "config.toml").write_bytes((folder / "config.toml").read_bytes())
+    for changed, shown in (({"beats_baselines": False, "best_baseline": "majority"}, True), ({"beats_baselines": True}, False)):
+        (tmp_path / "results.json").write_text(json.dumps(results | changed))
+        html = report_finetuned(tmp_path, None).read_text(encoding="utf-8")
+        assert ("The model does not beat the most frequent class (0.5385)." in html) == shown
+    # Results from before there were baselines.
+    old = {key: value for key, value in results.items() if "baseline" not in key}
+    (tmp_path / "results.json").write_text(json.dumps(old))
+    assert "Baseline" not in report_finetuned(tmp_path, None).read_text(encoding="utf-8")
+
+
 def test_the_worst_mistakes_are_those_of_the_best_seed_and_no_markup(done: tuple[Path, dict[str, Any]]) -> None:
     folder, results = done
     html = report_finetuned(folder, None).read_text(encoding="utf-8")

@@ -64,6 +64,21 @@ def test_what_chose_the_weights_is_named(plan: Plan) -> None:
     assert found["tasks"]["rte"]["selected_on"] is None
 
 
+def test_each_task_is_set_beside_its_own_baselines(plan: Plan) -> None:
+    simple = {"majority": {"title": "the most frequent class", "metrics": {"accuracy": 0.55}, "train_examples": 6}}
+    better = simple | {"tfidf": {"title": "TF-IDF", "metrics": {"accuracy": 0.9}, "train_examples": 6}}
+    found = summarise(plan.out, plan.data, plan.config, "a model", (0, 1), {"rte": simple, "qnli": better})
+    rte, qnli = found["tasks"]["rte"], found["tasks"]["qnli"]
+    assert (rte["median"], rte["best_baseline"], rte["beats_baselines"]) == (0.6, "majority", True)
+    assert (qnli["median"], qnli["best_baseline"], qnli["beats_baselines"]) == (0.8, "tfidf", False)
+    assert (found["baselines"], found["beats_baselines"]) == ({"rte": simple, "qnli": better}, False)
+    without = summarise(plan.out, plan.data, plan.config, "a model", (0, 1))
+    assert (without["baselines"], without["beats_baselines"]) == ({}, None)
+    # A seed that diverged beats nothing, and loses to nothing.
+    diverged = summarise(plan.out, plan.data, plan.config, "a model", (2,), {"rte": simple})
+    assert diverged["tasks"]["rte"]["beats_baselines"] is None
+
+
 def test_the_spread_of_seeds_by_hand() -> None:
     assert spread([0.2, 0.6, 0.4]) == {
         "median": 0.4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,6 +61,9 @@ def finetune(
     submission: Annotated[
         Path | None, typer.Option("--submission", metavar="DIR", help="Write the zip that the GLUE site takes.")
     ] = None,
+    no_baselines: Annotated[
+        bool, typer.Option("--no-baselines", help="Don't measure simple predictors (TF-IDF, perceptron, ...) beside.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="The whole path on a hundred examples of each file.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Processes that share the work, as in pretrain.")] = 1,
@@ -109,6 +113,7 @@ def finetune(
             submission=submission,
             debug=debug,
             device=device,
+            baselines=not no_baselines,
         )
         if sweep:
             from discern.workflows.sweep import sweep as run_all
@@ -151,6 +156,16 @@ def _text(results: dict[str, Any], out: Path) -> str:
     return "\n".join(lines)
 
 
+def baseline_lines(entry: Mapping[str, Any]) -> list[str]:
+    """A line for each baseline, and what they say of the score."""
+    from discern.workflows.baselines import ADVICE, verdict
+
+    metric, baselines = entry["metric"], entry.get("baselines") or {}
+    lines = [f"  baseline {each['metrics'][metric]:.4f}, {each['title']}" for each in baselines.values()]
+    judgement = verdict(entry)
+    return [*lines, *([f"  {judgement} {ADVICE}"] if judgement else [])]
+
+
 def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
     if entry["median"] is None:
         lines = [f"{entry['task']}: no seed has a score"]
@@ -163,6 +178,7 @@ def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
             f"best {entry['best']:.4f}"
         ]
     lines += [f"  {name:<26} {value:.4f}" for name, value in entry["metrics"].items() if name != entry["metric"]]
+    lines += baseline_lines(entry)
     if entry.get("selected_on"):
         lines.append(
             f"  {entry['selected_on']} chose the weights of each seed (finetune.keep=best), so its scores are a little too good"

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -20,6 +20,9 @@ from discern.tasks.examples import Reading
 from discern.tasks.features import Features, TaskRows
 from discern.tasks.metrics.scores import Scores
 from discern.types import SpecialTokens, TokenBatch
+
+if TYPE_CHECKING:
+    from discern.tasks.baselines.base import Baseline
 
 E = TypeVar("E")
 Outputs = Sequence[Mapping[str, NDArray[np.float32]]]
@@ -147,6 +150,10 @@ class Task(abc.ABC, Generic[E]):
     @abc.abstractmethod
     def failure(self, predictions: Sequence[Prediction]) -> str | None:
         """Why these predictions are those of a network that learned nothing ("every prediction is 1"), or None."""
+
+    def baselines(self) -> Sequence[Baseline[E]]:
+        """Simple predictors whose scores stand beside the network's, the simplest first; none unless a family has some."""
+        return ()
 
     def rows_of(self, batch: TokenBatch, outputs: Mapping[str, Tensor]) -> list[dict[str, NDArray[np.float32]]]:
         """A head's outputs, row by row; what is per token is cut to the row's length.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from discern.tasks.features import Features, Ragged, TaskRows
 from discern.tasks.metrics.classification import class_scores, label_set_scores, number_scores
 from discern.tasks.metrics.scores import Scores
 from discern.types import TokenBatch
+
+if TYPE_CHECKING:
+    from discern.tasks.baselines.base import Baseline
 
 # Texts are tokenised this many at a time: the lists of ids of a large file are dearer than its rows.
 _BLOCK = 10_000
@@ -239,6 +242,11 @@ class Classification(Task[ClassificationExample]):
         key = "label" if self.labels.kind == "single" else "labels"
         said = {str(prediction[key]) for prediction in predictions}
         return f"every prediction is {said.pop()}" if len(said) == 1 else None
+
+    def baselines(self) -> Sequence[Baseline[ClassificationExample]]:
+        from discern.tasks.baselines.texts import text_baselines
+
+        return text_baselines(self.labels)
 
 
 def _classes(example: ClassificationExample) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from discern.tasks.features import Column, Features, Ragged, TaskRows
 from discern.tasks.metrics.answers import word_f1
 from discern.tasks.metrics.scores import Scores
 from discern.tasks.windows import LocatedTokens, RowShares, Window, cut_windows, located_tokens, row_shares
+
+if TYPE_CHECKING:
+    from discern.tasks.baselines.base import Baseline
 
 # Contexts are tokenised this many questions at a time; those of one context stand together in all formats.
 _BLOCK = 1000
@@ -181,6 +184,11 @@ class Questions(Task[QuestionExample]):
             return None
         answer = said.pop()
         return f"every answer is '{answer}'" if answer else "every answer is empty"
+
+    def baselines(self) -> Sequence[Baseline[QuestionExample]]:
+        from discern.tasks.baselines.answers import answer_baselines
+
+        return answer_baselines(threshold=self.settings.threshold, has_impossible=self.has_impossible)
 
 
 class _Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -22,6 +22,9 @@ from discern.tasks.metrics.scores import Scores
 from discern.tasks.metrics.spans import span_scores, tag_accuracy
 from discern.tasks.tags import Scheme, Span, convert, detect_scheme, spans_of, split_tag, tags_of
 from discern.types import TokenBatch
+
+if TYPE_CHECKING:
+    from discern.tasks.baselines.base import Baseline
 
 # Words are tokenised this many at a time, each distinct one once.
 _BLOCK = 10_000
@@ -250,6 +253,11 @@ class Tagging(Task[TaggingExample]):
             return None
         tag = said.pop()
         return "no span is predicted: every word is O" if self._marks_spans and tag == "O" else f"every word is {tag}"
+
+    def baselines(self) -> Sequence[Baseline[TaggingExample]]:
+        from discern.tasks.baselines.tags import tag_baselines
+
+        return tag_baselines(self.labels)
 
 
 class WordWindow(NamedTuple):

@@ -269,6 +269,7 @@ def _finetuning(plan: ComparePlan, unit: Unit, task: TaskFolder, model: Path) ->
         recipe=spec.recipe,
         seeds=spec.seeds,
         device=plan.request.device,
+        baselines=False,
     )
 
 

@@ -70,10 +70,12 @@ def labelled_task(out: Path, step: int, progress: Progress, overrides: tuple[str
     settings = (*paths, *_SETTINGS, *overrides)
     results = [
         finetune(
-            FinetuneRequest(str(out / "run"), folder / name, overrides=settings, seeds=SEEDS, untrained=name == "untrained"),
+            FinetuneRequest(
+                str(out / "run"), folder / name, overrides=settings, seeds=SEEDS, untrained=untrained, baselines=not untrained
+            ),
             progress,
         )
-        for name in (f"pretrained-{step}", "untrained")
+        for name, untrained in ((f"pretrained-{step}", False), ("untrained", True))
     ]
     return LabelledTask(results[0]["train_examples"], results[0], results[1])
 

@@ -17,6 +17,7 @@ from discern.tasks.frames import FRAMES
 from discern.tasks.readers.glue import GLUE
 from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
+from discern.workflows.baselines import baselines_of
 from discern.workflows.encoders import LoadedEncoder
 from discern.workflows.finetune_folder import complete_seeds, prepare_folder
 from discern.workflows.finetune_seed import Plan, run_seed
@@ -46,6 +47,7 @@ class FinetuneRequest:
         untrained: the model's sizes with fresh weights.
         tokenizer: of an untrained preset.
         submission: folder for GLUE's zip, or None.
+        baselines: measure simple predictors beside.
     """
 
     model: str
@@ -60,6 +62,7 @@ class FinetuneRequest:
     submission: Path | None = None
     debug: bool = False
     device: str = "auto"
+    baselines: bool = True
 
 
 def finetune(request: FinetuneRequest, progress: Progress) -> dict[str, Any]:
@@ -145,10 +148,19 @@ def prepare_finetuning(request: FinetuneRequest, progress: Progress, loaded: Loa
     return plan
 
 
-def train_seeds(request: FinetuneRequest, plan: Plan, ranks: Ranks, progress: Progress) -> dict[str, Any]:
-    """Train and judge the seeds that are not complete; gives what results.json holds, of all that are complete then."""
+def train_seeds(
+    request: FinetuneRequest, plan: Plan, ranks: Ranks, progress: Progress, measured_in: Path | None = None
+) -> dict[str, Any]:
+    """Train and judge the seeds that are not complete; gives what results.json holds, of all that are complete then.
+
+    Args:
+        measured_in: where baselines are kept; None: in the folder of the fine-tuning.
+    """
     with stop_on_signals() as stop, Claim() as claim:
         prepare_folder(plan, ranks, claim)
+        baselines = {}
+        if request.baselines and ranks.writes:
+            baselines = baselines_of(plan.data, measured_in or plan.out, progress)
         first = plan.config.train.seed
         asked = range(first, first + request.seeds)
         for seed in asked:
@@ -159,7 +171,8 @@ def train_seeds(request: FinetuneRequest, plan: Plan, ranks: Ranks, progress: Pr
         if further:
             progress.note(f"{plan.out} has seed {', '.join(map(str, further))} from before: in the results with those asked for")
         seeds = sorted({*asked, *further})
-        results = summarise(plan.out, plan.data, plan.config, plan.loaded.description, seeds) | {"debug": plan.debug}
+        results = summarise(plan.out, plan.data, plan.config, plan.loaded.description, seeds, baselines)
+        results |= {"debug": plan.debug}
         if ranks.writes:
             write_json(plan.out / RESULTS_FILE, results)
     return results

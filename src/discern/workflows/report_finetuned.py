@@ -12,6 +12,7 @@ from discern.errors import DataError
 from discern.report.page import Page, Table, render_page
 from discern.tasks.published import published_scores
 from discern.training.checkpoint import write_text
+from discern.workflows.baselines import verdict
 from discern.workflows.finetuned import CONFIG_FILE, RESULTS_FILE, seed_folder
 
 _WORST = 10
@@ -38,7 +39,7 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
         title=f"discern: {folder.resolve().name}",
         facts=_facts(results),
         curves=(),
-        tables=[*_scores(tasks), *_published(tasks), *_mistakes(folder, results["best_seed"], tasks)],
+        tables=[*_scores(tasks), *_baselines(tasks), *_published(tasks), *_mistakes(folder, results["best_seed"], tasks)],
         configuration=(folder / CONFIG_FILE).read_text(encoding="utf-8"),
         notes=["Scores are fractions in 0-1; correlations in -1 to 1. The median of the seeds is the figure to quote."],
     )
@@ -82,6 +83,19 @@ def _scores(tasks: Mapping[str, Any]) -> Iterator[Table]:
         ]
         notes += [f"{name}, seed {seed} failed: {reason}." for seed, reason in entry["failed_seeds"].items()]
     yield Table("Scores", ("Task", "Metric", "Median of the seeds", "Deviation", "Range", "Measured on"), rows, " ".join(notes))
+
+
+def _baselines(tasks: Mapping[str, Any]) -> Iterator[Table]:
+    """What simple predictors score on the same examples; nothing where none were measured."""
+    rows: list[list[str | float]] = [
+        [each["title"], name, entry["metric"], each["metrics"][entry["metric"]], f"{each['train_examples']:,}"]
+        for name, entry in tasks.items()
+        for each in (entry.get("baselines") or {}).values()
+    ]
+    verdicts = [(name, verdict(entry)) for name, entry in tasks.items()]
+    note = " ".join(f"{name}: {said}" if len(tasks) > 1 else said for name, said in verdicts if said)
+    if rows:
+        yield Table("Baselines", ("Baseline", "Task", "Metric", "Score", "Trained on"), rows, note)
 
 
 def _split(entry: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,23 @@ import torch
 
 from discern import __version__
 from discern.config.tree import flatten, plain
+from discern.workflows.baselines import Baselines, compared
 from discern.workflows.finetuned import SCORES_FILE, seed_folder
 from discern.workflows.task_files import TaskData
 
 
-def summarise(out: Path, data: dict[str, TaskData], config: Any, model: str, seeds: Sequence[int]) -> dict[str, Any]:
+def summarise(
+    out: Path,
+    data: dict[str, TaskData],
+    config: Any,
+    model: str,
+    seeds: Sequence[int],
+    baselines: Mapping[str, Baselines] | None = None,
+) -> dict[str, Any]:
     """results.json: of one task its figures, of several those of each under `tasks` and the mean of their headlines.
+
+    `baselines` are those of the task (of several tasks those of each, by its name), empty where none were measured;
+    `beats_baselines` says whether the median is higher than the best of them, of several tasks than that of each.
 
     `selected_on` names the split whose scores chose which weights a seed ends with (finetune.keep=best), or is None.
 
@@ -29,7 +40,8 @@ def summarise(out: Path, data: dict[str, TaskData], config: Any, model: str, see
     # Weights that were chosen by a split's scores flatter themselves on it.
     chosen = config.finetune.keep == "best"
     each = {
-        name: _of_task(name, found, scores) | {"selected_on": found.dev_name if chosen else None} for name, found in data.items()
+        name: _of_task(name, found, scores, (baselines or {}).get(name, {})) | {"selected_on": found.dev_name if chosen else None}
+        for name, found in data.items()
     }
     headline = next(iter(each.values())) if len(each) == 1 else _of_several(each, scores)
     best = max(seeds, key=lambda seed: (_value(headline["scores"], list(seeds).index(seed)), -seed))
@@ -48,22 +60,24 @@ def summarise(out: Path, data: dict[str, TaskData], config: Any, model: str, see
     }
 
 
-def _of_task(name: str, data: TaskData, scores: dict[int, dict[str, Any]]) -> dict[str, Any]:
+def _of_task(name: str, data: TaskData, scores: dict[int, dict[str, Any]], baselines: Baselines) -> dict[str, Any]:
     metric = data.task.metrics[0]
     found = {seed: record["tasks"].get(name) for seed, record in scores.items()}
     values = [entry[metric] if entry else None for entry in found.values()]
     judged = [entry for entry in found.values() if entry]
     names = list(judged[0]) if judged else []
     failed = {str(seed): _reason(record, name) for seed, record in scores.items() if _reason(record, name)}
+    summary = spread([value for value in values if value is not None])
     return {
         "task": name,
         "metric": metric,
         "split": data.dev_name,
         "train_examples": len(data.train.examples),
         "examples": len(data.judged[data.dev_name].examples),
-        **spread([value for value in values if value is not None]),
+        **summary,
         "scores": values,
         "metrics": {key: statistics.median(entry[key] for entry in judged) for key in names},
+        **compared(baselines, metric, summary["median"]),
         "failed_seeds": failed,
         "files": data.files,
         "digests": data.digests,
@@ -83,6 +97,8 @@ def _of_several(each: dict[str, dict[str, Any]], scores: dict[int, dict[str, Any
         **spread([value for value in values if value is not None]),
         "scores": values,
         "metrics": {f"{name}_{key}": value for name, entry in each.items() for key, value in entry["metrics"].items()},
+        "baselines": {name: entry["baselines"] for name, entry in each.items() if entry["baselines"]},
+        "beats_baselines": _all_beaten([entry["beats_baselines"] for entry in each.values()]),
         "failed_seeds": failed,
         "selected_on": ", ".join(dict.fromkeys(filter(None, (entry["selected_on"] for entry in each.values())))) or None,
     }
@@ -99,6 +115,11 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
         "best": max(values),
         "worst": min(values),
     }
+
+
+def _all_beaten(beaten: Sequence[bool | None]) -> bool | None:
+    known = [each for each in beaten if each is not None]
+    return all(known) if known else None
 
 
 def _reason(record: dict[str, Any], name: str) -> str | None:

@@ -48,7 +48,7 @@ def sweep(request: FinetuneRequest, axes: Sequence[str], progress: Progress) -> 
             name = each.out.relative_to(request.out).as_posix()
             progress.note(f"sweep: {name}")
             plan = prepare_finetuning(each, progress, loaded)
-            results = train_seeds(each, plan, ranks, progress)
+            results = train_seeds(each, plan, ranks, progress, request.out)
             figures = {key: results[key] for key in ("metric", "median", "standard_deviation", "scores", "failed_seeds")}
             rows.append({"folder": name, "settings": settings, **figures})
             if best is None or _median(results) > _median(best[1]):

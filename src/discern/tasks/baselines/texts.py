@@ -1,0 +1,192 @@
+"""Baselines of classification and regression: the most frequent answer, and n-grams with a linear model."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.preprocessing import MultiLabelBinarizer
+
+from discern.tasks.base import Labels, Prediction
+from discern.tasks.baselines.base import Baseline
+from discern.tasks.examples import ClassificationExample, label_counts
+
+# Chinese and Japanese characters, and scripts of Southeast Asia: text that is not parted by spaces.
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]")
+_WORD = re.compile(r"\w+")
+_LETTER = re.compile(r"[^\W\d_]")
+# Of all texts together: some 20 seconds of one core.
+_CHARACTERS = 6_000_000
+_SHORTEST_CUT = 200
+_FEATURES = 100_000
+# Each stands three times in the features of a pair.
+_PAIR_FEATURES = 40_000
+# Features times classes: what a multinomial model can hold without taking minutes.
+_WEIGHTS = 3_000_000
+# Little data and many features, of which most are noise: weaker regularization than scikit-learn's default of 1 is better on
+# every set of benchmarks/records/2026-11-22-finetune-defaults.md.
+_INVERSE_REGULARIZATION = 10.0
+
+
+def text_baselines(labels: Labels) -> list[Baseline[ClassificationExample]]:
+    """Those of a classification task with these labels."""
+    return [MostFrequent(labels), TfIdf(labels)]
+
+
+@final
+class MostFrequent(Baseline[ClassificationExample]):
+    """The most frequent class of the training examples; of numbers their median; of several classes the most frequent set."""
+
+    name: ClassVar[str] = "majority"
+
+    def __init__(self, labels: Labels) -> None:
+        self._kind = labels.kind
+        self.title = {"number": "the median of the training labels", "multi": "the most frequent set of labels"}.get(
+            labels.kind, "the most frequent class"
+        )
+
+    def predict(
+        self, train: Sequence[ClassificationExample], examples: Sequence[ClassificationExample]
+    ) -> list[Prediction] | None:
+        said: Prediction
+        if self._kind == "number":
+            said = {"score": float(np.median([cast(float, example.label) for example in train]))}
+        elif self._kind == "multi":
+            sets = Counter(tuple(sorted(cast(tuple[str, ...], example.label))) for example in train)
+            most = max(sets.values())
+            said = {"labels": list(min(chosen for chosen, count in sets.items() if count == most))}
+        else:
+            said = {"label": next(iter(label_counts(train)))}
+        return [{"id": example.id, **said} for example in examples]
+
+
+@final
+class TfIdf(Baseline[ClassificationExample]):
+    """TF-IDF of n-grams of words and characters with logistic regression, of numbers with ridge regression.
+
+    Text that is not parted by spaces has n-grams of characters alone. Of a pair the features are the second text's, the
+    products and distances of the two, and how much they share.
+    """
+
+    name: ClassVar[str] = "tfidf"
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+        self.title = f"TF-IDF with {'ridge' if labels.kind == 'number' else 'logistic'} regression"
+
+    def predict(
+        self, train: Sequence[ClassificationExample], examples: Sequence[ClassificationExample]
+    ) -> list[Prediction] | None:
+        if self._labels.kind == "single" and len(label_counts(train)) < 2:
+            return None
+        features = _NGrams(self._labels, train, examples)
+        seen = features.learned(train)
+        if seen is None:
+            return None
+        with warnings.catch_warnings():
+            # A model that is stopped early is still a baseline; a label that all examples have is still a label.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.filterwarnings("ignore", "Label .* is present in all training examples", UserWarning)
+            return self._fitted(seen, train, features.of(examples), examples)
+
+    def _fitted(
+        self,
+        seen: sparse.csr_matrix,
+        train: Sequence[ClassificationExample],
+        unseen: sparse.csr_matrix,
+        examples: Sequence[ClassificationExample],
+    ) -> list[Prediction]:
+        gold: list[Any] = [example.label for example in train]
+        if self._labels.kind == "number":
+            scores = Ridge(alpha=1.0).fit(seen, np.array(gold, np.float64)).predict(unseen)
+            return [{"id": each.id, "score": float(score)} for each, score in zip(examples, scores, strict=True)]
+        if self._labels.kind == "multi":
+            names = MultiLabelBinarizer(classes=list(self._labels.names))
+            each_alone = LogisticRegression(C=_INVERSE_REGULARIZATION, solver="liblinear", random_state=0)
+            said = OneVsRestClassifier(each_alone).fit(seen, names.fit_transform(gold)).predict(unseen)
+            chosen = names.inverse_transform(np.asarray(said))
+            return [{"id": each.id, "labels": list(labels)} for each, labels in zip(examples, chosen, strict=True)]
+        model = LogisticRegression(C=_INVERSE_REGULARIZATION, max_iter=100).fit(seen, np.array(gold, dtype=str))
+        classes = model.predict(unseen)
+        return [{"id": each.id, "label": str(label)} for each, label in zip(examples, classes, strict=True)]
+
+
+class _NGrams:
+    """TF-IDF features of single texts or of pairs.
+
+    Args:
+        train, examples: all texts that there will be, which tell how much of each can be read in the time.
+    """
+
+    def __init__(self, labels: Labels, train: Sequence[ClassificationExample], examples: Sequence[ClassificationExample]) -> None:
+        total = sum(len(each.text) + len(each.pair or "") for part in (train, examples) for each in part)
+        pairs = train[0].pair is not None
+        texts = (len(train) + len(examples)) * (2 if pairs else 1)
+        self._longest = max(_SHORTEST_CUT, _CHARACTERS // max(texts, 1)) if total > _CHARACTERS else None
+        most = min(_PAIR_FEATURES if pairs else _FEATURES, _WEIGHTS // max(1, len(labels.names)))
+        common: dict[str, Any] = {"sublinear_tf": True, "dtype": np.float64}
+        if _is_unspaced(each.text for each in train):
+            self._parts = [TfidfVectorizer(analyzer="char", ngram_range=(1, 3), max_features=most, **common)]
+        else:
+            self._parts = [
+                TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", max_features=most // 2, **common),
+                TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4 if pairs else 5), max_features=most // 2, **common),
+            ]
+
+    def learned(self, train: Sequence[ClassificationExample]) -> sparse.csr_matrix | None:
+        """Features of the examples that they are learned from; None where these hold none."""
+        texts = [*self._cut(each.text for each in train), *self._cut(each.pair for each in train if each.pair is not None)]
+        usable = []
+        for part in self._parts:
+            try:
+                usable.append(part.fit(texts))
+            except ValueError:  # "empty vocabulary": texts of nothing but signs have no words
+                continue
+        self._parts = usable
+        return self.of(train) if usable else None
+
+    def of(self, examples: Sequence[ClassificationExample]) -> sparse.csr_matrix:
+        """A row an example."""
+        first = self._transformed(each.text for each in examples)
+        if not examples or examples[0].pair is None:
+            return first
+        second = self._transformed(each.pair or "" for each in examples)
+        products = first.multiply(second)
+        # What two texts have in common says more of them than their n-grams, and of words that training did not have, too.
+        shared = np.array([_shared(each.text, each.pair or "", unspaced=len(self._parts) == 1) for each in examples])
+        likeness = sparse.csr_matrix(np.column_stack([np.asarray(products.sum(1)), shared]))
+        return sparse.hstack([second, products, abs(first - second), likeness], format="csr")
+
+    def _transformed(self, texts: Iterable[str]) -> sparse.csr_matrix:
+        cut = self._cut(texts)
+        return sparse.hstack([part.transform(cut) for part in self._parts], format="csr")
+
+    def _cut(self, texts: Iterable[str]) -> list[str]:
+        return [text[: self._longest] for text in texts]
+
+
+def _shared(first: str, second: str, *, unspaced: bool) -> tuple[float, float]:
+    """Which part of the words of each of two texts the other has too; of the characters where words are not parted."""
+    one, other = (set(text.lower() if unspaced else _WORD.findall(text.lower())) for text in (first, second))
+    common = len(one & other)
+    return common / max(len(one), 1), common / max(len(other), 1)
+
+
+def _is_unspaced(texts: Iterable[str]) -> bool:
+    """Whether most letters are of a script that does not part words."""
+    counts: NDArray[np.int64] = np.zeros(2, np.int64)
+    for text in texts:
+        counts += (len(_UNSPACED.findall(text)), len(_LETTER.findall(text)))
+        if counts[1] > 100_000:
+            break
+    return bool(2 * counts[0] > counts[1])

@@ -1,0 +1,88 @@
+"""The baselines of a fine-tuning: measured once, kept with it, and measured again for other examples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discern.progress import Silent
+from discern.workflows import baselines as module
+from discern.workflows.baselines import BASELINES_FILE, compared, verdict
+from discern.workflows.finetune import FinetuneRequest
+from discern.workflows.sweep import sweep
+from tests.workflows.small_task import run
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tasks whose baselines were measured."""
+    found: list[str] = []
+    measure = module.measure_baselines
+
+    def counted(task: Any, *arguments: Any) -> Any:
+        found.append(task.name)
+        return measure(task, *arguments)
+
+    monkeypatch.setattr(module, "measure_baselines", counted)
+    return found
+
+
+def short(request: FinetuneRequest, *overrides: str) -> FinetuneRequest:
+    return replace(request, overrides=(*request.overrides, "train.max_steps=1", *overrides))
+
+
+def test_they_are_measured_once_and_kept(request_: FinetuneRequest, measured: list[str]) -> None:
+    results = run(short(request_))
+    assert {name: each["metrics"]["accuracy"] for name, each in results["baselines"].items()} == {
+        "majority": pytest.approx(1 / 3),
+        "tfidf": 1.0,
+    }
+    assert results["best_baseline"] == "tfidf"
+    assert results["baselines"]["tfidf"]["train_examples"] == results["train_examples"]
+    again = run(replace(short(request_), seeds=2))
+    assert again["baselines"] == results["baselines"]
+    assert measured == ["own"]
+    # A damaged file is no reason to stop.
+    (request_.out / BASELINES_FILE).write_text("{")
+    assert run(replace(short(request_), seeds=2))["baselines"] == results["baselines"]
+    assert measured == ["own", "own"]
+
+
+def test_without_them_nothing_is_measured(request_: FinetuneRequest, measured: list[str]) -> None:
+    results = run(replace(short(request_), baselines=False))
+    assert (results["baselines"], results["best_baseline"], results["beats_baselines"]) == ({}, None, None)
+    assert measured == []
+
+
+def test_a_sweep_measures_them_once_and_again_for_other_rows(request_: FinetuneRequest, measured: list[str]) -> None:
+    found = sweep(short(request_), ["learning_rate=1e-3,2e-3"], Silent())
+    assert found["baselines"].keys() == {"majority", "tfidf"}
+    assert measured == ["own"]
+    sweep(replace(short(request_), out=request_.out.with_name("rows")), ["train_rows=20,40"], Silent())
+    assert measured == ["own", "own", "own"]
+
+
+def test_a_tie_is_not_beaten() -> None:
+    entry = {"metric": "f1", **compared(SIMPLE, "f1", 0.5)}
+    assert entry["beats_baselines"] is False
+    assert verdict(entry) == "The model does not beat a word list (0.5000)."
+    assert verdict({"metric": "f1", **compared(SIMPLE, "f1", 0.6)}) is None
+    assert verdict({"metric": "f1", **compared({}, "f1", 0.6)}) is None
+    assert verdict({"metric": "f1"}) is None
+
+
+SIMPLE: dict[str, dict[str, Any]] = {
+    "nothing": {"title": "nothing", "metrics": {"f1": 0.0}, "train_examples": 2},
+    "list": {"title": "a word list", "metrics": {"f1": 0.5}, "train_examples": 2},
+}
+
+
+def test_too_many_examples_are_told(request_: FinetuneRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "EVALUATED_EXAMPLES", 1)
+    monkeypatch.setattr("discern.tasks.baselines.base.EVALUATED_EXAMPLES", 1)
+    assert run(short(request_))["baselines"] == {}
+    assert json.loads((request_.out / BASELINES_FILE).read_text())["own"]["baselines"] == {}
