@@ -1,4 +1,4 @@
-"""Fine-tune on a small labelled file, then ask the result about new texts: all in a folder that goes away again.
+"""Fine-tune on a small labelled file, then predict the labels of new texts, in a temporary folder.
 
 python examples/finetune_and_predict.py [MODEL]
 """
@@ -9,7 +9,6 @@ import csv
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import discern
 
@@ -33,20 +32,21 @@ def main(folder: str | Path = MODEL) -> None:
         work = Path(name)
         with (work / "train.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("text", "label"), *labelled()])
-        (work / "new.txt").write_text("\n".join(NEW_TEXTS) + "\n", encoding="utf-8")
-
-        request = discern.FinetuneRequest(
-            model=str(folder),
+        results = discern.finetune(
+            folder,
+            train=work / "train.csv",
             out=work / "fine-tuned",
-            overrides=[f"files.train={str(work / 'train.csv')!r}", "train.max_steps=20", "optimizer.learning_rate=5e-4"],
+            settings={"train.max_steps": 20, "optimizer.learning_rate": 5e-4},
         )
-        results = discern.finetune(request, discern.Silent())
         print(f"{results['metric']} on the tenth that was held out: {results['median']:.2f}")
+        for text, said in zip(NEW_TEXTS, discern.load(work / "fine-tuned").predict(NEW_TEXTS), strict=True):
+            print(f"{said['label']:<8}{said['probability']:.2f}  {text}")
 
-        predictions: list[dict[str, Any]] = []
-        discern.predict(discern.PredictRequest(work / "fine-tuned", work / "new.txt"), predictions.extend, discern.Silent())
-        for text, prediction in zip(NEW_TEXTS, predictions, strict=True):
-            print(f"{prediction['label']:<8}{text}")
+    # The same with the interface of scikit-learn: no files.
+    texts, labels = zip(*labelled(), strict=True)
+    settings = {"train.max_steps": 20, "optimizer.learning_rate": 5e-4}
+    classifier = discern.TextClassifier(folder, settings=settings).fit(texts, labels)
+    print(*classifier.predict(NEW_TEXTS))
 
 
 if __name__ == "__main__":

@@ -11,30 +11,28 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "AdaptRequest": "discern.workflows.adapt",
     "CheckpointError": "discern.errors",
     "ConfigError": "discern.errors",
     "DataError": "discern.errors",
     "Detection": "discern.scoring.detection",
     "DiscernError": "discern.errors",
-    "EvaluateRequest": "discern.workflows.evaluate",
     "FilledToken": "discern.scoring.filling",
-    "FinetuneRequest": "discern.workflows.finetune",
     "Model": "discern.workflows.library",
     "NumericsError": "discern.errors",
     "Objective": "discern.objectives.base",
-    "PredictRequest": "discern.workflows.predict",
-    "PretrainRequest": "discern.workflows.pretrain",
     "Score": "discern.scoring.base",
     "Silent": "discern.progress",
+    "TextClassifier": "discern.workflows.estimator",
     "TokenData": "discern.data.shards",
-    "adapt": "discern.workflows.adapt",
-    "evaluate": "discern.workflows.evaluate",
-    "finetune": "discern.workflows.finetune",
+    "adapt": "discern.workflows.verbs",
+    "evaluate": "discern.workflows.verbs",
+    "export": "discern.workflows.verbs",
+    "finetune": "discern.workflows.verbs",
     "load": "discern.workflows.library",
     "load_run": "discern.workflows.runs",
-    "predict": "discern.workflows.predict",
-    "pretrain": "discern.workflows.pretrain",
+    "predict": "discern.workflows.verbs",
+    "prepare": "discern.workflows.verbs",
+    "pretrain": "discern.workflows.verbs",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
@@ -51,19 +49,17 @@ if TYPE_CHECKING:
     from discern.scoring.base import Score as Score
     from discern.scoring.detection import Detection as Detection
     from discern.scoring.filling import FilledToken as FilledToken
-    from discern.workflows.adapt import AdaptRequest as AdaptRequest
-    from discern.workflows.adapt import adapt as adapt
-    from discern.workflows.evaluate import EvaluateRequest as EvaluateRequest
-    from discern.workflows.evaluate import evaluate as evaluate
-    from discern.workflows.finetune import FinetuneRequest as FinetuneRequest
-    from discern.workflows.finetune import finetune as finetune
+    from discern.workflows.estimator import TextClassifier as TextClassifier
     from discern.workflows.library import Model as Model
     from discern.workflows.library import load as load
-    from discern.workflows.predict import PredictRequest as PredictRequest
-    from discern.workflows.predict import predict as predict
-    from discern.workflows.pretrain import PretrainRequest as PretrainRequest
-    from discern.workflows.pretrain import pretrain as pretrain
     from discern.workflows.runs import load_run as load_run
+    from discern.workflows.verbs import adapt as adapt
+    from discern.workflows.verbs import evaluate as evaluate
+    from discern.workflows.verbs import export as export
+    from discern.workflows.verbs import finetune as finetune
+    from discern.workflows.verbs import predict as predict
+    from discern.workflows.verbs import prepare as prepare
+    from discern.workflows.verbs import pretrain as pretrain
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -38,3 +39,11 @@ class Silent:
     def note(self, message: str) -> None: ...
 
     def finish(self) -> None: ...
+
+
+class Logged(Silent):
+    """A listener for library use: lines go to the logger `discern`, and the rest is not shown."""
+
+    def note(self, message: str) -> None:
+        warns = message.startswith("warning: ")
+        logging.getLogger("discern").log(logging.WARNING if warns else logging.INFO, "%s", message.removeprefix("warning: "))

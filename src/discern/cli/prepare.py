@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -121,27 +121,7 @@ def prepare(
                 console.warn(str(problem))
             for line in work.warnings_of(report.manifest):
                 console.warn(line)
-            console.result(_values(report), text=_text(report))
-
-
-def _values(report: PrepareReport) -> dict[str, Any]:
-    """The report for --json: the statistics flat, then what else is known."""
-    manifest = report.manifest
-    statistics = manifest.statistics
-    return {
-        **statistics.model_dump(),
-        "train_documents": manifest.splits["train"].num_documents,
-        "heldout_documents": manifest.splits["heldout"].num_documents,
-        "train_tokens": manifest.splits["train"].num_tokens,
-        "heldout_tokens": manifest.splits["heldout"].num_tokens,
-        "vocab_size": manifest.tokenizer.vocab_size,
-        "tokenizer": manifest.tokenizer.model_dump(),
-        "fingerprint": manifest.fingerprint,
-        "problems": [problem.model_dump() for problem in manifest.problems],
-        "unchanged": report.unchanged,
-        "seconds": report.seconds,
-        "tokens_per_second": statistics.tokens / report.seconds,
-    }
+            console.result(report.values(), text=_text(report))
 
 
 def _text(report: PrepareReport) -> str:

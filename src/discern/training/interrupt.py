@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -22,8 +23,14 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGINT and SIGTERM ask for a stop; a second SIGINT interrupts at once. The handlers from before come back."""
+    """SIGINT and SIGTERM ask for a stop; a second SIGINT interrupts at once. The handlers from before come back.
+
+    Outside the main thread, where Python allows no handlers, nothing asks.
+    """
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
 
     def note(number: int, frame: FrameType | None) -> None:
         if request.signal == signal.SIGINT and number == signal.SIGINT:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from discern.data.build import BuildOptions, build, survey
 from discern.data.corpus import Corpus, CorpusOptions
@@ -63,6 +64,25 @@ class PrepareReport:
     manifest: Manifest
     seconds: float
     unchanged: bool
+
+    def values(self) -> dict[str, Any]:
+        """The statistics flat, then what else is known: what `--json` prints."""
+        manifest = self.manifest
+        statistics = manifest.statistics
+        return {
+            **statistics.model_dump(),
+            "train_documents": manifest.splits["train"].num_documents,
+            "heldout_documents": manifest.splits["heldout"].num_documents,
+            "train_tokens": manifest.splits["train"].num_tokens,
+            "heldout_tokens": manifest.splits["heldout"].num_tokens,
+            "vocab_size": manifest.tokenizer.vocab_size,
+            "tokenizer": manifest.tokenizer.model_dump(),
+            "fingerprint": manifest.fingerprint,
+            "problems": [problem.model_dump() for problem in manifest.problems],
+            "unchanged": self.unchanged,
+            "seconds": self.seconds,
+            "tokens_per_second": statistics.tokens / self.seconds,
+        }
 
 
 @dataclass(frozen=True)
