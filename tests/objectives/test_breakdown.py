@@ -68,6 +68,16 @@ def test_an_objective_may_say_which_tokens_it_judges() -> None:
     assert sum(each["tokens"] for each in found["calibration"]["bins"]) == 2
 
 
+def test_the_area_of_a_part_of_the_row_leaves_special_tokens_out() -> None:
+    batch = batch_of([[SPECIAL.cls, 5, 5, 5, 5, 5, 5, SPECIAL.sep]], [[False, True] + [False] * 6])
+    # Of its first quarter, [CLS] and a replaced word, no pair of words is left to rank.
+    seen = {"discriminator_logits": torch.tensor([[-9.0, 1.0] + [0.0] * 6]), "is_replaced": batch.masked_positions}
+    breakdown = Breakdown(COUNTS)
+    breakdown.update(StepOutput({}, seen), batch)
+    first = breakdown.figures()["by_position"][0]
+    assert (first["tokens"], first["discriminator_auc"]) == (2, 0.0)
+
+
 def test_what_an_objective_does_not_observe_is_left_out() -> None:
     breakdown = Breakdown(COUNTS)
     assert breakdown.figures() == {"by_frequency": [], "by_position": []}

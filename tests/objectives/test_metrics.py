@@ -12,6 +12,7 @@ import torch
 from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_auc_score
 from torch import Tensor
 
+from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
 from discern.model.heads import ReplacedTokenHead
 from discern.objectives.base import Evaluator
@@ -97,8 +98,8 @@ def test_replaced_tokens_by_hand() -> None:
             "sampled_accuracy": 2 / 4,
             "discriminator_loss": discriminator_loss,
             "discriminator_accuracy": 5 / 7,
-            # Replaced: 2 and -1. Real: -1, 1, -2, -3, -2. Of ten pairs: 5 won by the 2, 3 won and 1 tied by the -1.
-            "discriminator_auc": 8.5 / 10,
+            # Of words, without [CLS] and [SEP]. Replaced: 2 and -1. Real: 1. Of two pairs the 2 wins one.
+            "discriminator_auc": 1 / 2,
             "discriminator_precision": 1 / 2,
             "discriminator_recall": 1 / 2,
             "replaced_fraction": 2 / 7,
@@ -128,6 +129,24 @@ def observed(logits: Tensor, is_replaced: Tensor) -> tuple[StepOutput, Corrupted
 @pytest.mark.parametrize("evaluator", [ReplacedTokenEvaluator(1.0, 50.0), MaskedTokenEvaluator("mlm")])
 def test_nothing_seen_gives_zeros(evaluator: Evaluator) -> None:
     assert set(evaluator.compute().values()) == {0.0}
+
+
+@pytest.mark.parametrize("name", ["rtd", "electric"])
+def test_the_area_does_not_depend_on_what_is_said_of_special_tokens(name: str) -> None:
+    objective = build(sizes(), name)
+    randomness = Randomness(7, 0, EVERYTHING.example_index)
+    corrupted = objective.corrupt(EVERYTHING, randomness)
+    with torch.no_grad():
+        output = objective(corrupted, randomness)
+    areas = []
+    for said in (-50.0, 50.0):
+        seen = dict(output.observations)
+        logits = "discriminator_logits" if name == "rtd" else "energy"
+        seen[logits] = torch.where(EVERYTHING.special_tokens_mask, said, seen[logits])
+        evaluator = objective.evaluator()
+        evaluator.update(replace(output, observations=seen), corrupted)
+        areas.append(evaluator.compute()["discriminator_auc"])
+    assert 0 < areas[0] == areas[1] < 1
 
 
 LENGTHS = [17, 3, 12, 20, 9, 5, 20, 2, 14, 8]
@@ -195,7 +214,9 @@ def test_the_figures_are_those_of_scikit_learn() -> None:
     truth, logits = output.observations["is_replaced"][real].numpy(), output.observations["discriminator_logits"][real].numpy()
     flagged = logits > 0
     assert 0.4 < flagged.mean() < 0.6
-    assert figures["discriminator_auc"] == pytest.approx(roc_auc_score(truth, logits))
+    words = maskable_positions(EVERYTHING)[real].numpy()
+    assert 0 < words.sum() < len(words)
+    assert figures["discriminator_auc"] == pytest.approx(roc_auc_score(truth[words], logits[words]))
     assert figures["discriminator_accuracy"] == pytest.approx(accuracy_score(truth, flagged))
     assert figures["discriminator_precision"] == pytest.approx(precision_score(truth, flagged))
     assert figures["discriminator_recall"] == pytest.approx(recall_score(truth, flagged))

@@ -137,12 +137,12 @@ def _rows(judged: Floats, predicted: Floats, column: int, names: Sequence[str]) 
         row: dict[str, Any] = {"group": name}
         mine = judged[judged[:, column] == number]
         if len(mine):
-            logits, truth = mine[:, 0], mine[:, 1] > 0
+            logits, truth, is_word = mine[:, 0], mine[:, 1] > 0, mine[:, 2] >= 0
             row |= {
                 "tokens": len(mine),
                 "replaced_fraction": float(truth.mean()),
                 "discriminator_loss": float(np.logaddexp(0, np.where(truth, -logits, logits)).mean()),
-                "discriminator_auc": area_under_curve(logits.astype(np.float32), truth),
+                "discriminator_auc": area_under_curve(logits[is_word].astype(np.float32), truth[is_word]),
                 "discriminator_recall": ratio(int((truth & (logits > 0)).sum()), int(truth.sum())),
             }
         mine = predicted[predicted[:, column] == number]

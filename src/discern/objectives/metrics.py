@@ -87,29 +87,37 @@ class Judgements:
     def __init__(self) -> None:
         self._logits: list[NDArray[np.float32]] = []
         self._truth: list[NDArray[np.bool_]] = []
+        self._open: list[NDArray[np.bool_]] = []
 
-    def add(self, logits: Tensor, truth: Tensor) -> None:
-        """Take in as many answers as logits."""
+    def add(self, logits: Tensor, truth: Tensor, is_open: Tensor) -> None:
+        """Take in as many answers as logits.
+
+        Args:
+            is_open: True where the answer may be *yes*; never at [CLS] and [SEP].
+        """
         self._logits.append(logits.float().cpu().numpy())
         self._truth.append(truth.cpu().numpy())
+        self._open.append(is_open.cpu().numpy())
 
     def extend(self, other: Judgements) -> None:
         """Take in what another gathered."""
         self._logits += other._logits
         self._truth += other._truth
+        self._open += other._open
 
     def figures(self, prefix: str) -> dict[str, float]:
         """Accuracy, area under the ROC curve, precision and recall of *yes* at probability 1/2, by name.
 
-        The area counts ties as one half. 0/0 is 0.
+        The area counts ties as one half, and the open questions only: to rank [CLS] below a replaced word is no skill, and
+        the more such tokens rows have, the higher an area over all of them would be. 0/0 is 0.
         """
         logits = np.concatenate(self._logits) if self._logits else np.zeros(0, np.float32)
-        truth = np.concatenate(self._truth) if self._truth else np.zeros(0, np.bool_)
+        truth, is_open = (np.concatenate(each) if each else np.zeros(0, np.bool_) for each in (self._truth, self._open))
         flagged = logits > 0
         hits = int((flagged & truth).sum())
         return {
             f"{prefix}_accuracy": ratio(int((flagged == truth).sum()), len(logits)),
-            f"{prefix}_auc": area_under_curve(logits, truth),
+            f"{prefix}_auc": area_under_curve(logits[is_open], truth[is_open]),
             f"{prefix}_precision": ratio(hits, int(flagged.sum())),
             f"{prefix}_recall": ratio(hits, int(truth.sum())),
         }
@@ -118,10 +126,10 @@ class Judgements:
 class ReplacedTokenEvaluator(Evaluator):
     """Figures of a generator and a discriminator.
 
-    Precision and recall are of the class *replaced* at probability 1/2; the area under the ROC curve counts ties as one
-    half and leaves padding out. 0/0 is 0.
+    Precision and recall are of the class *replaced* at probability 1/2, over all real tokens; the area under the ROC curve
+    counts ties as one half and leaves [CLS], [SEP] and padding out. 0/0 is 0.
 
-    Differs: the released code counts padding into the AUC and averages the loss over sequences, not tokens.
+    Differs: the released code counts padding, [CLS] and [SEP] into the AUC and averages the loss over sequences, not tokens.
     """
 
     def __init__(self, generator_weight: float, discriminator_weight: float) -> None:
@@ -139,7 +147,7 @@ class ReplacedTokenEvaluator(Evaluator):
         self._loss += float(output.terms["discriminator"].total.detach())
         self._replaced += int(replaced.sum())
         self._count += replaced.shape[0]
-        self._judgements.add(seen["discriminator_logits"][judged], replaced)
+        self._judgements.add(seen["discriminator_logits"][judged], replaced, maskable_positions(batch.tokens)[judged])
 
     def merge(self, other: Evaluator) -> None:
         other = cast(Self, other)
@@ -185,7 +193,7 @@ class NoiseContrastiveEvaluator(Evaluator):
         energy = seen["energy"].float()
         self._energy += float(energy[judged & ~seen["is_noise"]].sum())
         logits = energy + seen["log_noise_probability"] + seen["log_noise_odds"]
-        self._judgements.add(logits[judged], seen["is_noise"][judged])
+        self._judgements.add(logits[judged], seen["is_noise"][judged], judged[judged])
 
     def merge(self, other: Evaluator) -> None:
         other = cast(Self, other)

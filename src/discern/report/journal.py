@@ -30,7 +30,7 @@ _MEANINGS = {
     ),
     "discriminator_auc": (
         "Discriminator AUC",
-        "Chance that a replaced token scores above an original one. 0.5 is guessing, 1 is perfect.",
+        "Chance that a replaced token scores above an original one, [CLS] and [SEP] left out. 0.5 is guessing, 1 is perfect.",
     ),
     "discriminator_precision": (
         "Discriminator precision",
