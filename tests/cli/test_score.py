@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,18 @@ def test_each_line_is_a_score_a_tab_and_the_sentence(
     printed = [each.split("\t", 1) for each in capsys.readouterr().out.splitlines()]
     assert [text for _, text in printed] == TEXTS
     assert [float(value) for value, _ in printed] == pytest.approx(found["scores"], abs=1e-4)
+
+
+def test_the_pseudo_perplexity_is_that_of_the_tokens_scored(
+    sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "mlm", overrides=["objective.name=mlm", "data.sequence_length=16"])
+    assert call(monkeypatch, "score", tmp_path / "mlm", sentences, "--tokens", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    numbers = [number for each in found["tokens"] for number in each["token_scores"]]
+    assert found["pseudo_perplexity"] == pytest.approx(math.exp(-sum(numbers) / len(numbers)))
+    assert call(monkeypatch, "score", tmp_path / "mlm", sentences, "--out", tmp_path / "out.jsonl") == 0
+    assert f"pseudo-perplexity {found['pseudo_perplexity']:.4g} over {len(numbers)} tokens" in capsys.readouterr().err
 
 
 def test_tokens_come_as_json_lines_and_sum_up_to_the_score(

@@ -10,7 +10,8 @@ import torch
 
 from discern.data.tokenizer import vocab_size
 from discern.model.network import Network
-from discern.scoring.base import Piece, ScoringModel
+from discern.scoring import scorers
+from discern.scoring.base import Perplexity, Piece, Score, ScoringModel
 from discern.scoring.pseudo_likelihood import PseudoLikelihood, TwoTowerLikelihood, generator_likelihood
 from tests.scoring.small_scorers import SPECIAL, TEXTS, TOKENIZER, ids_of, make_objective, make_scorer
 
@@ -91,3 +92,23 @@ def test_the_generator_of_a_model_is_found_and_asked_at_its_temperature() -> Non
     towers = make_objective("rtd", generator="two-tower").networks()
     assert isinstance(generator_likelihood(ScoringModel(towers, SPECIAL)), TwoTowerLikelihood)
     assert generator_likelihood(ScoringModel({"discriminator": towers["discriminator"]}, SPECIAL)) is None
+
+
+def test_the_pseudo_perplexity_by_hand() -> None:
+    """Three texts of 2, 1 and 0 tokens with probabilities 1/2, 1/8 and 1/4: exp of the mean over tokens, not over texts."""
+    perplexity = Perplexity()
+    scores = [[math.log(1 / 2), math.log(1 / 8)], [math.log(1 / 4)], []]
+    perplexity.add([Score("", sum(each), ["x"] * len(each), [], each, 1) for each in scores[:2]])
+    perplexity.add([Score("", 0.0, [], [], scores[2], 0)])
+    assert (perplexity.value(), perplexity.tokens) == (pytest.approx(64 ** (1 / 3)), 3)
+    assert Perplexity().value() == 1.0
+    perplexity.add([Score("", -1e6, ["x"], [], [-1e6], 1)])
+    assert perplexity.value() == math.inf
+
+
+def test_only_masking_one_token_at_a_time_gives_a_pseudo_perplexity() -> None:
+    named = {name: scorers.load(name).perplexity_name for name in scorers.names()}
+    assert {name: value for name, value in named.items() if value} == {
+        "pll": "pseudo_perplexity",
+        "permutation-lm": "perplexity",
+    }

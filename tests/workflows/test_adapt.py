@@ -25,7 +25,7 @@ from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.journal import read_metrics
-from discern.workflows.adapt import AdaptRequest, adapt, pseudo_perplexity
+from discern.workflows.adapt import AdaptRequest, adapt, perplexity
 from discern.workflows.adapt_vocabulary import AddedTokens
 from discern.workflows.evaluate import EvaluateRequest, evaluate
 from discern.workflows.export import ExportRequest, export
@@ -89,10 +89,10 @@ def test_before_is_the_model_and_after_is_the_run(world: Path, tmp_path: Path) -
         for text, data in (("domain", "domain"), ("general", "general")):
             figures = evaluate(EvaluateRequest(model, world / data / "data"), Silent(), pytest.fail)
             measured = found[when][text]
-            assert {name: figures[name] for name in measured if name != "pseudo_perplexity"} == {
-                name: value for name, value in measured.items() if name != "pseudo_perplexity"
+            assert {name: figures[name] for name in measured if name != "perplexity"} == {
+                name: value for name, value in measured.items() if name != "perplexity"
             }
-            assert measured["pseudo_perplexity"] == pytest.approx(2.718281828 ** measured["generator_loss"], rel=1e-6)
+            assert measured["perplexity"] == pytest.approx(2.718281828 ** measured["generator_loss"], rel=1e-6)
     before, after = found["before"]["domain"], found["after"]["domain"]
     assert after["generator_loss"] < before["generator_loss"] - 0.1
     assert after["discriminator_loss"] < before["discriminator_loss"]
@@ -103,13 +103,13 @@ def test_before_is_the_model_and_after_is_the_run(world: Path, tmp_path: Path) -
 
 
 def test_the_perplexity_of_an_even_guess_is_the_vocabulary() -> None:
-    assert pseudo_perplexity({"mlm_loss": 4.605170185988092}) == pytest.approx(100)
-    assert pseudo_perplexity({"generator_loss": 0.0, "mlm_loss": 3.0}) == 1.0
+    assert perplexity({"mlm_loss": 4.605170185988092}) == pytest.approx(100)
+    assert perplexity({"generator_loss": 0.0, "mlm_loss": 3.0}) == 1.0
 
 
 @pytest.mark.parametrize("name", objectives.names())
 def test_every_objective_measures_words(name: str) -> None:
-    assert pseudo_perplexity(build(name).evaluator().compute()) == 1.0
+    assert perplexity(build(name).evaluator().compute()) == 1.0
 
 
 def test_an_objective_that_measures_no_words_is_refused_before_work(
@@ -133,7 +133,7 @@ def test_an_xlnet_is_adapted(source: str, world: Path, tmp_path: Path) -> None:
     assert found["fresh"] == []
     for when in ("before", "after"):
         figures = found[when]["domain"]
-        assert figures["pseudo_perplexity"] == pytest.approx(2.718281828 ** figures["permutation_lm_loss"], rel=1e-6)
+        assert figures["perplexity"] == pytest.approx(2.718281828 ** figures["permutation_lm_loss"], rel=1e-6)
 
 
 def test_optimizer_and_schedule_begin_anew(world: Path, tmp_path: Path) -> None:

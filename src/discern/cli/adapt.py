@@ -23,7 +23,7 @@ _FIRST = (
     "discriminator_loss",
     "mlm_loss",
     "permutation_lm_loss",
-    "pseudo_perplexity",
+    "perplexity",
     "discriminator_auc",
 )
 

@@ -45,25 +45,31 @@ def score(
         if str(file) == "-" and sys.stdin.isatty():
             raise ConfigError("there is no sentence to score", hint="give a FILE, or pipe sentences in, one a line")
         from discern.data.files import check_output
+        from discern.scoring.base import Perplexity
         from discern.workflows.score import load_scorer, score_lines
 
         check_output("--out", out, "scores.jsonl", file)
         chosen = load_scorer(model, scorer, device, warn=console.warn)
-        written = 0
+        written, perplexity = 0, Perplexity()
         totals: list[float] = []
         by_token: list[dict[str, object]] = []
         with _written(console, out, tokens=tokens) as write:
             for scores in score_lines(chosen, file, console.progress, console.warn):
                 write(scores)
                 written += len(scores)
+                perplexity.add(scores)
                 if json_output and out is None:
                     totals += [each.total for each in scores]
                     by_token += [_of_tokens(each) for each in scores if tokens]
+        name = chosen.method.perplexity_name
+        figure = {} if name is None else {name: perplexity.value()}
+        if name is not None and not json_output:
+            console.progress.note(f"{name.replace('_', '-')} {perplexity.value():.4g} over {perplexity.tokens:,} tokens")
         if out is not None:
-            summary = {"scorer": chosen.name, "sentences": written, "out": out}
+            summary = {"scorer": chosen.name, "sentences": written, "out": out, **figure}
             console.result(summary, text=f"{out}: {written:,} sentences by scorer '{chosen.name}'")
         elif json_output:
-            found: dict[str, object] = {"scorer": chosen.name, "scores": totals}
+            found: dict[str, object] = {"scorer": chosen.name, "scores": totals, **figure}
             console.result(found | ({"tokens": by_token} if tokens else {}), text="")
 
 

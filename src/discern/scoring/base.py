@@ -95,14 +95,41 @@ def kind_of(network: Network) -> str:
     return "a two-tower generator" if isinstance(network.encoder, TwoTowerEncoder) else "a masked language model"
 
 
+class Perplexity:
+    """exp of the negative mean score of the tokens of many texts.
+
+    Attributes:
+        tokens: of all texts until now.
+
+    Reference: Salazar et al. 2020, section 2.3, for pseudo-log-likelihoods: PPPL = exp(-(1/N) sum of PLL), N all tokens.
+    """
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self.tokens = 0
+
+    def add(self, scores: Sequence[Score]) -> None:
+        """Take in the scores of some texts."""
+        self._total += math.fsum(score.total for score in scores)
+        self.tokens += sum(len(score.tokens) for score in scores)
+
+    def value(self) -> float:
+        """Of all texts until now; infinite beyond what a float holds, 1 without a token."""
+        mean = -self._total / max(self.tokens, 1)
+        return math.exp(mean) if mean < 700 else math.inf
+
+
 class Method(abc.ABC):
     """Gives each token of a text its number. A subclass is final and has one line in the registry `scorers`.
 
     Attributes:
         needs_chosen_share: whether the numbers depend on `ScoringModel.chosen_share`.
         reads_ahead: whether the number of a token depends on those after it.
+        perplexity_name: what exp of the negative mean number of all tokens is called; None where that has no name, as the
+            numbers are no log-probabilities.
     """
 
+    perplexity_name: ClassVar[str | None] = None
     needs_chosen_share: ClassVar[bool] = False
     reads_ahead: ClassVar[bool] = True
 

@@ -28,6 +28,7 @@ class PermutationLikelihood(Method):
     """
 
     reads_ahead = False
+    perplexity_name = "perplexity"
 
     def __init__(self, network: Network, special: SpecialTokens) -> None:
         self._network, self._special = network, special

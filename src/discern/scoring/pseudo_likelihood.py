@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
@@ -90,6 +90,8 @@ class PseudoLikelihood(MaskedPseudoLikelihood):
 
     Reference: Salazar et al. 2020, "Masked language model scoring", section 2.
     """
+
+    perplexity_name: ClassVar[str | None] = "pseudo_perplexity"
 
     def hidden(self, piece: Piece, place: int) -> range:
         return range(place, place + 1)

@@ -194,12 +194,15 @@ def _measure(objective: Objective, settled: Settled, ranks: Ranks, progress: Pro
         progress.start(f"measuring {when}, {name} text", min(sequences or stream.num_rows, stream.num_rows), "rows")
         figures = evaluate(objective, stream, ranks, sequences=sequences, progress=progress)
         progress.finish()
-        found[name] = {**figures, "pseudo_perplexity": pseudo_perplexity(figures)}
+        found[name] = {**figures, "perplexity": perplexity(figures)}
     return found
 
 
-def pseudo_perplexity(figures: Mapping[str, float]) -> float:
-    """exp of the mean loss of the words at the positions where they are predicted."""
+def perplexity(figures: Mapping[str, float]) -> float:
+    """exp of the mean loss of the words at the positions where they are predicted, many of them hidden at once.
+
+    Not the pseudo-perplexity of Salazar et al. 2020, which hides one token at a time: scorer 'pll' gives that.
+    """
     losses = [figures[name] for name in _WORD_LOSSES if name in figures]
     return math.exp(min(losses[0], 700.0))  # beyond that no float holds it
 
