@@ -26,18 +26,25 @@ def test_a_pair_is_right_where_the_acceptable_sentence_scores_higher() -> None:
     for paradigm, phenomenon, good, bad in [
         ("a1", "a", -1.0, -2.0),
         ("a1", "a", -2.0, -1.0),
-        ("a2", "a", -1.0, -1.0),  # a tie: wrong
+        ("a2", "a", -1.0, -1.0),  # a tie: one half
         ("a2", "a", 0.5, -1.0),
         ("b1", "b", 1.0, 0.0),
     ]:
         preferences.add(pair(paradigm, phenomenon), good, bad)
     assert preferences.figures() == {
-        "accuracy": 3 / 5,
-        "by_phenomenon": {"a": 2 / 4, "b": 1.0},
-        "by_paradigm": {"a1": 1 / 2, "a2": 1 / 2, "b1": 1.0},
+        "accuracy": 3.5 / 5,
+        "by_phenomenon": {"a": 2.5 / 4, "b": 1.0},
+        "by_paradigm": {"a1": 1 / 2, "a2": 1.5 / 2, "b1": 1.0},
         "pairs": 5,
         "ties": 1,
     }
+
+
+def test_who_prefers_nothing_is_at_guessing() -> None:
+    preferences = Preferences()
+    for _ in range(7):
+        preferences.add(pair("a1", "a"), -3.0, -3.0)
+    assert (preferences.figures()["accuracy"], preferences.figures()["ties"]) == (0.5, 7)
 
 
 def test_files_are_read_in_the_order_of_their_names_and_up_to_the_limit(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class MinimalPair:
 @dataclass
 class _Count:
     pairs: int = 0
-    right: int = 0
+    right: float = 0.0
 
     def share(self) -> float:
         return self.right / self.pairs
@@ -43,8 +43,9 @@ class Preferences:
     """Which sentence of each pair was preferred, summed up.
 
     A pair is right where the acceptable sentence scores higher. Equal scores, as where a tokenizer makes the same tokens of
-    both, are wrong: nothing was preferred.
+    both, count one half, so that one who prefers nothing is at the 0.5 of guessing.
 
+    Differs: the paper says nothing of ties; its strict inequality would count them as wrong.
     Reference: Warstadt et al. 2020 (BLiMP), section 4: the fraction of pairs whose acceptable sentence is the likelier.
     """
 
@@ -63,7 +64,7 @@ class Preferences:
         )
         for count in counts:
             count.pairs += 1
-            count.right += good > bad
+            count.right += 1.0 if good > bad else 0.5 if good == bad else 0.0
         self._ties += good == bad
 
     def figures(self) -> dict[str, Any]:

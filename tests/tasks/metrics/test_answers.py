@@ -49,9 +49,10 @@ def test_squad1_takes_the_best_gold_and_counts_the_unanswered() -> None:
     examples = [question("1", "red cat", "cat"), question("2", "dog")]
     scores = squad1_scores(examples, {"1": "a cat"}).values
     assert scores == {"exact_match": 0.5, "f1": 0.5}
-    assert mrqa_scores(examples, {"1": "a cat"}).values == {"exact_match": 1, "f1": 1}
+    assert mrqa_scores(examples, {"1": "a cat"}).values == {"exact_match": 0.5, "f1": 0.5}
+    assert mrqa_scores(examples, {}).values == {"exact_match": 0, "f1": 0}
     with pytest.raises(DataError, match="no question"):
-        mrqa_scores(examples, {})
+        mrqa_scores([], {})
     with pytest.raises(DataError, match="squad2"):
         squad1_scores([question("1")], {"1": "x"})
 

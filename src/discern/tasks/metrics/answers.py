@@ -1,7 +1,7 @@
 """Exact match and F1 of answers, as the official scripts of SQuAD 1.1, SQuAD 2.0, MRQA and CMRC 2018 compute them.
 
-All give fractions, where the scripts print percent. A question without a prediction counts as wrong in SQuAD 1.1; the others
-score predicted questions only, so callers give one for each.
+All give fractions, where the scripts print percent. A question without a prediction counts as wrong, as in the scripts; that of
+SQuAD 2.0 scores predicted questions only, so callers give one for each.
 Reference: Rajpurkar et al. 2016, 2018; Fisch et al. 2019; Cui et al. 2019; the scripts evaluate-v1.1.py, evaluate-v2.0.py,
 mrqa_official_eval.py, cmrc2018_evaluate.py.
 """
@@ -52,16 +52,18 @@ def squad1_scores(examples: Iterable[QuestionExample], predictions: Mapping[str,
     Raises:
         DataError: no question, or one without golds.
     """
-    return _mean_best(examples, predictions, exact_match, word_f1, missing_is_wrong=True)
+    return _mean_best(examples, predictions, exact_match, word_f1)
 
 
 def mrqa_scores(examples: Iterable[QuestionExample], predictions: Mapping[str, str]) -> Scores:
-    """`exact_match` and `f1` of MRQA: SQuAD's, over the questions that have a prediction.
+    """`exact_match` and `f1` of MRQA: SQuAD's, a question without a prediction counting as wrong, as the script's default is.
+
+    Differs: the released ELECTRA code leaves questions without a prediction out.
 
     Raises:
-        DataError: no question has a prediction, or one has no golds.
+        DataError: no question, or one without golds.
     """
-    return _mean_best(examples, predictions, exact_match, word_f1, missing_is_wrong=False)
+    return _mean_best(examples, predictions, exact_match, word_f1)
 
 
 def cmrc_scores(examples: Iterable[QuestionExample], predictions: Mapping[str, str]) -> Scores:
@@ -76,7 +78,7 @@ def cmrc_scores(examples: Iterable[QuestionExample], predictions: Mapping[str, s
     def exact(prediction: str, gold: str) -> float:
         return float(_without_marks(prediction) == _without_marks(gold))
 
-    return _mean_best(examples, predictions, exact, common_piece_f1, missing_is_wrong=True)
+    return _mean_best(examples, predictions, exact, common_piece_f1)
 
 
 def common_piece_f1(prediction: str, gold: str) -> float:
@@ -170,8 +172,6 @@ def _mean_best(
     predictions: Mapping[str, str],
     exact: Callable[[str, str], float],
     f1: Callable[[str, str], float],
-    *,
-    missing_is_wrong: bool,
 ) -> Scores:
     exacts: list[float] = []
     overlaps: list[float] = []
@@ -182,8 +182,6 @@ def _mean_best(
                 hint="questions without an answer are scored as SQuAD 2.0: --task squad2",
             )
         prediction = predictions.get(example.id)
-        if prediction is None and not missing_is_wrong:
-            continue
         exacts.append(0.0 if prediction is None else max(exact(prediction, gold) for gold in example.golds))
         overlaps.append(0.0 if prediction is None else max(f1(prediction, gold) for gold in example.golds))
     if not exacts:
