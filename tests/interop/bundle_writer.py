@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,8 @@ from discern.interop.tensorflow.crc32c import crc32c
 
 TYPES = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}
 MAGIC = 0xDB4775248B80FB57
+Piece = tuple[tuple[int, int] | None, ...]
+"""Start and length along each axis; None: all of it."""
 
 
 def masked(checksum: int) -> int:
@@ -38,13 +40,37 @@ def message(key: int, content: bytes) -> bytes:
     return varint(key << 3 | 2) + varint(len(content)) + content
 
 
-def entry(array: np.ndarray, offset: int, *, dtype: int | None = None, extra: bytes = b"") -> bytes:
+def entry(array: np.ndarray, offset: int, *, shard: int = 0, extra: bytes = b"") -> bytes:
     """A BundleEntryProto."""
     data = array.tobytes()
-    shape = b"".join(message(2, number(1, size)) for size in array.shape)
     checksum = varint(6 << 3 | 5) + struct.pack("<I", masked(crc32c(data)))
-    kind = number(1, TYPES[array.dtype.name] if dtype is None else dtype)
-    return kind + message(2, shape) + number(4, offset) + number(5, len(data)) + checksum + extra
+    return whole(array) + number(3, shard) + number(4, offset) + number(5, len(data)) + checksum + extra
+
+
+def whole(array: np.ndarray, pieces: Sequence[Piece] = ()) -> bytes:
+    """The part of a BundleEntryProto that says what an array is, and of which slices it consists, if any."""
+    shape = b"".join(message(2, number(1, size)) for size in array.shape)
+    return number(1, TYPES[array.dtype.name]) + message(2, shape) + b"".join(message(7, slice_proto(piece)) for piece in pieces)
+
+
+def slice_proto(piece: Piece) -> bytes:
+    """A TensorSliceProto; None is all of an axis, a start of 0 is left out."""
+    return b"".join(
+        message(1, b"" if extent is None else (number(1, extent[0]) if extent[0] else b"") + number(2, extent[1]))
+        for extent in piece
+    )
+
+
+def slice_key(name: str, piece: Piece) -> bytes:
+    """What TensorFlow calls EncodeTensorNameSlice, in its ordered code, for slices whose numbers are below 8,192."""
+
+    def signed(value: int) -> bytes:
+        if -64 <= value < 64:
+            return bytes([0x80 ^ (value & 0xFF)])
+        return struct.pack(">H", 0xC000 ^ value)
+
+    numbers = [value for extent in piece for value in (extent or (0, -1))]
+    return b"\0" + name.encode() + b"\0\1" + b"\1" + bytes([len(piece)]) + b"".join(map(signed, numbers))
 
 
 def table(entries: Mapping[bytes, bytes], *, compression: int = 0, per_block: int = 7, times: int = 1) -> bytes:
@@ -72,19 +98,37 @@ def write_bundle(
     header: bytes = number(1, 1),
     compression: int = 0,
     special: Mapping[str, bytes] | None = None,
+    partitions: Mapping[str, Sequence[Piece]] | None = None,
+    shards: int = 1,
 ) -> Path:
-    """A checkpoint of one data file.
+    """A checkpoint.
 
     Args:
         header: BundleHeaderProto.
         special: what to append to the entry of some variables.
+        partitions: the slices that some variables are stored in, as a `Saver` stores variables made with a partitioner.
+        shards: data files; what is stored goes to one after the other.
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    data, entries = bytearray(), {b"": header}
+    data = [bytearray() for _ in range(shards)]
+    entries = {b"": header if shards == 1 else number(1, shards)}
+
+    def store(key: bytes, array: np.ndarray, extra: bytes = b"") -> None:
+        shard = len(entries) % shards
+        entries[key] = entry(array, len(data[shard]), shard=shard, extra=extra)
+        data[shard] += array.tobytes()
+
     for name, array in sorted(arrays.items()):
-        entries[name.encode()] = entry(array, len(data), extra=(special or {}).get(name, b""))
-        data += array.tobytes()
-    prefix.with_name(f"{prefix.name}.data-00000-of-00001").write_bytes(data)
+        pieces = (partitions or {}).get(name)
+        if pieces is None:
+            store(name.encode(), array, (special or {}).get(name, b""))
+            continue
+        entries[name.encode()] = whole(array, pieces)
+        for piece in pieces:
+            place = tuple(slice(None) if extent is None else slice(extent[0], sum(extent)) for extent in piece)
+            store(slice_key(name, piece), np.ascontiguousarray(array[place]))
+    for shard, content in enumerate(data):
+        prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}").write_bytes(content)
     prefix.with_name(f"{prefix.name}.index").write_bytes(table(entries, compression=compression))
     return prefix
 

@@ -18,12 +18,13 @@ from discern.errors import CheckpointError
 from discern.interop.adopted import Adopted
 from discern.interop.tensorflow.bundle import Bundle, find_checkpoint
 from discern.interop.tensorflow.electra import read_released
+from discern.interop.tensorflow.slices import Slice
 from discern.interop.tensorflow.sstable import read_table
 from discern.objectives.base import Vocabulary
 from discern.progress import Silent
 from discern.types import SpecialTokens
 from tests.interop import tensorflow_checkpoint as written
-from tests.interop.bundle_writer import message, number, table, write_bundle
+from tests.interop.bundle_writer import Piece, message, number, slice_key, table, write_bundle
 
 FOLDER = Path(__file__).parent / "data" / "electra-tiny"
 PREFIX = FOLDER / "model.ckpt-7"
@@ -272,8 +273,6 @@ def test_other_forms_of_the_format_are_refused(tmp_path: Path) -> None:
         read(write_bundle(tmp_path / "c", arrays, header=number(1, 1) + number(2, 1)))
     with pytest.raises(CheckpointError, match="how many data files"):
         read(write_bundle(tmp_path / "d", arrays, header=b""))
-    with pytest.raises(CheckpointError, match="partitioned variable"):
-        read(write_bundle(tmp_path / "e", arrays, special={WORDS: message(7, b"")}))
     with pytest.raises(CheckpointError, match=r"TensorFlow's type 7, which is no plain number"):
         read(write_bundle(tmp_path / "f", arrays, special={WORDS: number(1, 7)}))
     with pytest.raises(CheckpointError, match="do not go together"):
@@ -284,6 +283,82 @@ def test_other_forms_of_the_format_are_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(CheckpointError, match=r"is damaged: a field of kind 3"):
         read(write_bundle(tmp_path / "h", arrays, special={WORDS: b"\x0b"}))
+
+
+KERNEL = "electra/encoder/layer_0/intermediate/dense/kernel"  # (12, 48)
+PARTITIONS: dict[str, list[Piece]] = {
+    # As a fixed-size partitioner cuts 46 rows into three, and as one along the second axis does; each with all of the other.
+    WORDS: [((0, 16), (0, 8)), ((16, 15), (0, 8)), ((31, 15), (0, 8))],
+    KERNEL: [(None, (0, 20)), (None, (20, 28))],
+}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_partitioned_variable_is_put_together(shards: int, tmp_path: Path) -> None:
+    prefix = write_bundle(tmp_path / "model.ckpt", weights(), partitions=PARTITIONS, shards=shards)
+    bundle, plain = Bundle.open(prefix), Bundle.open(write_bundle(tmp_path / "plain", weights()))
+    assert bundle.entries.keys() == plain.entries.keys()
+    for name, array in weights().items():
+        assert torch.equal(bundle.read(name), torch.from_numpy(array)), name
+    assert sum(entry.size for _, entry in bundle.verified()) == sum(entry.size for entry in plain.entries.values())
+    for name, model in read(prefix).models.items():
+        torch.testing.assert_close(model.tensors, read(tmp_path / "plain").models[name].tensors, rtol=0, atol=0)
+
+
+def test_the_keys_of_parts_are_those_of_tensorflow() -> None:
+    """Ordered code: lengths in the leading bits, numbers below zero flipped, so that bytes sort as values do."""
+    assert Slice((0, 0), (5, -1)).key("a/b") == b"\0a/b\0\1\1\2\x80\x85\x80\x7f"
+    assert Slice((300,), (8192,)).key("w") == b"\0w\0\1\1\1\xc1\x2c\xe0\x20\x00"
+    numbers = [-1, 0, 1, 63, 64, 8191, 8192, 2**20, 2**27 - 1, 2**34, 2**41, 2**48, 2**55, 2**62, 2**63 - 1]
+    keys = [Slice((each,), (0,)).key("w") for each in numbers]
+    assert keys == sorted(keys)
+    assert [len(key) - len(keys[1]) for key in keys] == [0, 0, 0, 0, 1, 1, 2, 3, 3, 5, 6, 7, 8, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([(None,)], "a part with 1 axes of an array with 2"),
+        ([((0, 47), None)], "a part from 0 to 47 along an axis of 46"),
+        ([((0, 16), None)], r"the parts of 'electra/embeddings/word_embeddings' are not \[46, 8\] in all"),
+        ([((0, 23), None), ((0, 23), (0, 8))], "overlap and leave some of it out"),
+    ],
+)
+def test_parts_that_do_not_make_up_the_array_are_refused(pieces: list[Piece], said: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        read(write_bundle(tmp_path / "model.ckpt", weights(), partitions={WORDS: pieces}))
+
+
+def test_damaged_parts_are_refused(tmp_path: Path) -> None:
+    prefix = write_bundle(tmp_path / "model.ckpt", weights(), partitions=PARTITIONS)
+    data, index = (prefix.with_name(f"{prefix.name}.{suffix}") for suffix in ("data-00000-of-00001", "index"))
+    content, entries = data.read_bytes(), read_table(index)
+    part = Bundle.open(prefix).entries[WORDS].parts[1]
+    data.write_bytes(flipped(part.offset)(content))
+    with pytest.raises(CheckpointError, match=f"damaged: '{WORDS}' has checksum"):
+        read(prefix)
+    data.write_bytes(content)
+    key = slice_key(WORDS, PARTITIONS[WORDS][1])
+    index.write_bytes(table({other: entry for other, entry in entries.items() if other != key}))
+    with pytest.raises(CheckpointError, match=r"is partitioned, and its part \[16:31, 0:8\] is missing"):
+        read(prefix)
+    index.write_bytes(table({key: entry for key, entry in entries.items() if key != WORDS.encode()}))
+    with pytest.raises(CheckpointError, match="a part of no variable"):
+        read(prefix)
+    index.write_bytes(table(entries | {key: entries[slice_key(WORDS, PARTITIONS[WORDS][0])]}))
+    with pytest.raises(CheckpointError, match=r"its part \[16:31, 0:8\] is of shape \[16, 8\]"):
+        read(prefix)
+
+
+def test_a_shape_that_the_parts_do_not_fill_takes_no_memory(tmp_path: Path) -> None:
+    """Of 2^31 by 2^31 numbers, of which four are there."""
+    prefix = write_bundle(tmp_path / "model.ckpt", weights(), partitions={WORDS: [((0, 2), (0, 2))]})
+    index = prefix.with_name(f"{prefix.name}.index")
+    shape = message(2, b"".join(message(2, number(1, 2**31 - 1)) for _ in range(2)))
+    entries = read_table(index)
+    index.write_bytes(table(entries | {WORDS.encode(): entries[WORDS.encode()] + shape}))
+    with pytest.raises(CheckpointError, match="in all"):
+        Bundle.open(prefix).read(WORDS)
 
 
 @pytest.mark.parametrize(("length", "refused"), [(4096, False), (4097, True)])

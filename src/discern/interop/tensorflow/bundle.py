@@ -1,23 +1,27 @@
 """The arrays of a TensorFlow checkpoint: `NAME.index`, and `NAME.data-00000-of-00001` and its like.
 
 Reference: tensorflow/core/protobuf/tensor_bundle.proto. The index holds a `BundleHeaderProto` under the empty key and a
-`BundleEntryProto` under the name of each variable; the data files hold the bytes of one array after another.
+`BundleEntryProto` under the name of each variable; the data files hold the bytes of one array after another. A partitioned
+variable has an entry that says which slices there are, and one for each slice, under a key of its own (`slices`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from discern.errors import CheckpointError
 from discern.interop.tensorflow.crc32c import crc32c, unmasked
+from discern.interop.tensorflow.slices import PART_KEYS, Slice, read_slice
 from discern.interop.tensorflow.sstable import read_table
 from discern.interop.tensorflow.wire import MalformedError, content, fields, number
 
@@ -49,7 +53,8 @@ class Entry:
         offset: of its first byte there.
         size: in bytes.
         checksum: CRC-32C of these.
-        sliced: whether the array is spread over several entries, as partitioned variables are.
+        slices: the pieces that a partitioned variable consists of; empty for others.
+        parts: where each piece stands. The bytes are theirs, and `size` is the sum of their sizes.
     """
 
     dtype: int = 0
@@ -58,11 +63,12 @@ class Entry:
     offset: int = 0
     size: int = 0
     checksum: int = 0
-    sliced: bool = False
+    slices: tuple[Slice, ...] = ()
+    parts: tuple[Entry, ...] = ()
 
     def is_whole_number(self) -> bool:
         """Whether it is one number of an integer type, with or without axes."""
-        return not self.sliced and self.dtype in _INTEGERS and math.prod(self.shape) == 1
+        return not self.slices and self.dtype in _INTEGERS and math.prod(self.shape) == 1
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Bundle:
         table = read_table(path)
         try:
             num_shards = _num_shards(table.pop(b"", b""))
-            entries = {name.decode("utf-8"): _entry(message) for name, message in table.items()}
+            entries = _entries(table)
         except (MalformedError, UnicodeDecodeError) as problem:
             raise CheckpointError(f"{path} is damaged: {problem}", hint=_AGAIN) from problem
         bundle = cls(prefix, num_shards, entries)
@@ -108,8 +114,8 @@ class Bundle:
             CheckpointError: one is not.
         """
         for name, entry in sorted(self.entries.items(), key=lambda item: (item[1].shard, item[1].offset)):
-            if not entry.sliced:
-                self._bytes(name, entry)
+            for part in entry.parts or (entry,):
+                self._bytes(name, part)
             yield name, entry
 
     def read(self, name: str) -> Tensor:
@@ -119,25 +125,42 @@ class Bundle:
             CheckpointError: its bytes are damaged, or it is no plain array of numbers.
         """
         entry = self.entries[name]
-        if entry.sliced:
-            raise CheckpointError(
-                f"{self.prefix}: '{name}' is a partitioned variable, which discern does not put together",
-                hint="load and save the checkpoint in TensorFlow without a partitioner",
-            )
         if entry.dtype not in _TYPES:
             raise CheckpointError(
                 f"{self.prefix}: '{name}' is of TensorFlow's type {entry.dtype}, which is no plain number",
                 hint="give a checkpoint of the released ELECTRA code",
             )
         stored, dtype = _TYPES[entry.dtype]
+        array = self._joined(name, entry, stored) if entry.slices else self._array(name, entry, stored)
+        tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+        return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
+
+    def _array(self, name: str, entry: Entry, stored: str) -> NDArray[Any]:
+        """An array that stands in one piece, or one piece of an array."""
         if np.dtype(stored).itemsize * math.prod(entry.shape) != entry.size:
             raise CheckpointError(
                 f"{self.prefix}: '{name}' has shape {list(entry.shape)} and {entry.size:,} bytes, which do not go together",
                 hint=_AGAIN,
             )
-        array = np.frombuffer(self._bytes(name, entry), stored).reshape(entry.shape)
-        tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
-        return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
+        return np.frombuffer(self._bytes(name, entry), stored).reshape(entry.shape)
+
+    def _joined(self, name: str, entry: Entry, stored: str) -> NDArray[Any]:
+        """A partitioned variable, put together from its parts."""
+        parts = [(piece, self._array(f"{name}[{piece}]", part, stored)) for piece, part in self._parts(entry)]
+        # Before memory is taken for it: what the parts hold is in the files, what the shape says need not be.
+        if sum(array.size for _, array in parts) != math.prod(entry.shape):
+            raise CheckpointError(f"{self.prefix}: the parts of '{name}' are not {list(entry.shape)} in all", hint=_AGAIN)
+        joined, filled = np.zeros(entry.shape, stored), np.zeros(entry.shape, np.bool_)
+        for piece, array in parts:
+            place = piece.within(entry.shape)
+            joined[place], filled[place] = array, True
+        if not filled.all():
+            raise CheckpointError(f"{self.prefix}: the parts of '{name}' overlap and leave some of it out", hint=_AGAIN)
+        return joined
+
+    @staticmethod
+    def _parts(entry: Entry) -> Iterator[tuple[Slice, Entry]]:
+        return zip(entry.slices, entry.parts, strict=True)
 
     def _bytes(self, name: str, entry: Entry) -> bytes:
         path = self.shard_path(entry.shard)
@@ -156,7 +179,7 @@ class Bundle:
 
     def _check_sizes(self) -> None:
         needed: dict[int, int] = {}
-        for entry in self.entries.values():
+        for entry in (part for whole in self.entries.values() for part in whole.parts or (whole,)):
             needed[entry.shard] = max(needed.get(entry.shard, 0), entry.offset + entry.size)
         for shard, size in sorted(needed.items()):
             path = self.shard_path(shard)
@@ -222,13 +245,47 @@ def _num_shards(header: bytes) -> int:
     return shards
 
 
+def _entries(table: Mapping[bytes, bytes]) -> dict[str, Entry]:
+    """Every variable; those that are partitioned with their parts."""
+    found = {key: _entry(message) for key, message in table.items()}
+    entries: dict[str, Entry] = {}
+    claimed: set[bytes] = set()
+    for key, entry in found.items():
+        if key.startswith(PART_KEYS):
+            continue
+        name = key.decode("utf-8")
+        if entry.slices:
+            keys = [piece.key(name) for piece in entry.slices]
+            claimed.update(keys)
+            entry = _with_parts(name, entry, [found.get(each) for each in keys])
+        entries[name] = entry
+    stray = next((key for key in found if key.startswith(PART_KEYS) and key not in claimed), None)
+    if stray is not None:
+        raise MalformedError(f"a part of no variable, under the key {stray!r}")
+    return entries
+
+
+def _with_parts(name: str, entry: Entry, parts: Sequence[Entry | None]) -> Entry:
+    """A partitioned variable, once each of its parts is there and of the size that its slice has."""
+    present = []
+    for piece, part in zip(entry.slices, parts, strict=True):
+        if part is None:
+            raise MalformedError(f"'{name}' is partitioned, and its part [{piece}] is missing")
+        sizes = tuple(place.stop - place.start for place in piece.within(entry.shape))
+        if part.slices or part.dtype != entry.dtype or part.shape != sizes:
+            raise MalformedError(f"'{name}' is partitioned, and its part [{piece}] is of shape {list(part.shape)}")
+        present.append(part)
+    return replace(entry, parts=tuple(present), shard=0, offset=0, size=sum(part.size for part in present))
+
+
 def _entry(message: bytes) -> Entry:
     """Of a BundleEntryProto."""
     found: dict[int, int | bytes] = {}
-    sliced = False
+    slices = []
     for key, value in fields(message):
         found[key] = value
-        sliced = sliced or key == 7
+        if key == 7:
+            slices.append(read_slice(content(value)))
     return Entry(
         dtype=number(found.get(1, 0)),
         shape=_shape(content(found.get(2, b""))),
@@ -236,7 +293,7 @@ def _entry(message: bytes) -> Entry:
         offset=number(found.get(4, 0)),
         size=number(found.get(5, 0)),
         checksum=unmasked(number(found.get(6, 0))),
-        sliced=sliced,
+        slices=tuple(slices),
     )
 
 
