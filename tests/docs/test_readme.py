@@ -8,6 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from discern.config.presets import usual_vocabulary
+from discern.data.synthetic import SPECIAL
+from discern.objectives.base import Vocabulary
+from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.runs import build_objective
 
 README = Path(__file__).parents[2] / "README.md"
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
@@ -55,6 +62,21 @@ def test_the_commands_of_your_own_text_run(tmp_path: Path) -> None:
     run_lines(commands, tmp_path)
     assert len((tmp_path / "predicted.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "models" / "stars" / "config.json").is_file()
+
+
+def test_the_parameters_of_the_presets_are_those_that_bench_counts() -> None:
+    rows = re.findall(r"^\| (`.*) \| .* \| (.* M) \|$", README.read_text(encoding="utf-8"), flags=re.M)
+    stated = {
+        name: size for names, sizes in rows for name, size in zip(re.findall("`(.*?)`", names), sizes.split(", "), strict=True)
+    }
+    assert {"electra-small", "cpu-small", "mlm-small", "xlnet-cpu", "demo"} <= stated.keys()
+    for name, size in stated.items():
+        config = load_pretrain_config(None, name).config
+        with torch.device("meta"):
+            objective = build_objective(config, Vocabulary(usual_vocabulary(name), SPECIAL))
+        counted = sum(parameter.numel() for parameter in objective.parameters()) / 1e6
+        decimals = len(size.removesuffix(" M").partition(".")[2])
+        assert size == f"{counted:.{decimals}f} M", name
 
 
 def test_every_command_that_the_pages_show_exists() -> None:

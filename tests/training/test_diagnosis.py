@@ -15,7 +15,6 @@ from discern.objectives.base import BuildSettings, Objective
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training.diagnosis import (
     Expectations,
-    Watchman,
     compare_lengths,
     embedding_gradients,
     embedding_norm,
@@ -26,6 +25,7 @@ from discern.training.diagnosis import (
     judge_held_out,
     judge_loss_shares,
 )
+from discern.training.watchman import Watchman, settled_from, too_early
 from discern.types import LossTerm, StepOutput
 from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.support import SPECIAL, make_batch, settings
@@ -246,3 +246,40 @@ def test_the_watchman_looks_at_loss_shares_and_at_the_embeddings() -> None:
     (drift,) = watchman.notes(3, {}, norm=3.5)
     assert drift.startswith("warning: embedding_norm_drift 3.5000 is high: ")
     assert Watchman(0, RTD).notes(3, {}, norm=3.5) == []
+
+
+ON = {"model.initialisation": "local", "objective.tying": "gradient-disentangled", "objective.discriminator_head": "bilinear"}
+
+
+def test_nothing_is_advised_that_is_on_already() -> None:
+    figures = {"discriminator_recall": 0.0, "replaced_fraction": 0.15, "sampled_accuracy": 0.0}
+    for given, there in ((ON, False), (dict.fromkeys(ON, "other"), True), ({}, True)):
+        found = judge_held_out(figures, replace(RTD, settings=given))
+        assert {finding.verdict for finding in found} == {"low", "high"}
+        advice = " ".join(finding.knob for finding in [*found, judge_drift(5.0, 1.0, given)])
+        assert ("local" in advice) == ("bilinear" in advice) == there
+        assert "a lower optimizer.learning_rate" in advice
+    (found, _) = judge_held_out(figures, replace(RTD, settings={"objective.generator_size": 1.0}))
+    assert found.knob == "longer training"  # no larger generator, and an objective without these settings
+
+
+def test_the_missing_one_of_several_settings_is_advised_alone() -> None:
+    settings = ON | {"objective.discriminator_head": "linear"}
+    (found,) = judge_held_out({"discriminator_recall": 0.0}, replace(RTD, settings=settings))
+    expected = "for small networks objective.discriminator_head = 'bilinear' (as preset cpu-small)"
+    assert found.knob == f"a lower optimizer.learning_rate; {expected}"
+
+
+def test_it_is_too_early_to_tell_before_a_run_has_settled() -> None:
+    assert settled_from(warmup_steps=500, max_steps=22_000) == 1000
+    assert settled_from(warmup_steps=10_000, max_steps=1_000_000) == 10_000
+    assert settled_from(warmup_steps=5, max_steps=100) == 10
+    (recall,) = judge_held_out({"discriminator_recall": 0.0}, RTD)
+    early = too_early(recall, 209, 1000)
+    assert (early.verdict, early.knob, early.value) == ("unknown", "", 0.0)
+    assert early.cause == "too early to tell at step 209; this can be judged from step 1,000 on"
+    assert too_early(recall, 1000, 1000) is recall
+    (fine,) = judge_held_out({"discriminator_recall": 0.5}, RTD)
+    (duplicates,) = judge_duplicates(10, 9)
+    assert too_early(fine, 1, 1000) is fine
+    assert too_early(duplicates, 1, 1000) is duplicates

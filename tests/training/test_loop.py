@@ -18,13 +18,14 @@ from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.diagnosis import Expectations, Watchman
+from discern.training.diagnosis import Expectations
 from discern.training.flops import Flops, RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal, read_metrics
 from discern.training.loop import train
 from discern.training.parallel import Ranks
 from discern.training.parts import Parts, State
+from discern.training.watchman import Watchman
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import SPECIAL, MemorySplit, random_documents, settings
 

@@ -13,7 +13,7 @@ from discern.cli.main import main
 from discern.data.shards import TokenData
 from discern.errors import CheckpointError, DataError
 from discern.progress import Silent
-from discern.workflows.doctor import Diagnosis, examine
+from discern.workflows.doctor import CPU_TORCH, Diagnosis, examine
 from discern.workflows.runs import write_counts
 from tests.workflows.small_run import make_run
 from tests.workflows.test_evaluate import prepared
@@ -97,3 +97,26 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         shown = capsys.readouterr().out
         assert all(name in shown for name in ("replaced_fraction", "discriminator_recall", "embedding_gradient_cosine"))
     assert json.loads(shown)["step"] == 20
+
+
+def test_a_run_that_has_hardly_begun_is_not_judged_as_if_it_were_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "run", overrides=["train.max_steps=22000", "objective.name=mlm"], step=209)
+    data = prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
+    write_counts(tmp_path / "run", TokenData.open(data))
+    (gain,) = (finding for finding in look(tmp_path / "run").findings if finding.name == "mlm_gain")
+    assert (gain.verdict, gain.knob) == ("unknown", "")
+    assert gain.cause.startswith("too early to tell at step 209")
+    doctor(tmp_path / "run", sequences=16, device="cpu")
+    said = capsys.readouterr().out
+    assert "at step 209 of 22,000" in said
+    assert "it is too early to tell" in said.splitlines()[0]
+
+
+def test_a_cuda_build_without_a_gpu_is_told_how_to_become_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", "12.8")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert CPU_TORCH in look(None).facts["torch_build"]
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert "torch_build" not in look(None).facts

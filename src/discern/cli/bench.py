@@ -20,7 +20,15 @@ def bench(
     *,
     preset: PresetOption = None,
     set_: SetOption = None,
-    vocab_size: Annotated[int, typer.Option("--vocab-size", min=16, help="Entries of the vocabulary.")] = 30_522,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            "--vocab-size",
+            min=16,
+            help="Entries of the vocabulary. Default: what the preset is meant for; 30,522 for most, 8,192 for cpu-small.",
+            show_default=False,
+        ),
+    ] = None,
     fill: Annotated[
         float, typer.Option("--fill", min=0.05, max=1.0, help="Share of real tokens; below 1 the rows are of uneven length.")
     ] = 1.0,
@@ -89,6 +97,7 @@ def _sentence(figures: dict[str, Any]) -> str:
     if figures["processes"] > 1:
         place += f" in each of {figures['processes']} processes"
     return (
-        f"{name} ({figures['parameters']:,} parameters) in {figures['precision']} on {place}: "
+        f"{name} ({figures['parameters']:,} parameters with a vocabulary of {figures['vocab_size']:,}) in {figures['precision']} "
+        f"on {place}: "
         f"{rows} sequences of {figures['sequence_length']} a step{parts}, medians of {figures['steps']} steps."
     )

@@ -47,6 +47,9 @@ def _text(found: Diagnosis) -> str:
     facts += [f"  {'devices':<12} {', '.join(found.facts['devices']) or 'no GPU'}"] if "devices" in found.facts else []
     number = len(ailing(found.findings))
     verdict = "nothing is out of its usual band" if number == 0 else f"{number} out of the usual band"
+    early = sum(finding.cause.startswith("too early to tell") for finding in found.findings)
+    if early:
+        verdict += f"; for {early} figure{'s' if early > 1 else ''} it is too early to tell"
     return "\n".join([f"{found.subject}: {verdict}", *facts, "", *(line for each in found.findings for line in _lines(each))])
 
 

@@ -6,7 +6,7 @@ The bands and where they come from: docs/howto/doctor.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from discern.objectives.base import Objective
 from discern.objectives.rtd import ReplacedTokenDetection
 from discern.objectives.rtd_config import RTDConfig
+from discern.training.advice import LARGER_GENERATOR, LOCAL_START, LONGER, LOWER_RATE, SMALL_NETWORK, Advice, Settings, advise
 from discern.training.words import WordPrediction, word_prediction
 from discern.types import StepOutput
 
@@ -30,7 +31,7 @@ _LEAST_RECALL = 0.02
 _GENERATOR_TERMS = ("generator", "adversarial")
 _SURROGATES = ("adversarial",)
 # 50 to 1, from the first step (0.77) over the unigram plateau (0.74) to a good generator (0.87).
-_WEIGHTS = (1.0, 50.0)  # of generator and discriminator
+USUAL_WEIGHTS = (1.0, 50.0)  # of generator and discriminator
 _LOSS_SHARE = (0.7, 0.9)
 _COSINE = (-0.1, 1.0)  # measured: between -0.05 and 0.03
 _DRIFT = 3.0  # measured: 1.1 to 1.4 where the networks learn, 3.3 to 3.8 where they stay at the frequencies
@@ -93,6 +94,7 @@ class Expectations:
         weights: of the losses 'generator' and 'discriminator', where the loss is their sum and they stay as they are.
         discriminator_from: the step at which it begins to learn.
         words: of an encoder that predicts words at the chosen positions; None for others.
+        settings: of the run, by dotted key, so that nothing is advised that is on; empty: not known.
     """
 
     generator_learns: bool = True
@@ -100,10 +102,14 @@ class Expectations:
     weights: tuple[float, float] | None = None
     discriminator_from: int = 0
     words: WordPrediction | None = None
+    settings: Settings = field(default_factory=dict)
 
 
-def expectations(objective: Objective, max_steps: int) -> Expectations:
+def expectations(objective: Objective, max_steps: int, settings: Settings | None = None) -> Expectations:
     """Those of an objective as it is trained.
+
+    Args:
+        settings: of the run, by dotted key.
 
     Raises:
         ConfigError: its phases don't fit into `max_steps`.
@@ -115,8 +121,10 @@ def expectations(objective: Objective, max_steps: int) -> Expectations:
         first += phase.steps
     learns = "generator" in objective.networks()
     if not isinstance(objective, ReplacedTokenDetection):
-        return Expectations(learns, judges_all=False, discriminator_from=begins, words=word_prediction(objective))
-    return Expectations(learns, judges_all=True, weights=_fixed_weights(objective.config), discriminator_from=begins)
+        words = word_prediction(objective)
+        return Expectations(learns, judges_all=False, discriminator_from=begins, words=words, settings=settings or {})
+    weights = _fixed_weights(objective.config)
+    return Expectations(learns, judges_all=True, weights=weights, discriminator_from=begins, settings=settings or {})
 
 
 def _fixed_weights(config: RTDConfig) -> tuple[float, float] | None:
@@ -130,7 +138,7 @@ def judge_held_out(figures: Mapping[str, float], expected: Expectations) -> list
     found = []
     replaced, sampled = figures.get("replaced_fraction"), figures.get("sampled_accuracy")
     if expected.generator_learns and replaced is not None and sampled is not None and sampled < 1:
-        found.append(_replaced_fraction(replaced, replaced / (1 - sampled)))
+        found.append(_replaced_fraction(replaced, replaced / (1 - sampled), expected.settings))
     recall = figures.get("discriminator_recall")
     if recall is not None and not expected.judges_all:
         cause = "share of the replaced tokens that are called so; a band is known for objective 'rtd' alone"
@@ -145,17 +153,16 @@ def judge_held_out(figures: Mapping[str, float], expected: Expectations) -> list
                 low=(
                     f"the discriminator answers 'original' to everything (AUC {figures.get('discriminator_auc', 0.0):.2f}; 0.5 "
                     "is guessing): early in a run, or where the learning rate is too high or the network too small to begin",
-                    "a lower optimizer.learning_rate; for small networks model.initialisation = 'local', objective.tying = "
-                    "'gradient-disentangled' and objective.discriminator_head = 'bilinear' (preset cpu-small)",
+                    advise((LOWER_RATE, SMALL_NETWORK), expected.settings),
                 ),
             )
         )
     if expected.words is not None:
-        found += _gain(figures, expected.words)
+        found += _gain(figures, expected.words, expected.settings)
     return found
 
 
-def _gain(figures: Mapping[str, float], words: WordPrediction) -> list[Finding]:
+def _gain(figures: Mapping[str, float], words: WordPrediction, settings: Settings) -> list[Finding]:
     """How far the prediction of words is below what their frequencies alone would give."""
     loss = figures.get(words.figure)
     right = figures.get("sampled_accuracy") if words.right is None else words.right
@@ -172,13 +179,13 @@ def _gain(figures: Mapping[str, float], words: WordPrediction) -> list[Finding]:
             low=(
                 f"the network knows little more than how frequent words are: {compared}; early in a run, or where it is too "
                 "small to begin",
-                words.knob,
+                advise(words.advice, settings),
             ),
         )
     ]
 
 
-def _replaced_fraction(replaced: float, chosen: float) -> Finding:
+def _replaced_fraction(replaced: float, chosen: float, settings: Settings) -> Finding:
     """The band follows from how many of the `chosen` positions the generator restores by its samples."""
     return judge(
         "replaced_fraction",
@@ -192,7 +199,7 @@ def _replaced_fraction(replaced: float, chosen: float) -> Finding:
         ),
         high=(
             "the generator is weak: hardly a sample is the original, as long as it knows no more than how frequent words are",
-            "longer training; for small networks model.initialisation = 'local'; a larger objective.generator_size",
+            advise((LONGER, LOCAL_START, LARGER_GENERATOR), settings),
         ),
     )
 
@@ -208,8 +215,8 @@ def judge_loss_shares(output: StepOutput, expected: Expectations) -> list[Findin
     if len(parts) < 2 or whole <= 0:
         return []
     return [
-        _discriminator_share(part / whole)
-        if name == "discriminator" and expected.weights == _WEIGHTS
+        discriminator_share(part / whole)
+        if name == "discriminator" and expected.weights == USUAL_WEIGHTS
         else Finding(
             f"{name}_loss_share", part / whole, None, "unknown", "share of the weighted loss", f"objective.{name}_weight"
         )
@@ -217,7 +224,7 @@ def judge_loss_shares(output: StepOutput, expected: Expectations) -> list[Findin
     ]
 
 
-def _discriminator_share(share: float) -> Finding:
+def discriminator_share(share: float) -> Finding:
     return judge(
         "discriminator_loss_share",
         share,
@@ -318,8 +325,8 @@ def _word_embeddings(objective: Objective) -> Tensor:
     return weights
 
 
-def judge_drift(now: float, before: float) -> Finding:
-    """`embedding_norm`, as a multiple of what it was at the start."""
+def judge_drift(now: float, before: float, settings: Settings | None = None) -> Finding:
+    """`embedding_norm`, as a multiple of what it was at the start; `settings` of the run, by dotted key."""
     return judge(
         "embedding_norm_drift",
         now / before,
@@ -328,55 +335,9 @@ def judge_drift(now: float, before: float) -> Finding:
         high=(
             "the word embeddings have grown far beyond their start: what they do while only the words' frequencies are learned, "
             "or at too high a learning rate",
-            "a larger model.initializer_range with model.initialisation = 'local', or a lower optimizer.learning_rate",
+            advise((Advice("a larger model.initializer_range"), LOCAL_START, LOWER_RATE), settings or {}),
         ),
     )
-
-
-class Watchman:
-    """Tells of what is not fine while a run goes on, each thing once.
-
-    Args:
-        quiet_steps: after a network has begun to learn, when nothing can be expected of it yet.
-        expected: of the objective.
-        start_norm: `embedding_norm` of the weights that the run began with; None: it is not known.
-    """
-
-    def __init__(self, quiet_steps: int, expected: Expectations, start_norm: float | None = None) -> None:
-        self._quiet = quiet_steps
-        self._expected = expected
-        self._start_norm = start_norm
-        self._told: set[str] = set()
-
-    def notes(self, step: int, figures: Mapping[str, float], norm: float | None = None) -> list[str]:
-        """New warnings after an evaluation.
-
-        Args:
-            norm: `embedding_norm` of the objective now.
-        """
-        if step < self._quiet:
-            return []
-        if step < self._expected.discriminator_from + self._quiet:
-            figures = {name: value for name, value in figures.items() if not name.startswith("discriminator")}
-        found = judge_held_out(figures, self._expected)
-        generator, discriminator = figures.get("generator_loss"), figures.get("discriminator_loss")
-        if self._expected.weights == _WEIGHTS and generator is not None and discriminator is not None:
-            share = _WEIGHTS[1] * discriminator
-            found.append(_discriminator_share(share / (_WEIGHTS[0] * generator + share)))
-        if norm is not None and self._start_norm is not None:
-            found.append(judge_drift(norm, self._start_norm))
-        return [warning_of(finding) for finding in found if self._is_new(finding)]
-
-    def _is_new(self, finding: Finding) -> bool:
-        if finding.verdict not in ("low", "high") or finding.name in self._told:
-            return False
-        self._told.add(finding.name)
-        return True
-
-
-def warning_of(finding: Finding) -> str:
-    """A line about what is not fine."""
-    return f"warning: {finding.name} {finding.value:.4f} is {finding.verdict}: {finding.cause}; try {finding.knob}"
 
 
 def ailing(findings: Iterable[Finding]) -> list[Finding]:

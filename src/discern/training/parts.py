@@ -12,12 +12,12 @@ from discern.data.ordering import Integers
 from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.diagnosis import Watchman
 from discern.training.evaluation import HeldoutRows
 from discern.training.flops import RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal
 from discern.training.parallel import Ranks
+from discern.training.watchman import Watchman
 from discern.types import TokenBatch
 
 

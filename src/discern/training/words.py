@@ -12,6 +12,7 @@ from discern.objectives.base import Objective, Vocabulary
 from discern.objectives.mlm import MaskedLanguageModel
 from discern.objectives.permutation_lm import PermutationLanguageModel
 from discern.objectives.replace_mlm import ReplaceMLM
+from discern.training.advice import LOCAL_START, LONGER, Advice
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,14 @@ class WordPrediction:
         entropy: of the words' frequencies, in nats.
         shown: share of the chosen positions at which a word stands; the others show nothing of the answer.
         right: share of these at which it is the answer; None: that of the samples, `sampled_accuracy`.
-        knob: what helps a network that does not.
+        advice: what helps a network that does not.
     """
 
     figure: str
     entropy: float
     shown: float = 0.0
     right: float | None = 0.0
-    knob: str = "longer training"
+    advice: tuple[Advice, ...] = (LONGER,)
 
     def loss_without_context(self, right: float) -> float:
         """Nats of one who knows the frequencies, and how far to believe the word that stands there, but reads nothing else."""
@@ -50,16 +51,15 @@ def word_prediction(objective: Objective) -> WordPrediction | None:
     if objective.config.masking == "rarity":
         return None
     hidden = objective.config.mask_token_probability
-    hints = ["longer training"]
+    advice = [LONGER]
     if isinstance(objective.encoder, BertEncoder):
-        hints.append("for small networks model.initialisation = 'local'")
+        advice.append(LOCAL_START)
     if hidden == 1:
-        hints.append("objective.mask_token_probability = 0.85, which leaves some of the chosen words in sight")
-    knob = "; ".join(hints)
+        advice.append(Advice("objective.mask_token_probability = 0.85, which leaves some of the chosen words in sight"))
     if isinstance(objective, ReplaceMLM):
-        return WordPrediction("mlm_loss", entropy, shown=1.0, right=None, knob=knob)
+        return WordPrediction("mlm_loss", entropy, shown=1.0, right=None, advice=tuple(advice))
     kept = 1 - hidden - objective.config.random_token_probability
-    return WordPrediction("mlm_loss", entropy, 1 - hidden, kept / (1 - hidden) if hidden < 1 else 0.0, knob)
+    return WordPrediction("mlm_loss", entropy, 1 - hidden, kept / (1 - hidden) if hidden < 1 else 0.0, tuple(advice))
 
 
 def _word_entropy(vocabulary: Vocabulary) -> float | None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from discern import kernels
+from discern.config.presets import usual_vocabulary
 from discern.data.synthetic import SPECIAL, SyntheticParts, SyntheticRows
 from discern.errors import ConfigError
 from discern.objectives.base import Objective, Phase, Vocabulary
@@ -43,7 +44,7 @@ class BenchRequest:
         preset: name of a preset, or None.
         overrides: "section.key=value".
         device: 'auto', 'cpu', 'cuda', ...
-        vocab_size: V of the made-up text.
+        vocab_size: V of the made-up text; None: that which the preset is meant for.
         fill: share of real tokens in its rows.
         span: how long to measure each of forward and training.
     """
@@ -52,9 +53,14 @@ class BenchRequest:
     preset: str | None = None
     overrides: Sequence[str] = ()
     device: str = "auto"
-    vocab_size: int = 30_522
+    vocab_size: int | None = None
     fill: float = 1.0
     span: Span = field(default_factory=lambda: Span(None, 8.0))
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the vocabulary."""
+        return self.vocab_size or usual_vocabulary(self.preset)
 
 
 def bench(request: BenchRequest, progress: Progress) -> dict[str, Any] | None:
@@ -67,8 +73,8 @@ def bench(request: BenchRequest, progress: Progress) -> dict[str, Any] | None:
     with join_ranks(request.device) as ranks:
         check_shares(config, ranks)
         # Speed doesn't depend on which words are frequent, so any counts will do.
-        counts = torch.ones(request.vocab_size, dtype=torch.int64)
-        vocabulary = Vocabulary(request.vocab_size, SPECIAL, counts)
+        counts = torch.ones(request.vocabulary, dtype=torch.int64)
+        vocabulary = Vocabulary(request.vocabulary, SPECIAL, counts)
         check_parameters(config, vocabulary, ranks.device)
         objective = build_objective(config, vocabulary)
         objective.initialise(config.train.seed)
@@ -94,7 +100,7 @@ def _parts(request: BenchRequest, config: PretrainConfig, objective: Objective, 
     """What the loop runs on, without anything that is written."""
     train = config.train
     rows = SyntheticRows(
-        request.vocab_size, config.data.sequence_length, request.fill, _STEPS_OF_ROWS * train.sequences_per_step, train.seed
+        request.vocabulary, config.data.sequence_length, request.fill, _STEPS_OF_ROWS * train.sequences_per_step, train.seed
     )
     return Parts(
         objective=objective,
@@ -170,7 +176,7 @@ def _described(request: BenchRequest, config: PretrainConfig, parts: Parts) -> d
         "sequence_length": config.data.sequence_length,
         "sequences_per_step": train.sequences_per_step,
         "micro_batch_size": train.micro_batch_size or train.sequences_per_step // parts.ranks.world,
-        "vocab_size": request.vocab_size,
+        "vocab_size": request.vocabulary,
         "fill": request.fill,
         "precision": parts.precision,
         "compile": train.compile,

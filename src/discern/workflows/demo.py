@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.config.presets import usual_vocabulary
 from discern.data.documentation import collect
 from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import DataError
@@ -23,7 +24,7 @@ from discern.workflows.prepare import PrepareRequest, prepare
 from discern.workflows.pretrain import PretrainRequest, pretrain
 from discern.workflows.report import report
 
-VOCABULARY = 4096
+VOCABULARY = usual_vocabulary("demo")
 # Sentences of the kind that documentation is made of, with a word put in that does not belong: (before, word, after).
 SENTENCES = (
     ("Return the number of elements in the", "because", "."),

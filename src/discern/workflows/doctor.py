@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from discern import __version__, kernels
+from discern.config.tree import flatten
 from discern.corruption.randomness import Randomness
 from discern.data.shards import TokenData
 from discern.data.source import RowStream, training_rows
@@ -35,10 +36,14 @@ from discern.training.diagnosis import (
 )
 from discern.training.evaluation import EVALUATION_SEED, evaluate
 from discern.training.parallel import Ranks, choose_device
+from discern.training.watchman import settled_from, too_early
 from discern.workflows.pretrain import heldout_stream
 from discern.workflows.runs import LoadedRun, build_objective, load_run
 
 _GRADIENT_ROWS = 32
+
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+"""Installs PyTorch without the libraries of CUDA."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,14 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     statistics = run.record.get("statistics", {})
     findings = judge_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
     findings.append(_drift(run))
-    facts = {"run": str(folder), "step": run.step, "objective": run.config.objective.name}
+    steps = run.config.train.max_steps
+    subject = f"{folder} at step {run.step:,} of {steps:,}"
+    facts: dict[str, Any] = {"run": str(folder), "step": run.step, "max_steps": steps, "objective": run.config.objective.name}
     try:
         stream, facts["text"] = _text(run)
     except DataError as problem:
         warn(f"its data set cannot be read, so only the weights were looked at: {problem.message}")
-        return Diagnosis(f"{folder} at step {run.step:,}", facts, findings)
+        return Diagnosis(subject, facts, [_as_far_as_it_is(each, run, Expectations()) for each in findings])
     ranks = Ranks(0, 1, choose_device(device))
     objective = run.objective.to(ranks.device)
     rows = min(sequences, stream.num_rows)
@@ -86,9 +93,15 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     finally:
         progress.finish()
     facts["figures"] = figures
-    expected = expectations(objective, run.config.train.max_steps)
-    held_out = judge_held_out(figures, expected)
-    return Diagnosis(f"{folder} at step {run.step:,}", facts, held_out + _gradients(run, stream, ranks, expected) + findings)
+    expected = expectations(objective, steps, flatten(run.config))
+    found = judge_held_out(figures, expected) + _gradients(run, stream, ranks, expected) + findings
+    return Diagnosis(subject, facts, [_as_far_as_it_is(each, run, expected) for each in found])
+
+
+def _as_far_as_it_is(finding: Finding, run: LoadedRun, expected: Expectations) -> Finding:
+    """The finding, without a verdict where the run is not far enough for one."""
+    begins = expected.discriminator_from if finding.name.startswith("discriminator") else 0
+    return too_early(finding, run.step, begins + settled_from(run.config.optimizer.warmup_steps, run.config.train.max_steps))
 
 
 def _text(run: LoadedRun) -> tuple[RowStream, str]:
@@ -126,7 +139,7 @@ def _drift(run: LoadedRun) -> Finding:
     """Against the weights that the run's seed gives, which are where it began unless it was initialised from a model."""
     start = build_objective(run.config, run.vocabulary)
     start.initialise(run.config.train.seed)
-    return judge_drift(embedding_norm(run.objective), embedding_norm(start))
+    return judge_drift(embedding_norm(run.objective), embedding_norm(start), flatten(run.config))
 
 
 def examine_machine(folder: Path) -> Diagnosis:
@@ -145,6 +158,8 @@ def examine_machine(folder: Path) -> Diagnosis:
         "kernels": loaded.reason,
         "devices": _gpus(),
     }
+    if torch.version.cuda is not None and not facts["devices"]:
+        facts["torch_build"] = f"for CUDA {torch.version.cuda}, but there is no GPU; the CPU build saves 5 GB: {CPU_TORCH}"
     findings = [
         judge(
             "threads",

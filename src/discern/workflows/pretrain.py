@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.config.tree import flatten
 from discern.data.mixture import MixedStream
 from discern.data.shards import TokenData
 from discern.data.source import RowStream, heldout_rows, training_rows
@@ -17,7 +18,7 @@ from discern.objectives.base import Objective
 from discern.progress import Progress, Silent
 from discern.training import checkpoint
 from discern.training.config import NO_STEP_LIMIT, TrainConfig
-from discern.training.diagnosis import Watchman, ailing, embedding_norm, expectations, judge_duplicates, warning_of
+from discern.training.diagnosis import ailing, embedding_norm, expectations, judge_duplicates
 from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, stop_on_signals
 from discern.training.journal import Journal, read_metrics
@@ -25,6 +26,7 @@ from discern.training.loop import train
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.parts import BatchSource, Parts, State
 from discern.training.precision import resolve_precision
+from discern.training.watchman import Watchman, settled_from, warning_of
 from discern.workflows.generator_start import start_generator
 from discern.workflows.locks import Claim
 from discern.workflows.request import PretrainRequest as PretrainRequest
@@ -152,7 +154,7 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
                 progress=listener,
                 stop=stop,
                 header={"data_fingerprint": data.fingerprint, "tokenizer_fingerprint": data.tokenizer_fingerprint},
-                watchman=Watchman(config.optimizer.warmup_steps, expectations(objective, steps), run.start_norm),
+                watchman=_watchman(config, objective, run.start_norm),
                 flops=run_flops(objective, steps, config.data.sequence_length, config.train.sequences_per_step),
             ),
             state,
@@ -296,3 +298,10 @@ def leave_if_stopped(stop: StopRequest, state: State, progress: Progress) -> Non
         if stop.signal == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + (stop.signal or 0))
+
+
+def _watchman(config: PretrainConfig, objective: Objective, start_norm: float | None) -> Watchman:
+    """Tells of what is not as usual, as soon as that can be told."""
+    steps = config.train.max_steps
+    expected = expectations(objective, steps, flatten(config))
+    return Watchman(settled_from(config.optimizer.warmup_steps, steps), expected, start_norm)

@@ -1,0 +1,85 @@
+"""Tells of what ails a run while it goes on, and from which step on that can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from discern.training.diagnosis import (
+    USUAL_WEIGHTS,
+    Expectations,
+    Finding,
+    discriminator_share,
+    judge_drift,
+    judge_held_out,
+)
+
+_OF_PROGRESS = ("replaced_fraction", "discriminator_recall", "embedding_norm_drift")
+_OF_PROGRESS_ENDINGS = ("_gain", "_loss_share")
+# Networks that learn showed it within 1,400 steps (docs/howto/doctor.md); a run of fewer steps is judged after a tenth of it.
+_EARLY_STEPS = 1000
+
+
+def settled_from(warmup_steps: int, max_steps: int) -> int:
+    """The step from which figures that depend on the progress of a run can be judged, counted from where learning begins."""
+    return max(warmup_steps, min(max_steps // 10, _EARLY_STEPS))
+
+
+def too_early(finding: Finding, step: int, settled: int) -> Finding:
+    """The finding; if it depends on how far the run is, and it is too early to tell, without a verdict.
+
+    Args:
+        settled: the first step to judge it at.
+    """
+    depends = finding.name in _OF_PROGRESS or finding.name.endswith(_OF_PROGRESS_ENDINGS)
+    if step >= settled or not depends or finding.verdict not in ("low", "high"):
+        return finding
+    cause = f"too early to tell at step {step:,}; this can be judged from step {settled:,} on"
+    return replace(finding, verdict="unknown", cause=cause, knob="")
+
+
+class Watchman:
+    """Tells of what is not fine while a run goes on, each thing once.
+
+    Args:
+        quiet_steps: after a network has begun to learn, when nothing can be expected of it yet.
+        expected: of the objective.
+        start_norm: `embedding_norm` of the weights that the run began with; None: it is not known.
+    """
+
+    def __init__(self, quiet_steps: int, expected: Expectations, start_norm: float | None = None) -> None:
+        self._quiet = quiet_steps
+        self._expected = expected
+        self._start_norm = start_norm
+        self._told: set[str] = set()
+
+    def notes(self, step: int, figures: Mapping[str, float], norm: float | None = None) -> list[str]:
+        """New warnings after an evaluation.
+
+        Args:
+            norm: `embedding_norm` of the objective now.
+        """
+        if step < self._quiet:
+            return []
+        if step < self._expected.discriminator_from + self._quiet:
+            figures = {name: value for name, value in figures.items() if not name.startswith("discriminator")}
+        found = judge_held_out(figures, self._expected)
+        generator, discriminator = figures.get("generator_loss"), figures.get("discriminator_loss")
+        if self._expected.weights == USUAL_WEIGHTS and generator is not None and discriminator is not None:
+            share = USUAL_WEIGHTS[1] * discriminator
+            found.append(discriminator_share(share / (USUAL_WEIGHTS[0] * generator + share)))
+        if norm is not None and self._start_norm is not None:
+            found.append(judge_drift(norm, self._start_norm, self._expected.settings))
+        return [warning_of(finding) for finding in found if self._is_new(finding)]
+
+    def _is_new(self, finding: Finding) -> bool:
+        if finding.verdict not in ("low", "high") or finding.name in self._told:
+            return False
+        self._told.add(finding.name)
+        return True
+
+
+def warning_of(finding: Finding) -> str:
+    """A line about what is not fine."""
+    knob = f"; try {finding.knob}" if finding.knob else ""
+    return f"warning: {finding.name} {finding.value:.4f} is {finding.verdict}: {finding.cause}{knob}"
