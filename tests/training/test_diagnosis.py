@@ -26,6 +26,7 @@ from discern.training.diagnosis import (
     judge_loss_shares,
 )
 from discern.training.watchman import Watchman, settled_from, too_early
+from discern.training.words import WordPrediction, doubt_at_shown_words
 from discern.types import LossTerm, StepOutput
 from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.support import SPECIAL, make_batch, settings
@@ -83,8 +84,8 @@ def counting(counts: dict[int, int], **model: Any) -> BuildSettings:
     [
         # Four words, evenly frequent: ln 4 nats without any knowledge of the input.
         ("mlm", {"mask_token_probability": 1.0, "random_token_probability": 0.0}, None, math.log(4)),
-        # At a fifth of the positions a word stands, right in half of the cases: one bit, and ln 4 more in the other half.
-        ("mlm", {}, None, 0.8 * math.log(4) + 0.2 * (math.log(2) + math.log(4) / 2)),
+        # 85/15: what stands in sight is right.
+        ("mlm", {"mask_token_probability": 0.85, "random_token_probability": 0.0}, None, 0.85 * math.log(4)),
         ("replace-mlm", {}, 0.25, -0.25 * math.log(0.25) - 0.75 * math.log(0.75) + 0.75 * math.log(4)),
     ],
 )
@@ -103,6 +104,34 @@ def test_words_are_to_be_predicted_better_than_by_their_frequencies(
     (learns,) = judge_held_out({**figures, "mlm_loss": blind - 0.5}, expected)
     assert (learns.value, learns.verdict) == (pytest.approx(0.5), "fine")
     assert len(Watchman(0, expected).notes(5, {**figures, "mlm_loss": blind})) == 1
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 1.0])
+def test_what_a_word_in_sight_leaves_open_by_enumeration(kept: float) -> None:
+    """The joint distribution of original and seen word, written out; words that never occur may be seen as well."""
+    frequencies = torch.tensor([0.6, 0.25, 0.1, 0.05, 0.0, 0.0], dtype=torch.float64)
+    joint = kept * frequencies.diag() + (1 - kept) / 6 * frequencies[:, None].expand(6, 6)
+    by_hand = torch.special.entr(joint).sum() - torch.special.entr(joint.sum(0)).sum()
+    found = doubt_at_shown_words(frequencies, kept)
+    assert found == pytest.approx(float(by_hand), abs=1e-12)
+    # It is below what follows from `kept` alone, which was the bound.
+    coarse = WordPrediction("", float(torch.special.entr(frequencies).sum()), shown=1.0).loss_without_context(kept)
+    assert found < coarse + 1e-12
+    assert (found < coarse - 0.05) is (0 < kept < 1)
+
+
+def test_the_bound_of_80_10_10_is_that_entropy() -> None:
+    counts = {5: 60, 6: 25, 7: 10, 8: 5}
+    factory = objectives.load("mlm")
+    objective = factory(factory.Config(), counting(counts))
+    words = expectations(objective, 100).words
+    assert words is not None
+    frequencies = torch.zeros(objective.vocabulary.size, dtype=torch.float64)
+    for token, count in counts.items():
+        frequencies[token] = count / 100
+    entropy = float(torch.special.entr(frequencies).sum())
+    expected = 0.8 * entropy + 0.2 * doubt_at_shown_words(frequencies, 0.5)
+    assert words.loss_without_context(0.5) == pytest.approx(expected)
 
 
 def test_words_of_a_permutation_are_hidden() -> None:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from discern.model.bert import BertEncoder
 from discern.objectives.base import Objective, Vocabulary
@@ -24,6 +26,8 @@ class WordPrediction:
         entropy: of the words' frequencies, in nats.
         shown: share of the chosen positions at which a word stands; the others show nothing of the answer.
         right: share of these at which it is the answer; None: that of the samples, `sampled_accuracy`.
+        doubt: nats that are left there for one who reads that word alone; None: they follow from `right`, as nobody knows how
+            the wrong words come about.
         advice: what helps a network that does not.
     """
 
@@ -31,21 +35,25 @@ class WordPrediction:
     entropy: float
     shown: float = 0.0
     right: float | None = 0.0
+    doubt: float | None = None
     advice: tuple[Advice, ...] = (LONGER,)
 
     def loss_without_context(self, right: float) -> float:
         """Nats of one who knows the frequencies, and how far to believe the word that stands there, but reads nothing else."""
-        doubt = -sum(share * math.log(share) for share in (right, 1 - right) if share > 0)
-        return (1 - self.shown) * self.entropy + self.shown * (doubt + (1 - right) * self.entropy)
+        doubt = self.doubt
+        if doubt is None:
+            doubt = (1 - right) * self.entropy - sum(share * math.log(share) for share in (right, 1 - right) if share > 0)
+        return (1 - self.shown) * self.entropy + self.shown * doubt
 
 
 def word_prediction(objective: Objective) -> WordPrediction | None:
     """What an objective's encoder has to beat; None where it predicts no words at chosen positions alone, or not any words."""
     if not isinstance(objective, MaskedLanguageModel | ReplaceMLM | PermutationLanguageModel):
         return None
-    entropy = _word_entropy(objective.vocabulary)
-    if entropy is None:
+    frequencies = _frequencies(objective.vocabulary)
+    if frequencies is None:
         return None
+    entropy = float(torch.special.entr(frequencies).sum())
     if isinstance(objective, PermutationLanguageModel):
         return WordPrediction("permutation_lm_loss", entropy)
     if objective.config.masking == "rarity":
@@ -58,15 +66,36 @@ def word_prediction(objective: Objective) -> WordPrediction | None:
         advice.append(Advice("objective.mask_token_probability = 0.85, which leaves some of the chosen words in sight"))
     if isinstance(objective, ReplaceMLM):
         return WordPrediction("mlm_loss", entropy, shown=1.0, right=None, advice=tuple(advice))
-    kept = 1 - hidden - objective.config.random_token_probability
-    return WordPrediction("mlm_loss", entropy, 1 - hidden, kept / (1 - hidden) if hidden < 1 else 0.0, tuple(advice))
+    shown = 1 - hidden
+    kept = (shown - objective.config.random_token_probability) / shown if shown > 0 else 0.0
+    return WordPrediction("mlm_loss", entropy, shown, kept, doubt_at_shown_words(frequencies, kept), tuple(advice))
 
 
-def _word_entropy(vocabulary: Vocabulary) -> float | None:
-    """Nats; the special tokens, which nobody predicts, left out. None where no frequencies are known."""
+def doubt_at_shown_words(frequencies: Float[Tensor, "V"], kept: float) -> float:
+    """Nats that the original keeps for one who sees the word that stands in its place, and knows how it came there.
+
+    The original stands with probability `kept`, else any of the V entries, evenly. So a frequent word that is seen is almost
+    surely the original, and a rare one almost surely is not, which tells more than `kept` alone: this is the conditional
+    entropy, the least that can be had without context.
+
+    Args:
+        frequencies: of the originals; they sum to 1.
+        kept: of the positions where a word stands, the share at which it is the original.
+    """
+    random = (1 - kept) / len(frequencies)
+    same = kept * frequencies + random * frequencies  # P(original = seen = this word)
+    seen = kept * frequencies + random
+    entropy = torch.special.entr(frequencies)
+    # Of the originals w that are not the word seen: the sum of -random p(w) log(random p(w)).
+    others = random * (entropy.sum() - entropy) - torch.special.xlogy(random * (1 - frequencies), random)
+    return float((torch.special.entr(same) + others - torch.special.entr(seen)).sum())
+
+
+def _frequencies(vocabulary: Vocabulary) -> Float[Tensor, "V"] | None:
+    """Of the words; the special tokens, which nobody predicts, have 0. None where no frequencies are known."""
     if vocabulary.token_counts is None:
         return None
     counts = vocabulary.token_counts.double().clone()
     special = vocabulary.special
     counts[[special.pad, special.cls, special.sep, special.mask]] = 0
-    return float(torch.special.entr(counts / counts.sum()).sum()) if bool(counts.any()) else None
+    return counts / counts.sum() if bool(counts.any()) else None
