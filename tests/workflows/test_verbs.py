@@ -141,7 +141,7 @@ _ONLY_THERE = {
     "adapt": {"nproc", "set_"},
     "finetune": {"nproc", "set_", "sweep", "submission"},
     "evaluate": {"suite", "limit", "scorer"},
-    "predict": {"out"},
+    "predict": {"out", "append"},
     "export": {"run"},
 }
 _ONLY_HERE = {"progress", "settings"}

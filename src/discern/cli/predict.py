@@ -36,6 +36,13 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write JSON lines there instead of to stdout.")
     ] = None,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append",
+            help="Write the rows of the table INPUT to --out in its own format, with columns 'prediction' and 'probability'.",
+        ),
+    ] = False,
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Which task, if the model has several.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Whose weights; by default those of the best seed.")] = None,
     text: Annotated[str | None, _column("Column of the text; without it the one of the training file.")] = None,
@@ -55,6 +62,8 @@ def predict(
     """Apply a fine-tuned model to a file: a JSON line for each row, in their order. Blank lines of a plain text are skipped.
 
     Examples: discern predict OUT new-reviews.csv --out predictions.jsonl
+
+    discern predict OUT new-reviews.csv --append --out labelled.csv
 
     echo "A fine film." | discern predict OUT -
     """
@@ -78,6 +87,7 @@ def predict(
             logits=logits,
             device=device,
             precision=precision,
+            append=append,
         )
         done = run(request, console.records, console.progress)
         rate = done.rows / max(done.seconds, 1e-9)

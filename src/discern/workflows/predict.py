@@ -18,6 +18,7 @@ from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision
 from discern.training.prediction import outputs_of
 from discern.workflows.finetuned import FineTuned
+from discern.workflows.prediction_columns import readable_again, write_appended
 from discern.workflows.prediction_input import InputFormat, blocks, input_examples
 from discern.workflows.task_models import load_task_model
 
@@ -38,6 +39,7 @@ class PredictRequest:
         columns: by what they hold; those not given are called as in the training file.
         format: of the input, where content and name do not tell.
         logits: give them too.
+        append: write the rows of the input, a table, to `out` in their own format, with the predictions as further columns.
     """
 
     model: Path
@@ -50,6 +52,7 @@ class PredictRequest:
     logits: bool = False
     device: str = "auto"
     precision: str = "float32"
+    append: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,15 @@ def predict(request: PredictRequest, show: Callable[[list[Prediction]], None], p
         CheckpointError: the weights are missing or damaged.
     """
     check_output("--out", request.out, "predictions.jsonl", request.input)
+    table = readable_again(request.input, request.out, request.format, logits=request.logits) if request.append else None
     model = load_task_model(request.model, request.seed)
     task = chosen_task(model, request.task)
     model.objective.to(choose_device(request.device))
     started = time.perf_counter()
     of_task = model.record["tasks"][task.name]
-    examples = input_examples(task, of_task, request.input, request.columns, request.format, progress.note)
+    # What is appended to is read as a table, never in a task's own format: a row is a row.
+    format = table.format if table is not None else request.format
+    examples = input_examples(task, of_task, request.input, request.columns, format, progress.note)
     unknown = UnknownTokens(model.tokenizer)
     every = predictions_of(model, task, examples, request.precision, progress, unknown)
     predictions = _counted(every if request.logits else _without_logits(every), request.input)
@@ -89,6 +95,9 @@ def predict(request: PredictRequest, show: Callable[[list[Prediction]], None], p
             for said in predictions:
                 show(said)
                 rows += len(said)
+        elif table is not None:
+            with whole_file(request.out) as file:
+                rows = write_appended(table, predictions, task.labels.kind, file, progress.note)
         else:
             with whole_file(request.out) as file:
                 for said in predictions:

@@ -41,6 +41,24 @@ def stream_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
             yield number + 1, _decoded(rest, name, number + 1)
 
 
+def raw_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file as they are: with their ends, and with a byte order mark if there is one.
+
+    Raises:
+        DataError: as of `numbered_lines`.
+    """
+    rest, number = b"", 0
+    with naming(str(path)), path.open("rb") as file:
+        stream = _opened(file, str(path))
+        while block := stream.read(BLOCK_BYTES):
+            *whole, rest = (rest + block).split(b"\n")
+            for line in whole:
+                number += 1
+                yield _text_of(line + b"\n", str(path), number)
+        if rest:
+            yield _text_of(rest, str(path), number + 1)
+
+
 def whole_text(path: Path) -> str:
     """The content of a UTF-8 file, line ends as they are.
 
@@ -137,8 +155,12 @@ def _opened(file: Readable, name: str) -> Readable:
 def _decoded(line: bytes, name: str, number: int) -> str:
     if number == 1 and line.startswith(codecs.BOM_UTF8):
         line = line[len(codecs.BOM_UTF8) :]
+    return _text_of(line, name, number).removesuffix("\r")
+
+
+def _text_of(line: bytes, name: str, number: int) -> str:
     try:
-        return line.decode("utf-8").removesuffix("\r")
+        return line.decode("utf-8")
     except UnicodeDecodeError as problem:
         raise _not_utf8(name, number, problem) from problem
 

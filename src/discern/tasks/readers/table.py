@@ -137,10 +137,7 @@ def _header(fields: list[str], name: str, number: int) -> tuple[str, ...]:
 
 def _delimited(lines: Lines, name: str, header: str) -> Table:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    counts = {mark: _count(header, mark) for mark in _DELIMITERS}
-    delimiter = max(_DELIMITERS, key=counts.__getitem__)
-    if counts[delimiter] == 1:
-        delimiter = _NO_DELIMITER
+    delimiter = delimiter_of(header) or _NO_DELIMITER
     records = _records(lines, name, delimiter)
     number, fields = next(records)
     columns = _header(fields, name, number)
@@ -150,6 +147,13 @@ def _delimited(lines: Lines, name: str, header: str) -> Table:
             yield _row(fields, columns, f"{name}:{number}", f"quote texts that hold '{delimiter}': \"like{delimiter} this\"")
 
     return Table(name, "csv", columns, rows())
+
+
+def delimiter_of(header: str) -> str | None:
+    """What separates the columns of a CSV file, by its first line; None: there is one column."""
+    counts = {mark: _count(header, mark) for mark in _DELIMITERS}
+    found = max(_DELIMITERS, key=counts.__getitem__)
+    return found if counts[found] != 1 else None
 
 
 def _count(header: str, delimiter: str) -> int:
