@@ -27,6 +27,8 @@ from tests.workflows.small_task import FAST, ROWS, write_csv
 
 SETTINGS = {"train.max_steps": 3, "train": {"log_every_steps": 1, "evaluate_every_steps": 3}, "data.sequence_length": 16}
 
+LICENSE = "CC BY-SA 3.0"
+
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,7 +40,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(work: Path) -> dict[str, Any]:
-    return discern.prepare(work / "text.txt", out=work / "data", train_tokenizer="bpe", vocab_size=300, heldout=0.1, workers=1)
+    options: dict[str, Any] = {"train_tokenizer": "bpe", "vocab_size": 300, "heldout": 0.1, "workers": 1}
+    return discern.prepare(work / "text.txt", out=work / "data", language="en", license=LICENSE, **options)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,9 @@ def test_from_text_to_an_export(work: Path, data: dict[str, Any], run: dict[str,
     assert discern.evaluate(work / "run", device="cpu")["discriminator_auc"] > 0
     assert discern.export(work / "run", out=work / "exported") == work / "exported"
     assert discern.load(work / "exported").encode(["a tensor"]).shape == (1, 32)
+    assert f"| License of the text | {LICENSE} |" in (work / "exported" / "README.md").read_text()
+    again = discern.export(work / "exported", out=work / "again")
+    assert json.loads((again / "config.json").read_text())["discern"]["text_license"] == LICENSE
     planned = discern.pretrain(data=work / "data", out=work / "never", preset="tiny", settings=SETTINGS, dry_run=True)
     assert planned["parameters"]
     assert not (work / "never").exists()
@@ -89,6 +95,8 @@ def test_fine_tuning_and_prediction(work: Path, run: dict[str, Any], tmp_path: P
     lines = discern.predict(tmp_path / "out", dev)
     texts = [text for text, _ in ROWS * 2]
     assert [line["label"] for line in lines] == [each["label"] for each in discern.load(tmp_path / "out").predict(texts)]
+    card = (discern.export(tmp_path / "out", out=tmp_path / "exported") / "README.md").read_text()
+    assert f"License of the text that the model was pre-trained on: {LICENSE}." in card
     with pytest.raises(discern.ConfigError, match="brings its own files"):
         discern.finetune(work / "run", out=tmp_path / "o", task="sst2", data=tmp_path, train=train)
     with pytest.raises(discern.ConfigError, match="1 tasks and 0 folders"):
@@ -127,6 +135,9 @@ def test_settings_become_toml() -> None:
 def test_what_is_wrong_is_an_error_and_what_is_told_is_logged(
     work: Path, run: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    for license in ("", "x\ny", "x" * 300):
+        with pytest.raises(discern.ConfigError, match="the license is"):
+            discern.prepare(work / "text.txt", out=work / "q", tokenizer=work / "data", license=license)
     with pytest.raises(discern.ConfigError, match="max_stepz"):
         discern.pretrain(data=work / "data", out=work / "q", preset="tiny", settings={"train.max_stepz": 1})
     with caplog.at_level(logging.INFO, logger="discern"):
@@ -139,12 +150,12 @@ _ONLY_THERE = {
     "prepare": {"check"},
     "pretrain": {"nproc", "set_"},
     "adapt": {"nproc", "set_"},
-    "finetune": {"nproc", "set_", "sweep", "submission"},
+    "finetune": {"nproc", "set_", "sweep", "submission", "no_baselines"},
     "evaluate": {"suite", "limit", "scorer"},
     "predict": {"out", "append"},
     "export": {"run"},
 }
-_ONLY_HERE = {"progress", "settings"}
+_ONLY_HERE = {"progress", "settings", "baselines"}
 _COMMANDS = {
     "prepare": prepare_command,
     "pretrain": pretrain_command,

@@ -62,6 +62,15 @@ def prepare(
             show_default=False,
         ),
     ] = None,
+    license: Annotated[
+        str | None,
+        typer.Option(
+            "--license",
+            metavar="TEXT",
+            help="License of the text, such as 'CC BY-SA 3.0'; the cards of models trained on it state it.",
+            show_default=False,
+        ),
+    ] = None,
     segmenter: Annotated[
         Literal["none", "jieba"] | None,
         typer.Option(
@@ -89,29 +98,20 @@ def prepare(
     with command(json_output=json_output) as console:
         from discern.data.build import BuildOptions
         from discern.data.corpus import CorpusOptions
-        from discern.data.languages import find_language
         from discern.data.tokenizer_choice import TokenizerChoice
         from discern.workflows import prepare as work
 
-        choice = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
-        spoken = None if language is None else find_language(language)
-        if spoken is not None and not check:
-            choice = spoken.completed(choice)
-        if segmenter is None:
-            segmenter = "none" if spoken is None else spoken.installed_segmenter()
-            if spoken is not None and segmenter != spoken.segmenter:
-                console.warn(
-                    f"words of {spoken.name} are not found, as {spoken.segmenter} is not installed; to mask whole words: "
-                    "pip install 'discern-nlp[zh]'"
-                )
+        asked = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
+        choice, chosen, code = work.in_language(language, asked, segmenter, console.warn)
         request = work.PrepareRequest(
             inputs=tuple(inputs),
             out=out,
             tokenizer=choice,
             corpus=CorpusOptions(documents, text_field),
-            build=BuildOptions(segmenter, heldout, seed, workers=workers or work.available_cores()),
+            build=BuildOptions(chosen, heldout, seed, workers=workers or work.available_cores()),
             overwrite=overwrite,
-            language=None if spoken is None else spoken.code,
+            language=code,
+            license=license,
         )
         if check:
             _show_check(work.check(request, console.progress), console)

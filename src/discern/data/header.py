@@ -25,9 +25,14 @@ from discern.data.tokenizer_choice import TokenizerChoice
 
 
 def configuration(
-    choice: TokenizerChoice, corpus: CorpusOptions, build: BuildOptions, language: str | None = None
+    choice: TokenizerChoice,
+    corpus: CorpusOptions,
+    build: BuildOptions,
+    language: str | None = None,
+    license: str | None = None,
 ) -> dict[str, Setting]:
-    """Every setting that decides what is written; not the number of workers."""
+    """Every setting that decides what is written, not the number of workers; and what the user said of the text."""
+    said = {"language": language, "license": license}
     return {
         "train_tokenizer": choice.train,
         "vocab_size": choice.size if choice.train else None,
@@ -38,7 +43,7 @@ def configuration(
         "heldout": build.heldout,
         "seed": build.seed,
         "shard_tokens": build.shard_tokens,
-    } | ({} if language is None else {"language": language})
+    } | {name: value for name, value in said.items() if value is not None}
 
 
 def write_header(

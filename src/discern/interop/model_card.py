@@ -19,6 +19,7 @@ from discern.interop.names import (
 )
 
 UNKNOWN = "not recorded"
+NOT_STATED = "not stated"
 OBJECTIVE_NAMES = {
     "rtd": "replaced token detection (ELECTRA)",
     "mlm": "masked language modelling (BERT)",
@@ -66,6 +67,7 @@ class CardFacts:
         versions: of Python and the libraries.
         tokenizer: kind and casing, in words.
         language: code of the language of the text.
+        text_license: of the text, as whoever prepared it said.
     """
 
     title: str
@@ -85,6 +87,7 @@ class CardFacts:
     evaluated_at: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     language: str | None = None
+    text_license: str | None = None
 
 
 def model_card(facts: CardFacts) -> str:
@@ -248,7 +251,8 @@ def _training(facts: CardFacts) -> str:
         "Documents": _number(data.get("documents")),
         "Tokens in the data set": _number(data.get("tokens")),
         "Unknown tokens": UNKNOWN if unknown is None else f"{unknown:.3%}",
-        "Source, language and licence of the text": UNKNOWN,
+        "Source of the text": UNKNOWN,
+        "License of the text": facts.text_license or NOT_STATED,
         "Steps": _number(facts.step),
         "Sequences a step": _number(settings.get("train.sequences_per_step")),
         "Sequence length": _number(settings.get("data.sequence_length")),

@@ -8,7 +8,7 @@ from typing import Any
 
 from discern.interop.finetuned import HeadWeights, OwnHead
 from discern.interop.huggingface import HuggingFaceModel
-from discern.interop.model_card import UNKNOWN, language_line, markdown_table
+from discern.interop.model_card import NOT_STATED, UNKNOWN, language_line, markdown_table
 from discern.interop.names import HEAD_NAME
 
 _SHOWN = 40
@@ -32,6 +32,7 @@ class TaskFacts:
         settings: of the fine-tuning, by dotted key.
         versions: of discern and the libraries.
         language: code of the language of the text that the model was pre-trained on.
+        text_license: of that text, as whoever prepared it said.
     """
 
     title: str
@@ -49,6 +50,7 @@ class TaskFacts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     language: str | None = None
+    text_license: str | None = None
 
 
 def task_card(facts: TaskFacts) -> str:
@@ -220,5 +222,7 @@ def _limits(facts: TaskFacts) -> str:
                 "The head has a linear layer; `ElectraForSequenceClassification` computes the same with two. Fine-tuned further "
                 "in transformers, the two are trained."
             )
-    limits.append(f"Source, language and licence of the texts, tests for bias, safety and fitness for any purpose: {UNKNOWN}.")
+    limits.append(f"License of the text that the model was pre-trained on: {facts.text_license or NOT_STATED}.")
+    limits.append(f"Source and license of the texts that it was fine-tuned on: {UNKNOWN}.")
+    limits.append(f"Tests for bias, safety and fitness for any purpose: {UNKNOWN}.")
     return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)

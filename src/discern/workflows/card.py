@@ -13,7 +13,7 @@ from discern.interop.huggingface import HuggingFaceModel
 from discern.interop.model_card import CardFacts
 from discern.training.journal import held_out_figures, read_metrics
 from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.runs import LoadedRun
+from discern.workflows.runs import TEXT_LICENSE, LoadedRun
 from discern.workflows.settings import PretrainConfig
 
 # Settings that don't change what a model is: how often something is written, and how the same numbers are computed.
@@ -49,6 +49,7 @@ def card_facts(run: LoadedRun, models: Mapping[str, HuggingFaceModel], title: st
         differences=_differences(run.config, reference) if reference else (),
         data=run.record.get("statistics", {}),
         language=run.record.get("language"),
+        text_license=run.record.get(TEXT_LICENSE),
         tokens_seen=records[-1].get("tokens") if records else None,
         evaluation=held_out_figures(evaluated),
         evaluated_at=evaluated.get("step"),

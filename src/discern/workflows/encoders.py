@@ -25,7 +25,7 @@ from discern.model.encoder import Encoder, build_embeddings, build_encoder
 from discern.model.initialisation import initialise
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.models import folder_config
-from discern.workflows.runs import is_run, load_run
+from discern.workflows.runs import TEXT_LICENSE, is_run, load_run
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class LoadedEncoder:
         source_fingerprint: sha256 over its weights.
         trained: whether it has learned anything; one that has not is drawn anew by each seed of a fine-tuning.
         language: code of the language of the text that it was trained on; None: not known.
+        text_license: of that text, as whoever prepared it said; None: not known.
     """
 
     encoder: Encoder
@@ -51,6 +52,7 @@ class LoadedEncoder:
     source_fingerprint: str
     trained: bool = True
     language: str | None = None
+    text_license: str | None = None
 
 
 def load_encoder(folder: Path, *, warn: Callable[[str], None]) -> LoadedEncoder:
@@ -72,14 +74,15 @@ def load_encoder(folder: Path, *, warn: Callable[[str], None]) -> LoadedEncoder:
             encoder.embeddings = encoder.embeddings.merged()
         length = run.config.data.sequence_length
         found = _loaded(encoder, run.tokenizer_path, length, f"run {folder} at step {run.step:,}")
-        return replace(found, language=run.record.get("language"))
+        return replace(found, language=run.record.get("language"), text_license=run.record.get(TEXT_LICENSE))
     config = folder_config(folder, ENCODER_TYPES)
     loaded = family_in(folder).encoder_from(folder)
     if "objective" in read_mark(config) and (folder / SETTINGS_NAME).is_file():
         _recall_initialisation(loaded, folder / SETTINGS_NAME)
     found = _loaded(loaded, folder, read_max_length(folder, loaded.config.max_positions), _describe(folder, config))
-    language = read_mark(config).get("language")
-    return replace(found, language=language if language in LANGUAGES else None)
+    language, license = read_mark(config).get("language"), read_mark(config).get(TEXT_LICENSE)
+    known = license if isinstance(license, str) and license.isprintable() else None
+    return replace(found, language=language if language in LANGUAGES else None, text_license=known)
 
 
 def fresh_encoder(like: LoadedEncoder, seed: int) -> LoadedEncoder:

@@ -19,7 +19,7 @@ from discern.interop.names import TWO_TOWER_CLASS, architecture
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
 from discern.progress import Progress
 from discern.workflows.card import card_facts
-from discern.workflows.runs import LoadedRun, load_run
+from discern.workflows.runs import TEXT_LICENSE, LoadedRun, load_run
 
 
 @dataclass(frozen=True)
@@ -163,4 +163,4 @@ def _mark(run: LoadedRun, networks: list[str]) -> dict[str, object]:
         "networks": networks,
         "step": run.step,
         "tokenizer_fingerprint": run.record["tokenizer_fingerprint"],
-    } | ({"language": run.record["language"]} if "language" in run.record else {})
+    } | {name: run.record[name] for name in ("language", TEXT_LICENSE) if name in run.record}

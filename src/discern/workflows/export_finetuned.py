@@ -33,6 +33,7 @@ from discern.workflows.export import check_finite
 from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, TOKENIZER_FILE, FineTuned, load_finetuned, seed_folder
 from discern.workflows.predict import chosen_task
 from discern.workflows.prediction_input import known_definition
+from discern.workflows.runs import TEXT_LICENSE
 from discern.workflows.task_models import TASK_HEAD, task_mark
 
 # What the card shows of the settings: what decides the weights.
@@ -177,6 +178,7 @@ def _facts(loaded: FineTuned, task: Task[Any], model: HuggingFaceModel, head: He
         settings=settings,
         versions={"discern": record["discern"], **record["versions"]},
         language=record.get("language"),
+        text_license=record.get(TEXT_LICENSE),
     )
 
 

@@ -25,7 +25,7 @@ from discern.tasks.frames import FrameName
 from discern.tasks.supervised import SupervisedObjective
 from discern.training.checkpoint import load_model_tensors, model_tensors, write_bytes, write_text
 from discern.workflows.encoders import LoadedEncoder
-from discern.workflows.runs import FINETUNED_FILE, is_finetuned
+from discern.workflows.runs import FINETUNED_FILE, TEXT_LICENSE, is_finetuned
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, RESULTS_FILE = "config.toml", FINETUNED_FILE, "tokenizer.json", "results.json"
 MODEL_FILE, SCORES_FILE = "model.safetensors", "scores.json"
@@ -94,6 +94,7 @@ def make_record(
     """
     for name, task in tasks.items():
         _check_found_again(name, task, sources[name])
+    said = {"language": loaded.language, TEXT_LICENSE: loaded.text_license}
     return {
         "format": FORMAT,
         "discern": __version__,
@@ -115,7 +116,7 @@ def make_record(
             for name, task in tasks.items()
         },
         "versions": {"torch": torch.__version__},
-    } | ({} if loaded.language is None else {"language": loaded.language})
+    } | {name: value for name, value in said.items() if value is not None}
 
 
 def write_weights(folder: Path, objective: SupervisedObjective) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from discern.data.build import BuildOptions, build, survey
 from discern.data.corpus import Corpus, CorpusOptions
 from discern.data.header import configuration, write_header
+from discern.data.languages import find_language
 from discern.data.manifest import Manifest, Statistics
 from discern.data.meter import Meter
 from discern.data.problems import Problem, ProblemLog
@@ -20,10 +21,11 @@ from discern.data.publish import another, publish, staging, standing
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer_choice import TokenizerChoice, describe, train_on
 from discern.data.unknown import OTHER_TOKENIZER, unknown_warning
-from discern.data.words import check_segmenter
+from discern.data.words import SegmenterName, check_segmenter
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
 
+_LONGEST_LICENSE = 200
 FEW_HELDOUT_DOCUMENTS = 10
 """With fewer held-out documents, what is measured on them depends on which they happen to be."""
 
@@ -45,6 +47,7 @@ class PrepareRequest:
         build: how documents become shards.
         overwrite: whether another data set in `out` makes way.
         language: code of the text's language, for the record; None: not said.
+        license: that the text is under, for the record; None: not said.
     """
 
     inputs: tuple[str, ...]
@@ -54,6 +57,31 @@ class PrepareRequest:
     build: BuildOptions = field(default_factory=lambda: BuildOptions(workers=available_cores()))
     overwrite: bool = False
     language: str | None = None
+    license: str | None = None
+
+
+def in_language(
+    code: str | None, choice: TokenizerChoice, segmenter: SegmenterName | None, warn: Callable[[str], None]
+) -> tuple[TokenizerChoice, SegmenterName, str | None]:
+    """Tokenizer, segmenter and code of a language, with what was left open as the language asks.
+
+    Args:
+        code: of ISO 639-1; None: not said.
+        warn: told where the language's segmenter is not installed.
+
+    Raises:
+        ConfigError: there is no such language.
+    """
+    if code is None:
+        return choice, segmenter or "none", None
+    spoken = find_language(code)
+    chosen = segmenter or spoken.installed_segmenter()
+    if segmenter is None and chosen != spoken.segmenter:
+        warn(
+            f"words of {spoken.name} are not found, as {spoken.segmenter} is not installed; to mask whole words: "
+            "pip install 'discern-nlp[zh]'"
+        )
+    return spoken.completed(choice), chosen, spoken.code
 
 
 @dataclass(frozen=True)
@@ -113,7 +141,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     check_segmenter(request.build.segmenter)
     out = request.out.resolve()
     tokenizer = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
-    settings = configuration(choice, request.corpus, request.build, request.language)
+    settings = configuration(choice, request.corpus, request.build, request.language, _one_line(request.license))
     before = standing(out, settings, request.overwrite)
     corpus = Corpus(request.inputs, request.corpus, exclude=out)
     problems = ProblemLog()
@@ -184,6 +212,22 @@ def warnings_of(manifest: Manifest) -> list[str]:
             "model: a larger --heldout fraction, or --documents line, holds out more documents"
         )
     return found
+
+
+def _one_line(license: str | None) -> str | None:
+    """The license as cards show it.
+
+    Raises:
+        ConfigError: it is empty, or more than its name.
+    """
+    if license is None:
+        return None
+    if not license.strip() or not license.isprintable() or len(license) > _LONGEST_LICENSE:
+        raise ConfigError(
+            f"the license is {license!r:.80}, expected its name in one line of at most {_LONGEST_LICENSE} characters",
+            hint="for example --license 'CC BY-SA 3.0'",
+        )
+    return license.strip()
 
 
 @contextmanager

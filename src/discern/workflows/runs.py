@@ -32,6 +32,8 @@ COUNTS_FILE = "token-counts.txt"
 _FEWEST_TOKENS_A_WORD = 1.01
 EVALUATION_FILE = "evaluation.json"
 FORMAT = 1
+TEXT_LICENSE = "text_license"
+"""Key of records, and of the mark of exports, for the license of the text that a model was pre-trained on."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ def arithmetic(device: torch.device, precision: str) -> dict[str, Any]:
 
 def make_record(data: TokenData, objective: Objective, computed: dict[str, Any]) -> dict[str, Any]:
     """What made a run: its data set, tokenizer, arithmetic and library versions."""
-    language = data.manifest.configuration.get("language")
+    said = {"language": "language", "license": TEXT_LICENSE}
+    told = {theirs: value for ours, theirs in said.items() if (value := data.manifest.configuration.get(ours)) is not None}
     return {
         "format": FORMAT,
         "discern": __version__,
@@ -194,4 +197,4 @@ def make_record(data: TokenData, objective: Objective, computed: dict[str, Any])
             "numpy": numpy.__version__,
             "tokenizers": tokenizers.__version__,
         },
-    } | ({} if language is None else {"language": language})
+    } | told

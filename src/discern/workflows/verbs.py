@@ -52,7 +52,9 @@ def prepare(
     lowercase: bool | None = None,
     documents: DocumentRule = "auto",
     text_field: str | None = None,
-    segmenter: SegmenterName = "none",
+    language: str | None = None,
+    license: str | None = None,
+    segmenter: SegmenterName | None = None,
     heldout: float = 0.01,
     seed: int = 0,
     workers: int | None = None,
@@ -66,6 +68,8 @@ def prepare(
         out: folder of the data set.
         tokenizer: a tokenizer.json, a vocab.txt or a model folder; or else:
         train_tokenizer: 'wordpiece', 'bpe' or 'unigram', trained on the input with `vocab_size` entries.
+        language: code of the language of the text; without a tokenizer, one that suits it is trained.
+        license: of the text, which the cards of models trained on it state.
 
     Returns:
         Counts of the data set: `documents`, `tokens`, `vocab_size`, `unknown_fraction` and others.
@@ -74,16 +78,20 @@ def prepare(
         ConfigError: the arguments contradict each other.
         DataError: the input cannot be read, or `out` holds something else.
     """
+    listener = progress or Logged()
+    asked = TokenizerChoice(_path(tokenizer), train_tokenizer, vocab_size, lowercase)
+    choice, chosen, code = preparing.in_language(language, asked, segmenter, lambda line: listener.note(f"warning: {line}"))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
     request = preparing.PrepareRequest(
         inputs=tuple(map(str, named)),
         out=Path(out),
-        tokenizer=TokenizerChoice(_path(tokenizer), train_tokenizer, vocab_size, lowercase),
+        tokenizer=choice,
         corpus=CorpusOptions(documents, text_field),
-        build=BuildOptions(segmenter, heldout, seed, workers=workers or preparing.available_cores()),
+        build=BuildOptions(chosen, heldout, seed, workers=workers or preparing.available_cores()),
         overwrite=overwrite,
+        language=code,
+        license=license,
     )
-    listener = progress or Logged()
     report = preparing.prepare(request, listener)
     for line in (*map(str, report.manifest.problems), *preparing.warnings_of(report.manifest)):
         listener.note(f"warning: {line}")
@@ -234,6 +242,7 @@ def finetune(
     untrained: bool = False,
     tokenizer: PathLike | None = None,
     debug: bool = False,
+    baselines: bool = True,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -253,6 +262,7 @@ def finetune(
         settings: single settings, over the recipe: `{"finetune.epochs": 5}`.
         seeds: how many times to train; the results have median and spread.
         debug: use only a hundred examples of each file.
+        baselines: measure simple predictors too.
 
     Returns:
         What results.json holds: `task`, `metric`, `median`, `scores`, `metrics`, `failed_seeds` and others.
@@ -284,6 +294,7 @@ def finetune(
         untrained=untrained,
         tokenizer=_path(tokenizer),
         debug=debug,
+        baselines=baselines,
         device=device,
     )
     return finetuning.finetune(request, progress or Logged())
