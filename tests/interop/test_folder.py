@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from discern.errors import DataError
-from discern.interop import folder as export_folder
 from discern.interop.config_json import MARK
 from discern.interop.folder import FILES, check_target, publish
 from discern.interop.names import CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
@@ -137,48 +135,10 @@ def test_an_interruption_leaves_the_earlier_export(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_failing_last_step_puts_the_earlier_export_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = Path.rename
-
-    def fail_on_partial(self: Path, target: Path) -> Path:
-        if "partial" in self.name:
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
-
+def test_what_was_put_there_while_the_export_was_made_is_safe(tmp_path: Path) -> None:
     out = an_export(tmp_path / "out")
-    before = contents(out)
-    monkeypatch.setattr(export_folder.Path, "rename", fail_on_partial)
-    with pytest.raises(DataError, match="Input/output error"):
+    check_target(out)
+    (out / "notes.txt").touch()
+    with pytest.raises(DataError, match=r"also holds notes\.txt"):
         publish(out, fill)
-    assert contents(out) == before
-
-
-def test_an_interrupted_replacement_keeps_the_old_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "model"
-
-    def write(text: str) -> Callable[[Path], None]:
-        def into(folder: Path) -> None:
-            (folder / "config.json").write_text(text)
-
-        return into
-
-    publish(out, write("old"))
-    real, calls = Path.rename, []
-
-    def rename(self: Path, target: Path) -> Path:
-        calls.append(target)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(self, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", rename)
-        with pytest.raises(KeyboardInterrupt):
-            publish(out, write("new"))
-    assert (out / "config.json").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-    out.rename(tmp_path / ".model.previous-1")  # killed at that moment instead
-    publish(out, write("newer"))
-    assert (out / "config.json").read_text() == "newer"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (out / "notes.txt").exists()

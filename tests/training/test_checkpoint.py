@@ -69,7 +69,7 @@ def test_a_failing_write_keeps_the_last_good_one(tmp_path: Path, monkeypatch: py
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for target in ("discern.training.checkpoint.save_file", "discern.training.checkpoint._sync"):
+    for target in ("discern.training.checkpoint.save_file", "discern.training.checkpoint.sync_folder"):
         with monkeypatch.context() as patched:
             patched.setattr(target, full)
             with pytest.raises(CheckpointError, match="No space left") as caught:

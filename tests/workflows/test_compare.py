@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import discern.workflows.compare as module
+from discern.artifacts.locks import alone_in, held
 from discern.data.build import BuildOptions
 from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
@@ -29,7 +30,6 @@ from discern.workflows.compare_dry_run import dry_run
 from discern.workflows.compare_plan import CompareRequest, plan_comparison
 from discern.workflows.compare_results import check_results, units
 from discern.workflows.compare_summary import summarise
-from discern.workflows.locks import alone_in, held
 from discern.workflows.prepare import PrepareRequest, prepare
 from discern.workflows.pretrain import PretrainRequest, pretrain
 from discern.workflows.runs import load_run

@@ -233,7 +233,7 @@ def test_an_unknown_network_names_the_nearest(run: Path, tmp_path: Path) -> None
 
 
 def test_another_folder_is_safe(run: Path) -> None:
-    with pytest.raises(DataError, match="not empty and not an earlier export"):
+    with pytest.raises(ConfigError, match="would replace itself"):
         exported(run, run)
 
 
@@ -291,8 +291,8 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert f"discern evaluate {out} --data DATA" in printed
     with pytest.raises(SystemExit) as left:
         export_command(run, out=run)
-    assert left.value.code == 1
-    assert "hint: choose another --out" in capsys.readouterr().err
+    assert left.value.code == 2
+    assert "hint: choose another folder: --out" in capsys.readouterr().err
 
 
 def test_the_language_of_the_text_goes_on_into_the_card_and_to_what_is_fine_tuned(tmp_path: Path) -> None:

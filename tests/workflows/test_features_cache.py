@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from discern.artifacts.files import partial_name
 from discern.data.tokenizer import special_tokens
 from discern.tasks import families
 from discern.tasks.base import Labels, Task, TextEncoder
@@ -182,18 +183,18 @@ def test_a_damaged_file_is_passed_over_and_written_again(damage: str, text: Text
 def test_what_a_killed_process_left_is_not_read(text: TextEncoder, folder: Path) -> None:
     right = cached_features(SINGLE.task, SINGLE.examples, text, labelled=True)
     (path,) = folder.iterdir()
-    half = path.with_suffix(".1.partial")
+    half = folder / partial_name(path.name)
     half.write_bytes(path.read_bytes()[:40])
     path.unlink()
     assert_equal(cached_features(SINGLE.task, SINGLE.examples, text, labelled=True), right)
-    assert files(folder) == sorted([path.name, half.name])
+    assert files(folder) == [path.name]
 
 
 def test_a_full_disk_leaves_nothing_behind(text: TextEncoder, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: Path, content: bytes) -> int:
+    def full(_: BinaryIO) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("discern.artifacts.files.sync_file", full)
     found = cached_features(SINGLE.task, SINGLE.examples, text, labelled=True)
     assert_equal(found, SINGLE.task.encode(SINGLE.examples, text, labelled=True))
     assert files(folder) == []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from discern.artifacts.locks import Claim
 from discern.errors import ConfigError, DataError
 from discern.progress import Silent
 from discern.training import loop
@@ -17,7 +18,6 @@ from discern.training.parallel import Ranks
 from discern.workflows.export import ExportRequest, export
 from discern.workflows.finetune import FinetuneRequest, prepare_finetuning
 from discern.workflows.finetune_folder import prepare_folder
-from discern.workflows.locks import Claim
 from tests.workflows.small_run import make_run
 from tests.workflows.small_task import ROWS, run, write_csv
 

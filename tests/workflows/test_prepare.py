@@ -130,6 +130,54 @@ def test_the_same_again_is_left_alone(text: Path) -> None:
     assert names(text.parent) == ["data", "text", "vocab.txt"]
 
 
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("train-00000.tokens", "flipped"),
+        ("heldout-00000.documents", "cut"),
+        ("token-counts.int64", "flipped"),
+        ("tokenizer.json", "flipped"),
+        ("train-00000.words", "missing"),
+    ],
+)
+def test_a_damaged_data_set_is_repaired(text: Path, file: str, damage: str) -> None:
+    prepare(request(text), Silent())
+    path = text.parent / "data" / file
+    good = path.read_bytes()
+    (path.parent / "mine.txt").write_text("keep")
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(good[:20] + bytes([good[20] ^ 1]) + good[21:] if damage == "flipped" else good[:-8])
+    report = prepare(request(text), Silent())
+    assert (report.unchanged, report.repaired) == (False, (file,))
+    assert path.read_bytes() == good
+    assert (path.parent / "mine.txt").exists()
+    assert prepare(request(text), Silent()).unchanged
+
+
+def test_what_is_not_of_the_data_set_is_never_deleted(text: Path) -> None:
+    prepare(request(text), Silent())
+    data = text.parent / "data"
+    (data / "mine").mkdir()
+    (data / "mine" / "notes.txt").write_text("keep")
+    (data / "run.txt").touch()
+    (text / "new.txt").write_text("A new document.")
+    with pytest.raises(ConfigError, match=r"also holds mine, run\.txt, which --overwrite would delete\n.*move them away"):
+        prepare(request(text, overwrite=True), Silent())
+    assert (data / "mine" / "notes.txt").read_text() == "keep"
+    assert TokenData.open(data).manifest.statistics.documents == 240
+
+
+def test_the_input_and_the_data_set_stand_apart(text: Path) -> None:
+    prepare(request(text), Silent())
+    data = text.parent / "data"
+    (data / "more.txt").write_text("A new document.")
+    with pytest.raises(ConfigError, match="which the command reads"):
+        prepare(request(text, overwrite=True, inputs=(str(data / "more.txt"),)), Silent())
+    assert (data / "more.txt").exists()
+
+
 def test_another_data_set_is_not_overwritten_unless_told(text: Path) -> None:
     first = prepare(request(text), Silent()).manifest
     with pytest.raises(ConfigError, match=r"other settings \(heldout: 0.1 -> 0.2\)") as error:
@@ -211,7 +259,7 @@ def test_a_folder_that_cannot_be_made(text: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(code, os.strerror(code))
 
     wanted = request(text)
-    monkeypatch.setattr("discern.data.publish.tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("discern.artifacts.folders.create_held", refuse)
     with pytest.raises(DataError, match=f"data cannot be written: {os.strerror(code)}"):
         prepare(wanted, Silent())
     assert names(text.parent) == ["text", "vocab.txt"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.data.publish import publish, staging
+from discern.data.publish import staging
 from discern.errors import DataError
 from tests.data.small_text import made_up, plain, write_vocabulary
 
@@ -42,7 +42,7 @@ def running(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     feeder.start()
     try:
         deadline = time.monotonic() + 30
-        while not list(folder.glob(".data.*/*")) and time.monotonic() < deadline:
+        while not (folder / ".data.partial").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         yield process
     finally:
@@ -84,41 +84,32 @@ def test_after_a_kill_the_next_run_clears_up(tmp_path: Path) -> None:
         workers = workers_of(process)
         process.kill()
         process.communicate(timeout=30)
-    (leftover,) = tmp_path.glob(".data.*")
+    assert sorted(path.name for path in tmp_path.glob(".data.*")) == [".data.lock", ".data.partial"]
     assert gone(workers)
     with staging(tmp_path / "data") as folder:
-        assert not leftover.exists()
-        assert list(tmp_path.glob(".data.*")) == [folder]
+        assert sorted(tmp_path.glob(".data.*")) == [tmp_path / ".data.lock", folder.path]
+        assert not list(folder.path.iterdir())
     assert not list(tmp_path.glob(".data.*"))
 
 
-def test_a_run_at_work_is_left_alone(tmp_path: Path) -> None:
-    with staging(tmp_path / "data") as first:
-        (first / "shard").write_text("x")
-        with staging(tmp_path / "data") as second:
-            assert first.exists()
-            publish(second, tmp_path / "data", replace=False)
-        (tmp_path / "data" / "other").write_text("made meanwhile")
-        with pytest.raises(DataError, match="cannot be written"), staging(tmp_path / "data") as third:
-            publish(third, tmp_path / "data", replace=False)
+def test_the_second_of_two_is_told_that_another_is_at_work(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        made = sorted((tmp_path / ".data.partial").iterdir())
+        with pytest.raises(DataError, match=r"another process is writing .*data\n.*wait") as refused, staging(tmp_path / "data"):
+            pass
+        assert "space" not in str(refused.value)
+        assert sorted((tmp_path / ".data.partial").iterdir()) == made
+        assert process.poll() is None
+
+
+def test_what_was_put_there_meanwhile_stays(tmp_path: Path) -> None:
+    def make() -> None:
+        with staging(tmp_path / "data") as folder:
+            (tmp_path / "data").mkdir()
+            (tmp_path / "data" / "other").write_text("made meanwhile")
+            folder.publish(replace=False)
+
+    with pytest.raises(DataError, match="cannot be written"):
+        make()
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["other"]
-
-
-def test_replacing_keeps_the_old_one_until_the_new_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "data"
-    out.mkdir()
-    (out / "old").write_text("")
-    rename = os.rename
-    calls: list[object] = []
-
-    def fail_second(*paths: object) -> None:
-        calls.append(paths)
-        if len(calls) == 2:
-            raise OSError(28, "No space left on device")
-        rename(*paths)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("discern.data.publish.os.rename", fail_second)
-    with pytest.raises(DataError, match="No space left"), staging(out) as folder:
-        publish(folder, out, replace=True)
-    assert [path.name for path in out.iterdir()] == ["old"]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]

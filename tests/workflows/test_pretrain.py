@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.workflows.locks import Claim
+from discern.artifacts.locks import Claim
 
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 DISCERN = [sys.executable, "-m", "discern"]

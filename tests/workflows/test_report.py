@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discern.cli.main import main
-from discern.errors import DataError
+from discern.errors import ConfigError, DataError
 from discern.scoring.detection import Detection
 from discern.workflows.report import report
 from tests.report.test_journal import MLM, RTD
@@ -57,7 +57,7 @@ def test_what_cannot_be_shown_or_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing to show yet"):
         report(tmp_path / "run", None)
     (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(MLM) + '\n{"step": 2, "lo')
-    with pytest.raises(DataError, match="is a folder"):
+    with pytest.raises(ConfigError, match="is a folder"):
         report(tmp_path / "run", tmp_path)
     with pytest.raises(DataError, match="cannot write"):
         report(tmp_path / "run", tmp_path / "none" / "page.html")

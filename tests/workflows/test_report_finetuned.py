@@ -106,5 +106,5 @@ def test_what_is_not_finished_or_cannot_be_written_is_refused(done: tuple[Path, 
         report_finetuned(tmp_path, None)
     assert "same `discern finetune` command" in str(caught.value.hint)
     with pytest.raises(DataError, match="cannot write") as caught:
-        report_finetuned(folder, folder / "results.json" / "page.html")
+        report_finetuned(folder, tmp_path / "nowhere" / "page.html")
     assert "--out FILE.html" in str(caught.value.hint)

@@ -14,6 +14,7 @@ import typer
 
 import discern
 from discern.cli.console import INTERRUPTED, print_error
+from discern.cli.outputs import guarded
 
 VERBS = (
     "demo",
@@ -108,7 +109,7 @@ def application() -> typer.Typer:
         if isinstance(entry, typer.Typer):
             app.add_typer(entry, name=verb)
         else:
-            app.command(verb)(entry)
+            app.command(verb)(guarded(entry))
     return app
 
 

@@ -121,6 +121,9 @@ def prepare(
                 console.warn(str(problem))
             for line in work.warnings_of(report.manifest):
                 console.warn(line)
+            if report.repaired:
+                were = "was" if len(report.repaired) == 1 else "were"
+                console.warn(f"{', '.join(report.repaired)} {were} damaged or missing, and {were} made again")
             console.result(report.values(), text=_text(report))
 
 
@@ -129,7 +132,7 @@ def _text(report: PrepareReport) -> str:
     manifest, statistics = report.manifest, report.manifest.statistics
     train, heldout = manifest.splits["train"], manifest.splits["heldout"]
     median, longest = statistics.document_lengths["0.5"], statistics.document_lengths["1"]
-    state = "was there already, the same to the byte" if report.unchanged else "made"
+    state = "was there already, the same to the byte" if report.unchanged else "repaired" if report.repaired else "made"
     return "\n".join(
         [
             f"{report.folder}: {state} in {report.seconds:.1f} s, {statistics.tokens / report.seconds:,.0f} tokens/s",

@@ -44,11 +44,11 @@ def score(
     with command(json_output=json_output) as console:
         if str(file) == "-" and sys.stdin.isatty():
             raise ConfigError("there is no sentence to score", hint="give a FILE, or pipe sentences in, one a line")
-        from discern.data.files import check_output
+        from discern.artifacts.guard import check_output
         from discern.scoring.base import Perplexity
         from discern.workflows.score import load_scorer, score_lines
 
-        check_output("--out", out, "scores.jsonl", file)
+        check_output("--out", out, "scores.jsonl", model, file)
         chosen = load_scorer(model, scorer, device, warn=console.warn)
         written, perplexity = 0, Perplexity()
         totals: list[float] = []
@@ -77,7 +77,7 @@ def score(
 def _written(console: Console, out: Path | None, *, tokens: bool) -> Iterator[Callable[[list[Score]], None]]:
     """What writes some scores where they belong, in the form that was asked for."""
     if out is not None:
-        from discern.data.files import whole_file
+        from discern.artifacts.files import whole_file
 
         with whole_file(out) as file:
             yield lambda scores: file.writelines(

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from discern.artifacts.files import write_file
 from discern.data.encoder import Document, EncodedChunk, encoding_service, token_dtype
-from discern.data.files import write_file
 from discern.data.manifest import COUNTS_NAME, FileInfo, SplitInfo, SplitName, Statistics
 from discern.data.meter import Meter
 from discern.data.processes import WorkerPool

@@ -9,9 +9,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 import discern
+from discern.artifacts.files import write_file
 from discern.data.build import BuildOptions, Built, dtype_name
 from discern.data.corpus import CorpusOptions
-from discern.data.files import write_file
 from discern.data.manifest import (
     MANIFEST_NAME,
     TOKENIZER_NAME,

@@ -21,6 +21,7 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 COUNTS_NAME = "token-counts.int64"
+ADDED_NAME = "added-tokens.json"  # beside a data set whose tokenizer `discern adapt --add-tokens` extended
 
 Setting = str | int | float | bool | None
 SplitName = Literal["train", "heldout"]

@@ -8,8 +8,8 @@ from types import TracebackType
 
 import numpy as np
 
+from discern.artifacts.files import sync_file
 from discern.data.blocks import TokenBlock
-from discern.data.files import sync_file
 from discern.data.manifest import FileInfo, ShardInfo, SplitInfo, SplitName
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import glob
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from discern.data.files import sync_folder
+from discern.artifacts.folders import staged
+from discern.artifacts.guard import check_folder
 from discern.errors import DataError
 from discern.interop.config_json import read_mark
 from discern.interop.names import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
@@ -26,12 +23,17 @@ FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_
 networks a folder for each but the first, with the files of a `HuggingFaceModel`."""
 
 
-def check_target(out: Path) -> None:
+def check_target(out: Path, *reads: Path | None) -> None:
     """Make sure that an export may be written to `out`: it is free, empty, or an earlier export and nothing else.
 
+    Args:
+        reads: what the export is made of.
+
     Raises:
+        ConfigError: it is, holds or lies inside a model that is read.
         DataError: it is something else, which an export would destroy.
     """
+    check_folder("--out", out, *reads)
     if not out.exists() and not out.is_symlink():
         return
     if not out.is_dir():
@@ -53,61 +55,20 @@ def check_target(out: Path) -> None:
         )
 
 
-_PREVIOUS = ".previous-"
-
-
 def publish(out: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a new folder, then put it in the place of `out`; on failure `out` is as it was.
 
     Raises:
-        DataError: the file system refuses.
+        DataError: the file system refuses, another process is writing `out`, or something that is not an export was put there.
     """
-    out = out.resolve()
     try:
-        with _aside(out, "partial") as partial:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            _restore(out)
-            partial.mkdir()
-            write(partial)
-            sync_folder(partial)
-            _swap(partial, out)
-            sync_folder(out.parent)
+        with staged(out) as folder:
+            check_target(out)
+            write(folder.path)
+            folder.publish(replace=True)
     except (OSError, SafetensorError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise DataError(f"cannot write {out}: {reason}", hint="choose another --out, or free some space") from problem
-
-
-def _swap(new: Path, out: Path) -> None:
-    """Rename `new` to `out`; what was there is put back if that fails or is interrupted, and removed if it isn't."""
-    previous = out.with_name(f".{out.name}{_PREVIOUS}{os.getpid()}")
-    try:
-        if out.exists():
-            out.rename(previous)
-        new.rename(out)
-    except BaseException:
-        if previous.exists() and not out.exists():
-            previous.rename(out)
-        raise
-    shutil.rmtree(previous, ignore_errors=True)
-
-
-def _restore(out: Path) -> None:
-    """Put back what a killed process had moved aside and could not replace any more."""
-    for previous in out.parent.glob(f".{glob.escape(out.name)}{_PREVIOUS}*"):
-        if out.exists():
-            shutil.rmtree(previous, ignore_errors=True)
-        else:
-            previous.rename(out)
-
-
-@contextmanager
-def _aside(out: Path, purpose: str) -> Iterator[Path]:
-    """The name of a hidden sibling; whatever stands there is removed at the end."""
-    path = out.with_name(f".{out.name}.{purpose}-{os.getpid()}")
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _mark(folder: Path) -> dict[str, Any]:

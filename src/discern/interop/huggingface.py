@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from discern.data.files import sync_file, write_file
+from discern.artifacts.files import sync_file, write_file
 from discern.errors import CheckpointError
 from discern.interop.allocation import allocate
 from discern.interop.config_json import (

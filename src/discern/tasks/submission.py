@@ -8,12 +8,12 @@ Reference: gluebenchmark.com, FAQ "What should a submission look like?".
 from __future__ import annotations
 
 import math
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from discern.artifacts.files import whole_binary_file
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.tasks.readers.glue import GLUE
 
@@ -89,16 +89,11 @@ def write_submission(folder: Path, predictions: Mapping[tuple[str, str], Sequenc
         file.name: _content(file, predictions.get((file.task, file.split), [file.majority] * file.rows))
         for file in SUBMISSION_FILES
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path, aside = folder / ARCHIVE_NAME, folder / f".{ARCHIVE_NAME}.{os.getpid()}"
-    try:
-        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in contents.items():
-                # Without a date of its own an entry has the day of writing: the same predictions would give other bytes.
-                archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    path = folder / ARCHIVE_NAME
+    with whole_binary_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            # Without a date of its own an entry has the day of writing: the same predictions would give other bytes.
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
     given = tuple(file.name for file in SUBMISSION_FILES if (file.task, file.split) in predictions)
     return Submission(path, given, tuple(file.name for file in SUBMISSION_FILES if file.name not in given))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from discern.artifacts.files import sync_file, sync_folder
 from discern.errors import CheckpointError
 
 FORMAT = 1
@@ -93,7 +93,7 @@ def save(folder: Path, contents: Contents, keep: int) -> Path:
         if final.exists():
             _discard(final)
         partial.rename(final)
-        _sync(folder)
+        sync_folder(folder)
     except (OSError, SafetensorError) as problem:
         shutil.rmtree(partial, ignore_errors=True)
         good = found(folder)
@@ -176,30 +176,6 @@ def clean(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is there whole or not at all."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, on the disk.
-
-    Raises:
-        OSError: the disk refused; a file that was there is untouched, and nothing half-written stays.
-    """
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        with aside.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
 def _write_files(folder: Path, contents: Contents) -> None:
     groups = {MODEL_FILE: contents.model, OPTIMIZER_FILE: contents.optimizer, CARRY_FILE: contents.carry}
     names = []
@@ -214,8 +190,9 @@ def _write_files(folder: Path, contents: Contents) -> None:
     for name in [*names, STATE_FILE, CHECKSUM_FILE]:
         # safetensors makes its files readable by their owner only; a run follows the umask throughout.
         (folder / name).chmod(mode)
-        _sync(folder / name)
-    _sync(folder)
+        with (folder / name).open("rb") as file:
+            sync_file(file)
+    sync_folder(folder)
 
 
 def _discard(path: Path) -> None:
@@ -229,11 +206,3 @@ def _discard(path: Path) -> None:
 def _checksum(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

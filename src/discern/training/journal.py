@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.files import write_text
 from discern.errors import CheckpointError
 from discern.parsing import json_value
 
@@ -116,9 +117,7 @@ def _truncate(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [record for record in read_metrics(path.parent) if record.get("step", 0) <= step]
-    aside = path.with_suffix(".jsonl.new")
-    aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-    aside.replace(path)
+    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def _event_writer(folder: Path) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from discern.artifacts.files import write_text
 from discern.corruption.randomness import Randomness, key_of
 from discern.errors import CheckpointError, NumericsError
 from discern.objectives.base import Objective, Phase
@@ -313,7 +314,7 @@ def _fail(parts: Parts, state: State, optimizer: AdamW, losses: dict[str, float]
         save_checkpoint(parts, state, optimizer, folder)
         if parts.ranks.writes:
             details = {"step": state.step, "examples": [first, first + parts.train.sequences_per_step], "losses": losses}
-            checkpoint.write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
+            write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
     except (CheckpointError, OSError) as problem:
         kept = f"the weights before the update could not be kept ({problem})"
     raise NumericsError(

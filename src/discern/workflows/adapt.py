@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 import torch
 
+from discern.artifacts.files import write_text
+from discern.artifacts.locks import Claim
 from discern.data.shards import TokenData
 from discern.data.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.progress import Progress, warning_to
-from discern.training.checkpoint import write_text
 from discern.training.evaluation import evaluate
 from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
 from discern.workflows.adapt_vocabulary import AddedTokens, extended_data
-from discern.workflows.locks import Claim
 from discern.workflows.pretrain import Run, heldout_stream, leave_if_stopped, open_run, run_to_the_end
 from discern.workflows.request import PretrainRequest, Replay, Settled, settle
 from discern.workflows.runs import build_objective, vocabulary_of

@@ -13,10 +13,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from discern.artifacts.files import write_text
 from discern.data.build import BuildOptions
 from discern.data.corpus import Corpus, CorpusOptions
 from discern.data.extension import extend_tokenizer, frequent_splits, word_form, word_forms
-from discern.data.manifest import Manifest
+from discern.data.manifest import ADDED_NAME, Manifest
 from discern.data.meter import Meter
 from discern.data.problems import ProblemLog
 from discern.data.shards import TokenData
@@ -24,10 +25,7 @@ from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.tasks.readers.files import json_file, numbered_lines
-from discern.training.checkpoint import write_text
 from discern.workflows.prepare import PrepareRequest, available_cores, prepare
-
-ADDED_FILE = "added-tokens.json"
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
     data = TokenData.open(folder)
     target = out.resolve().with_name(f"{out.resolve().name}-data")
     asked = {"data_fingerprint": data.fingerprint, "number": added.number, "words": _digest(added.file)}
-    if (target / ADDED_FILE).is_file():
+    if (target / ADDED_NAME).is_file():
         made = _made(target)
         if {key: made.get(key) for key in asked} != asked:
             raise ConfigError(
@@ -95,13 +93,13 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
             build=_build_options(data.manifest),
         )
         prepare(request, progress)
-    write_text(target / ADDED_FILE, json.dumps({**asked, "added": forms}, indent=1, ensure_ascii=False) + "\n")
+    write_text(target / ADDED_NAME, json.dumps({**asked, "added": forms}, indent=1, ensure_ascii=False) + "\n")
     return target
 
 
 def _made(target: Path) -> dict[str, Any]:
     """What the data set was made for, as it says itself."""
-    path = target / ADDED_FILE
+    path = target / ADDED_NAME
     try:
         made = json_file(path)
     except (DataError, ValueError):  # the latter of an integer of thousands of digits

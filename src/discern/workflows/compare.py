@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from discern.artifacts.files import sync_folder, write_text
+from discern.artifacts.locks import alone_in, held
 from discern.config.tree import to_toml
-from discern.data.files import sync_folder
 from discern.data.manifest import TOKENIZER_NAME
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
 from discern.progress import Progress
@@ -43,7 +44,6 @@ from discern.workflows.export import ExportRequest, export
 from discern.workflows.finetune import FinetuneRequest, finetune
 from discern.workflows.finetuned import MODEL_FILE, write_json
 from discern.workflows.generator_start import start_generator
-from discern.workflows.locks import alone_in, held
 from discern.workflows.pretrain import pretrain
 from discern.workflows.runs import (
     CHECKPOINTS,
@@ -123,7 +123,7 @@ def publish(plan: ComparePlan, every: list[Unit]) -> dict[str, Any]:
         with alone_in(out):  # processes that end together must not write at once, nor the one that read earlier last
             found = summarise(plan, every)
             write_json(out / COMPARISON_FILE, found)
-            checkpoint.write_text(out / PAGE_FILE, render_page(comparison_page(found)))
+            write_text(out / PAGE_FILE, render_page(comparison_page(found)))
     except OSError as problem:
         raise DataError(f"cannot write to {out}: {problem}", hint="free some space, then run the same command") from problem
     return found
@@ -218,8 +218,8 @@ def _at_step_zero(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str
     record = make_record(plan.data, objective, arithmetic(device, resolve_precision(config.train.precision, device)))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = (plan.data.folder / TOKENIZER_NAME).read_text(encoding="utf-8")
-    checkpoint.write_text(folder / TOKENIZER_FILE, tokenizer)
-    checkpoint.write_text(folder / CONFIG_FILE, to_toml(config))
+    write_text(folder / TOKENIZER_FILE, tokenizer)
+    write_text(folder / CONFIG_FILE, to_toml(config))
     write_json(folder / RECORD_FILE, record)
     state = {"step": 0, "tokens": 0, "seconds": 0.0, "updates": 0}
     contents = checkpoint.Contents(checkpoint.model_tensors(objective), {}, objective.carry_state(), state)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from discern.artifacts.guard import check_folder
 from discern.config.layers import read_file
 from discern.config.resolve import Resolved
 from discern.config.tree import flatten
@@ -121,6 +122,7 @@ def plan_comparison(request: CompareRequest) -> ComparePlan:
     Raises:
         ConfigError, DataError: anything that one of the runs would trip over.
     """
+    check_folder("--out", request.out, request.data, request.task_data)
     config = load_compare_config(request.config)
     data = TokenData.open(request.data)
     tasks = find_task_folders(config.tasks, request.task_data, config.task_data)

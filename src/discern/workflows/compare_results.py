@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.files import write_text
 from discern.config.tree import flatten, plain, to_toml
 from discern.errors import ConfigError, DataError
-from discern.training import checkpoint
 from discern.training.journal import held_out_figures
 from discern.workflows.compare_plan import ComparePlan, PlannedRun
 from discern.workflows.compare_tasks import TaskFolder
@@ -100,7 +100,7 @@ class Unit:
         """Write down what it is."""
         self.results.mkdir(parents=True, exist_ok=True)
         config = self.run.config.model_copy(update={"train": self.run.config.train.model_copy(update={"seed": self.seed})})
-        checkpoint.write_text(self.results / _CONFIG, to_toml(config))
+        write_text(self.results / _CONFIG, to_toml(config))
 
     def end(self, record: Mapping[str, Any]) -> None:
         """Keep what came of the pre-training."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.files import whole_file, write_text
 from discern.config.presets import usual_vocabulary
 from discern.data.documentation import collect
 from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import DataError
 from discern.progress import Progress
 from discern.scoring.detection import Detection
-from discern.training.checkpoint import write_text
 from discern.workflows.demo_task import LabelledTask, labelled_task
 from discern.workflows.detect import detect
 from discern.workflows.evaluate import EvaluateRequest, evaluate
@@ -117,7 +116,7 @@ def _collect(request: DemoRequest, progress: Progress) -> dict[str, int]:
     if facts.is_file():
         sizes: dict[str, int] = json.loads(facts.read_text())
         return sizes
-    if out.exists() and {path.name for path in out.iterdir()} - {"text.jsonl"}:
+    if out.exists() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} - {"text.jsonl"}:
         raise DataError(f"{out} is not empty and holds no demonstration", hint="choose another --out, or empty the folder")
     out.mkdir(parents=True, exist_ok=True)
     progress.start("reading documentation", request.characters, "characters")
@@ -125,13 +124,11 @@ def _collect(request: DemoRequest, progress: Progress) -> dict[str, int]:
     progress.finish()
     if not found.documents:
         raise DataError("this Python has no documentation strings to learn from", hint="prepare text of your own instead")
-    with (out / "text.jsonl").open("w", encoding="utf-8") as stream:
+    with whole_file(out / "text.jsonl") as stream:
         stream.writelines(
             json.dumps({"text": document, "kind": kind}) + "\n"
             for document, kind in zip(found.documents, found.kinds, strict=True)
         )
-        stream.flush()
-        os.fsync(stream.fileno())
     sizes = {
         "documents": len(found.documents),
         "characters": found.characters,

@@ -11,8 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.files import write_text
 from discern.progress import Progress
-from discern.training.checkpoint import write_text
 from discern.workflows.finetune import FinetuneRequest, finetune
 
 # Of each kind, to train on and to judge by: few, as labels are where pre-training is worth something.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from discern.artifacts.files import write_text
 from discern.data.packed import PackedRows
 from discern.data.shards import TokenData
 from discern.data.stream import ExampleStream
@@ -18,7 +19,6 @@ from discern.progress import Progress
 from discern.scoring.calibration import FEWEST_MARKED, Judged, find_threshold, head_fingerprint, judge_corrupted
 from discern.scoring.detection import Detector
 from discern.scoring.thresholds import Rates
-from discern.training.checkpoint import write_text
 from discern.workflows.detect import DetectionModel, load_detection_model
 
 DEFAULT_THRESHOLD = 0.5

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from discern.data.files import whole_file
+from discern.artifacts.files import whole_file
 from discern.progress import Progress
 from discern.report.detection import DetectionPage, JudgedText, PlaceProposals, render_detections
 from discern.report.shading import ShadedText

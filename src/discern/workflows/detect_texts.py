@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.data.files import check_output, whole_file
+from discern.artifacts.files import whole_file
+from discern.artifacts.guard import check_output
 from discern.errors import ConfigError
 from discern.progress import Progress
 from discern.scoring.detection import Detection
@@ -70,8 +71,8 @@ def detect_texts(request: DetectRequest, show: Show, progress: Progress, warn: C
         DataError: no model or no tokenizer there, or the texts cannot be read; nothing is left of `out` and `page`.
         CheckpointError: the model's weights are missing or damaged.
     """
-    check_output("--out", request.out, "found.jsonl", request.source)
-    check_output("--html", request.page, "page.html", request.source)
+    check_output("--out", request.out, "found.jsonl", request.model, request.source)
+    check_output("--html", request.page, "page.html", request.model, request.source)
     if request.out is not None and request.page is not None and request.out.resolve() == request.page.resolve():
         raise ConfigError(f"--out and --html both name {request.out}", hint="give the page another name")
     model = load_detection_model(request.model, warn) if request.page is not None else None

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.files import write_text
 from discern.data.shards import TokenData
 from discern.errors import ConfigError, DataError
 from discern.objectives.breakdown import Breakdown
 from discern.progress import Progress
-from discern.training.checkpoint import write_text
 from discern.training.evaluation import evaluate as held_out_figures
 from discern.training.parallel import Ranks, choose_device
 from discern.workflows.models import TrainedObjective, load_objective

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from discern import __version__
+from discern.artifacts.files import sync_folder, write_file
 from discern.config.tree import to_toml
-from discern.data.files import sync_folder, write_file
 from discern.errors import ConfigError, NumericsError, did_you_mean
 from discern.interop.config_json import MARK
 from discern.interop.families import family_of, to_huggingface
@@ -74,7 +74,7 @@ def export(request: ExportRequest, progress: Progress, warn: Callable[[str], Non
         CheckpointError: the run has no sound checkpoint.
         NumericsError: a weight is not finite, or too large for the precision.
     """
-    check_target(request.out)
+    check_target(request.out, request.run)
     progress.start("exporting", 3, "parts")
     run = load_run(request.run, warn=warn)
     models = _models(run, request)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from discern import __version__
-from discern.data.files import write_file
+from discern.artifacts.files import write_file
 from discern.data.tokenizer import load_tokenizer, lowercases
 from discern.errors import ConfigError, did_you_mean
 from discern.interop.adopted_card import AdoptedFacts, adopted_card
@@ -38,10 +38,8 @@ def export_again(request: ExportRequest, progress: Progress) -> Exported:
         CheckpointError: the weights are missing or damaged.
         NumericsError: a weight is too large for the precision.
     """
-    check_target(request.out)
+    check_target(request.out, request.run)
     source = request.run
-    if request.out.resolve() == source.resolve():
-        raise ConfigError(f"{source} would replace itself", hint="choose another --out")
     progress.start("exporting", 2, "parts")
     config = read_huggingface_config(source, NETWORK_TYPES)
     if config["model_type"] not in FAMILIES:

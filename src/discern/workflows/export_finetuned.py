@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from discern.data.files import write_file
+from discern.artifacts.files import write_file
 from discern.data.tokenizer import lowercases, special_tokens
 from discern.errors import ConfigError, did_you_mean
 from discern.interop.config_json import MARK
@@ -91,7 +91,7 @@ def export_task(request: TaskExportRequest, progress: Progress) -> ExportedTask:
         CheckpointError: the weights are missing or damaged.
         NumericsError: a weight is not finite, or too large for the precision.
     """
-    check_target(request.out)
+    check_target(request.out, request.model)
     if request.precision not in PRECISIONS:
         raise ConfigError(f"unknown precision '{request.precision}'", hint=did_you_mean(request.precision, PRECISIONS))
     progress.start("exporting", 3, "parts")

@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from discern.artifacts.files import write_bytes
 from discern.data.tokenizer import fingerprint
 from discern.tasks.base import Task, TextEncoder
 from discern.tasks.features import Column, Features, Ragged
@@ -85,13 +86,8 @@ def _write(path: Path, features: Features) -> None:
         else:
             tensors[name] = column
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-        aside.write_bytes(save(arrays, {"notes": json.dumps(features.notes)}))
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    write_bytes(path, save(arrays, {"notes": json.dumps(features.notes)}))
 
 
 def _read(path: Path) -> Features:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.guard import check_folder
+from discern.artifacts.locks import Claim
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError
@@ -23,7 +25,6 @@ from discern.workflows.finetune_folder import complete_seeds, prepare_folder
 from discern.workflows.finetune_seed import Plan, run_seed
 from discern.workflows.finetune_settings import FinetuneConfig, Recipe, load_finetune_config
 from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder, write_json
-from discern.workflows.locks import Claim
 from discern.workflows.model_choice import choose_encoder
 from discern.workflows.own_files import own_definition
 from discern.workflows.results import summarise
@@ -131,6 +132,9 @@ def prepare_finetuning(request: FinetuneRequest, progress: Progress, loaded: Loa
     Args:
         loaded: the model, where it has been loaded already.
     """
+    check_folder("--out", request.out, Path(request.model), *(folder for _, folder in request.tasks))
+    if request.submission is not None:
+        check_folder("--submission", request.submission, Path(request.model))
     if loaded is None:
         loaded = choose_encoder(request.model, request.tokenizer, untrained=request.untrained, warn=progress.note)
     settled = settle(request, loaded)

@@ -7,15 +7,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.files import write_text
+from discern.artifacts.locks import Claim
 from discern.config.tree import flatten, nest, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
-from discern.training import checkpoint
 from discern.training.parallel import Ranks
 from discern.workflows.finetune_seed import Plan
 from discern.workflows.finetune_settings import FinetuneConfig
 from discern.workflows.finetuned import CONFIG_FILE, RECORD_FILE, SCORES_FILE, TOKENIZER_FILE, make_record, write_json
-from discern.workflows.locks import Claim
 from discern.workflows.runs import is_finetuned
 
 # Of the encoder's settings those that no weight shows, and that change what it computes.
@@ -50,8 +50,8 @@ def _prepare(plan: Plan, claim: Claim) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         claim.take(out)
-        checkpoint.write_text(out / TOKENIZER_FILE, load_tokenizer(plan.loaded.tokenizer_path).to_str())
-        checkpoint.write_text(out / CONFIG_FILE, to_toml(plan.config))
+        write_text(out / TOKENIZER_FILE, load_tokenizer(plan.loaded.tokenizer_path).to_str())
+        write_text(out / CONFIG_FILE, to_toml(plan.config))
         write_json(out / RECORD_FILE, record)
     except OSError as problem:
         raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space") from problem

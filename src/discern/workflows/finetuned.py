@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 
 from discern import __version__
+from discern.artifacts.files import write_bytes, write_text
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model.config import ModelConfig
@@ -23,7 +24,7 @@ from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Source, Task, TextEncoder
 from discern.tasks.frames import FrameName
 from discern.tasks.supervised import SupervisedObjective
-from discern.training.checkpoint import load_model_tensors, model_tensors, write_bytes, write_text
+from discern.training.checkpoint import load_model_tensors, model_tensors
 from discern.workflows.encoders import LoadedEncoder
 from discern.workflows.runs import FINETUNED_FILE, TEXT_LICENSE, is_finetuned
 

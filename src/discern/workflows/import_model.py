@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from discern import __version__
+from discern.artifacts.files import write_file
 from discern.config.tree import to_toml
-from discern.data.files import write_file
 from discern.data.tokenizer import fingerprint
 from discern.errors import ConfigError
 from discern.interop.adopted import Adopted
@@ -58,7 +58,7 @@ def import_model(request: ImportRequest, progress: Progress, warn: Callable[[str
         CheckpointError: a file is missing or damaged, could run code, or is that of another kind of model.
         NumericsError: a weight is not finite.
     """
-    check_target(request.out)
+    check_target(request.out, *request.sources)
     if not 1 <= len(request.sources) <= 2:
         raise ConfigError(
             f"{len(request.sources)} sources are given", hint="give one, or a discriminator and its generator from Hugging Face"

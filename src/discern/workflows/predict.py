@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discern.data.files import check_output, whole_file
+from discern.artifacts.files import whole_file
+from discern.artifacts.guard import check_output
 from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.progress import Progress, warning_to
@@ -75,7 +76,7 @@ def predict(request: PredictRequest, show: Callable[[list[Prediction]], None], p
             `out`.
         CheckpointError: the weights are missing or damaged.
     """
-    check_output("--out", request.out, "predictions.jsonl", request.input)
+    check_output("--out", request.out, "predictions.jsonl", request.model, request.input)
     table = readable_again(request.input, request.out, request.format, logits=request.logits) if request.append else None
     model = load_task_model(request.model, request.seed)
     task = chosen_task(model, request.task)

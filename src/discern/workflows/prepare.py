@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.guard import check_folder
 from discern.data.build import BuildOptions, build, survey
 from discern.data.corpus import Corpus, CorpusOptions
 from discern.data.header import configuration, write_header
@@ -17,7 +18,7 @@ from discern.data.languages import find_language
 from discern.data.manifest import Manifest, Statistics
 from discern.data.meter import Meter
 from discern.data.problems import Problem, ProblemLog
-from discern.data.publish import another, publish, staging, standing
+from discern.data.publish import another, refuse_foreign, repair, staging, standing
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer_choice import TokenizerChoice, describe, train_on
 from discern.data.unknown import OTHER_TOKENIZER, unknown_warning
@@ -86,12 +87,18 @@ def in_language(
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What was made; `unchanged`: it was there already, the same to the byte."""
+    """What was made.
+
+    Attributes:
+        unchanged: it was there already, the same to the byte.
+        repaired: files of a data set that was there already, which were damaged or missing and have been made again.
+    """
 
     folder: Path
     manifest: Manifest
     seconds: float
     unchanged: bool
+    repaired: tuple[str, ...] = ()
 
     def values(self) -> dict[str, Any]:
         """The statistics flat, then what else is known: what `--json` prints."""
@@ -108,6 +115,7 @@ class PrepareReport:
             "fingerprint": manifest.fingerprint,
             "problems": [problem.model_dump() for problem in manifest.problems],
             "unchanged": self.unchanged,
+            "repaired": list(self.repaired),
             "seconds": self.seconds,
             "tokens_per_second": statistics.tokens / self.seconds,
         }
@@ -138,6 +146,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     choice.check()
     if request.out is None:
         raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
+    check_folder("--out", request.out, *map(Path, request.inputs))
     check_segmenter(request.build.segmenter)
     out = request.out.resolve()
     tokenizer = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
@@ -151,20 +160,23 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
             trained = train_on(corpus, choice, request.build.seed, request.build.workers, progress)
             tokenizer = trained.tokenizer
         meter = Meter(progress, "tokenising", corpus)
-        built = build(meter.read(problems), tokenizer, request.build, folder, meter)
+        built = build(meter.read(problems), tokenizer, request.build, folder.path, meter)
         for line in problems.notes:
             progress.note(line)
         if not built.statistics.documents:
             found = "".join(f"; {problem}" for problem in problems.summary())
             raise DataError(f"the input holds no text{found}", hint="look at the input with: discern prepare INPUT --check")
         info = describe(tokenizer, trained)
-        manifest = write_header(folder, tokenizer, info, built, request.inputs, settings, problems.summary())
+        manifest = write_header(folder.path, tokenizer, info, built, request.inputs, settings, problems.summary())
         unchanged = before is not None and before.fingerprint == manifest.fingerprint
         if before is not None and not unchanged:
             raise another(request.out, "made of other text")
-        if not unchanged:
-            publish(folder, out, replace=request.overwrite)
-    return PrepareReport(request.out, manifest, time.monotonic() - began, unchanged)
+        repaired = repair(folder, before, manifest) if before is not None else ()
+        if before is None:
+            if request.overwrite and out.is_dir():
+                refuse_foreign(out)  # put there meanwhile
+            folder.publish(replace=request.overwrite)
+    return PrepareReport(request.out, manifest, time.monotonic() - began, unchanged and not repaired, repaired)
 
 
 def check(request: PrepareRequest, progress: Progress) -> CheckReport:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.locks import Claim
 from discern.config.tree import flatten
 from discern.data.mixture import MixedStream
 from discern.data.shards import TokenData
@@ -28,7 +29,6 @@ from discern.training.parts import BatchSource, Parts, State
 from discern.training.precision import resolve_precision
 from discern.training.watchman import Watchman, settled_from, warning_of
 from discern.workflows.generator_start import start_generator
-from discern.workflows.locks import Claim
 from discern.workflows.request import PretrainRequest as PretrainRequest
 from discern.workflows.request import Settled, settle
 from discern.workflows.run_folder import began_with, fill_folder, make_folder, may_hold_run, refuse_another_run

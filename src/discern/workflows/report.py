@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from discern.artifacts.files import write_text
+from discern.artifacts.guard import check_output
 from discern.config.tree import to_toml
 from discern.errors import DataError
 from discern.model.config import ModelConfig
@@ -19,7 +21,6 @@ from discern.report.minimal_pairs import blimp_tables
 from discern.report.page import Page, render_page
 from discern.report.shading import ShadedText
 from discern.scoring.detection import Detection
-from discern.training.checkpoint import write_text
 from discern.training.journal import METRICS_FILE, is_number, read_metrics
 from discern.types import SpecialTokens
 from discern.workflows.configuration import load_pretrain_config
@@ -46,8 +47,11 @@ def report(run: Path, out: Path | None, detections: Sequence[Detection] = ()) ->
         detections: texts whose tokens are shown, shaded.
 
     Raises:
+        ConfigError: `out` is a folder, or lies inside the run under another name.
         DataError: the folder holds no run, its journal is empty, or the file cannot be written.
     """
+    target = out or run / REPORT_FILE
+    check_output("--out", target, REPORT_FILE, run, own=(REPORT_FILE,))
     record = read_record(run)
     lines = [line for line in read_metrics(run) if isinstance(line, dict) and isinstance(line.get("step"), int)]
     if not lines:
@@ -69,14 +73,12 @@ def report(run: Path, out: Path | None, detections: Sequence[Detection] = ()) ->
         configuration=to_toml(config),
         notes=_notes(config, step, has_more=bool(evaluation)),
     )
-    target = out or run / REPORT_FILE
-    if target.is_dir():
-        raise DataError(f"{target} is a folder", hint=f"name a file: --out {target / REPORT_FILE}")
     try:
         write_text(target, render_page(page))
     except OSError as problem:
         raise DataError(
-            f"cannot write {target}: {problem.strerror}", hint="name a file in a folder that exists and is yours: --out FILE.html"
+            f"cannot write {target}: {problem.strerror or problem}",
+            hint="name a file in a folder that exists and is yours: --out FILE.html",
         ) from problem
     return target
 

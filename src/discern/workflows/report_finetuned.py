@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.files import write_text
+from discern.artifacts.guard import check_output
 from discern.errors import DataError
 from discern.report.page import Page, Table, render_page
 from discern.tasks.published import published_scores
-from discern.training.checkpoint import write_text
 from discern.workflows.baselines import verdict
 from discern.workflows.finetuned import CONFIG_FILE, RESULTS_FILE, seed_folder
+
+REPORT_FILE = "report.html"
 
 _WORST = 10
 _LONGEST = 300
@@ -26,8 +29,11 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
         out: HTML file, replaced where it stands; None: report.html in the folder.
 
     Raises:
+        ConfigError: `out` is a folder, or lies inside the fine-tuning under another name.
         DataError: the fine-tuning is not finished, or the file cannot be written.
     """
+    target = out or folder / REPORT_FILE
+    check_output("--out", target, REPORT_FILE, folder, own=(REPORT_FILE,))
     try:
         results: dict[str, Any] = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -43,12 +49,11 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
         configuration=(folder / CONFIG_FILE).read_text(encoding="utf-8"),
         notes=["Scores are fractions in 0-1; correlations in -1 to 1. The median of the seeds is the figure to quote."],
     )
-    target = out or folder / "report.html"
     try:
         write_text(target, render_page(page))
     except OSError as problem:
         raise DataError(
-            f"cannot write {target}: {problem.strerror}", hint="name a file of your own: --out FILE.html"
+            f"cannot write {target}: {problem.strerror or problem}", hint="name a file of your own: --out FILE.html"
         ) from problem
     return target
 

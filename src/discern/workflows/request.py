@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from discern.artifacts.guard import check_folder
 from discern.config.resolve import Resolved
 from discern.data.extension import pieces_of_added
 from discern.data.manifest import TOKENIZER_NAME
@@ -89,6 +90,7 @@ def settle(request: PretrainRequest, warn: Callable[[str], None]) -> Settled:
     Raises:
         ConfigError, DataError, CheckpointError: it does not.
     """
+    check_folder("--out", request.out, request.data, request.init_from, request.replay.data if request.replay else None)
     if request.init_from is None:
         resolved = load_pretrain_config(request.config, request.preset, request.overrides)
         return Settled(request, resolved, TokenData.open(request.data))

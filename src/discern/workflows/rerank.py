@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.data.files import check_output, whole_file
+from discern.artifacts.files import whole_file
+from discern.artifacts.guard import check_output
 from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.progress import Progress
@@ -148,7 +149,7 @@ def _check(request: RerankRequest) -> None:
         raise ConfigError(f"unknown metric '{request.metric}'", hint=did_you_mean(request.metric, METRICS))
     if request.dev is not None:
         corpus_metric(request.metric)
-    check_output("--out", request.out, "reranked.jsonl", request.input, request.dev)
+    check_output("--out", request.out, "reranked.jsonl", request.model, request.input, request.dev)
 
 
 def _referenced(lists: Sequence[NBest], path: Path) -> list[NBest]:

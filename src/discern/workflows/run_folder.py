@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.files import write_text
+from discern.artifacts.locks import Claim
 from discern.config.tree import flatten, to_toml
 from discern.data.manifest import TOKENIZER_NAME
 from discern.data.shards import TokenData
@@ -14,7 +16,6 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.progress import Progress
 from discern.training import checkpoint
 from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.locks import Claim
 from discern.workflows.request import PretrainRequest, Settled
 from discern.workflows.runs import (
     CHECKPOINTS,
@@ -70,10 +71,10 @@ def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data:
     """
     try:
         checkpoint.clean(out / CHECKPOINTS)
-        checkpoint.write_text(out / TOKENIZER_FILE, (data.folder / TOKENIZER_NAME).read_text(encoding="utf-8"))
+        write_text(out / TOKENIZER_FILE, (data.folder / TOKENIZER_NAME).read_text(encoding="utf-8"))
         write_counts(out, data)
-        checkpoint.write_text(out / CONFIG_FILE, to_toml(config))
-        checkpoint.write_text(out / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+        write_text(out / CONFIG_FILE, to_toml(config))
+        write_text(out / RECORD_FILE, json.dumps(record, indent=1) + "\n")
     except OSError as problem:
         raise _refused(out, problem) from problem
 

@@ -14,6 +14,7 @@ import tokenizers
 import torch
 
 from discern import __version__, kernels
+from discern.artifacts.files import write_text
 from discern.corruption import MASKINGS_OF_WORDS
 from discern.data.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
@@ -116,7 +117,7 @@ def check_words(config: PretrainConfig, data: TokenData) -> None:
 
 def write_counts(folder: Path, data: TokenData) -> None:
     """Keep in a run's folder how often each token occurs in its training split, one number a line."""
-    checkpoint.write_text(folder / COUNTS_FILE, "".join(f"{count}\n" for count in data.token_counts().tolist()))
+    write_text(folder / COUNTS_FILE, "".join(f"{count}\n" for count in data.token_counts().tolist()))
 
 
 def _read_counts(folder: Path) -> torch.Tensor | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.files import write_text
 from discern.errors import ConfigError
 from discern.progress import Progress
 from discern.scoring.base import Scorer
 from discern.scoring.minimal_pairs import MinimalPair, Preferences, blocks, read_blimp
-from discern.training.checkpoint import write_text
 from discern.workflows.runs import is_run
 from discern.workflows.score import load_scorer
 

@@ -1,0 +1,138 @@
+"""Where a command may write: nothing that it reads is ever replaced, and nothing is put inside a model, run or data set.
+
+Paths are compared by what they lead to (device and inode), so that `..`, links, bind mounts and the case of letters don't matter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from discern.artifacts.files import is_stream
+from discern.errors import ConfigError
+
+_COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+_MARKS = (
+    {"manifest.json", "tokenizer.json"},
+    {"run.json"},
+    {"finetuned.json"},
+    {"comparison.json"},
+    {"model.safetensors"},
+    {"model.safetensors.index.json"},
+    {"pytorch_model.bin"},
+)
+"""Files that tell a data set, a run, a fine-tuning, a comparison or a model from a plain folder."""
+
+
+def check_output(option: str, out: Path | None, example: str, *reads: Path | None, own: Collection[str] = ()) -> None:
+    """Raise where a file of results may not be written to `out`, before any work.
+
+    Args:
+        option: that names it, such as "--out".
+        out: the file; None passes.
+        example: a file name to suggest.
+        reads: files and folders that the command reads; what does not exist cannot be harmed.
+        own: names of files that are made for a folder in `reads`, and may be written there.
+
+    Raises:
+        ConfigError: it is a folder or a block device, is read or lies in a folder that is read, is write-protected, or has a
+            name that promises something else.
+    """
+    if out is None:
+        return
+    if str(out) == "-":
+        raise ConfigError(f"{option} - would make a file of that name", hint=f"without {option} results go to standard output")
+    if out.suffix in _COMPRESSED:
+        raise ConfigError(f"{out} would hold plain text", hint=f"leave out the {out.suffix}, and compress it afterwards")
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder", hint=f"give a file: {option} {out / example}")
+    elsewhere = f"write to another file: {option} {example}"
+    try:
+        if is_stream(out):
+            return
+    except OSError as problem:
+        raise ConfigError(f"cannot write to {out}: {problem.strerror or problem}", hint=elsewhere) from None
+    if out.exists() and not os.access(out, os.W_OK):
+        raise ConfigError(f"{out} is write-protected", hint=f"chmod u+w {out}, or {elsewhere}")
+    check_apart(option, out, *reads, own=own, hint=elsewhere)
+
+
+def check_folder(option: str, out: Path, *reads: Path | None) -> None:
+    """Raise where an output folder and what the command reads would be mixed up, before any work; see `check_apart`."""
+    check_apart(option, out, *reads, hint=f"choose another folder: {option} {_beside(out, reads)}")
+
+
+def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str] = (), hint: str | None = None) -> None:
+    """Raise where writing to `out` would harm what the command reads.
+
+    A new file or folder inside a plain folder of the user's files is allowed, inside a model, a run or a data set it is not.
+
+    Args:
+        option: that names it, such as "--out".
+        out: file or folder, which need not exist.
+        reads: files and folders; what does not exist cannot be harmed.
+        own: names of files that are made for a folder in `reads`, and may be written there.
+        hint: None: a place beside what is read.
+
+    Raises:
+        ConfigError: `out` is what is read, lies in a model, run or data set that is read, or holds what is read.
+    """
+    if os.path.exists(out) and not (out.is_file() or out.is_dir()):  # a device or a pipe, of which nothing is replaced
+        return
+    hint = hint or f"choose another place: {option} {_beside(out, reads)}"
+    for read in existing(reads):
+        if os.path.exists(out) and out.samefile(read):
+            what = "is what the command reads, and would replace itself" if read.is_dir() else "is the input"
+            raise ConfigError(f"{out} {what}", hint=hint)
+        if read.is_dir() and is_kept_whole(read) and not _is_own(out, read, own):
+            if is_inside(out, read):
+                raise ConfigError(f"{out} lies inside {read}, which the command reads", hint=hint)
+            _refuse_linked(out, read, hint)
+        if out.is_dir() and is_inside(read, out):
+            raise ConfigError(f"{out} holds {read}, which the command reads", hint=hint)
+
+
+def existing(paths: Collection[Path | None]) -> Iterator[Path]:
+    """The paths that lead to something; a name that is none of a file, such as `-`, does not."""
+    for path in paths:
+        if path is not None and os.path.exists(path):
+            yield path
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, which need not exist, lies in a folder, however both are written."""
+    wanted = folder.stat()
+    for parent in Path(os.path.realpath(path)).parents:
+        try:
+            if os.path.samestat(parent.stat(), wanted):
+                return True
+        except OSError:  # it does not exist yet, or is a file
+            continue
+    return False
+
+
+def is_kept_whole(folder: Path) -> bool:
+    """Whether a folder is a data set, a run, a fine-tuning, a comparison or a model."""
+    return any(all((folder / name).exists() for name in mark) for mark in _MARKS)
+
+
+def _is_own(out: Path, folder: Path, own: Collection[str]) -> bool:
+    """Whether a path is one of the files that are made for the folder."""
+    target = Path(os.path.realpath(out))
+    return target.name in own and target.parent.is_dir() and target.parent.samefile(folder)
+
+
+def _refuse_linked(out: Path, folder: Path, hint: str) -> None:
+    """Raise where a file is another name of one in the folder (a hard link)."""
+    if not out.is_file() or (status := out.stat()).st_nlink == 1:
+        return
+    for path in folder.rglob("*"):
+        if path.exists() and os.path.samestat(path.stat(), status):
+            raise ConfigError(f"{out} is the same file as {path}, which the command reads", hint=hint)
+
+
+def _beside(out: Path, reads: Collection[Path | None]) -> str:
+    """A name in the folder that holds the first thing read, for a hint."""
+    read = next(existing(reads), None)
+    return out.name if read is None else str(read.parent / f"{read.name}-{out.name}")
