@@ -13,6 +13,9 @@ from discern.errors import ConfigError
 from discern.parsing import json_value, toml_tables
 from discern.workflows.configuration import load_pretrain_config
 
+SECONDS = 20
+"""On a machine that is busy with other things; what is refused here took minutes."""
+
 
 @pytest.mark.parametrize(
     ("text", "says"),
@@ -45,13 +48,13 @@ def test_toml(text: str, says: str) -> None:
     began = time.monotonic()
     with pytest.raises(tomllib.TOMLDecodeError, match=says):
         toml_tables(text)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SECONDS
 
 
 def test_long_words_are_no_long_keys() -> None:
     began = time.monotonic()
     assert toml_tables(f'a = "{"x" * 1_000_000}"\nb.c = {"9" * 15}\n')["b"]["c"] == int("9" * 15)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SECONDS
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_settings_beyond_reason_are_refused_at_once(override: str, says: str) ->
     began = time.monotonic()
     with pytest.raises(ConfigError, match=says) as caught:
         load_pretrain_config(None, "tiny", [override])
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SECONDS
     assert len(caught.value.message) < 1000
 
 

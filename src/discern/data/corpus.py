@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from discern.data.encoder import Document
+from discern.data.expansion import CountingStream, Expansion
 from discern.data.problems import ProblemLog
 from discern.data.records import hub_records, json_records, parquet_records
-from discern.data.streams import BLOCK_BYTES, CountingStream, HeadStream, PipeStream, Readable, decompressor, is_tar, naming
+from discern.data.streams import BLOCK_BYTES, HeadStream, PipeStream, Readable, decompressor, is_tar, naming
 from discern.data.tables import table_dialect, table_records
 from discern.data.text import Cut, Limits, Lines, documents, text_lines, wiki_records
 from discern.errors import ConfigError, DataError, DiscernError
@@ -125,8 +126,10 @@ class Corpus:
                     rows = hub_records(source.name.removeprefix("hf:"), self.options.record_field, problems)
                     yield from reader.cut_records(rows, source.name)
                 else:
+                    expansion = Expansion(source.name)
                     with naming(source.name), closing(_open(source)) as file:
-                        yield from reader.read(CountingStream(file, count_bytes), source.name, source.explicit)
+                        counted = CountingStream(CountingStream(file, count_bytes), expansion.count_read)
+                        yield from reader.read(counted, source.name, source.explicit, expansion)
             except DiscernError as error:
                 if errors is None:
                     raise
@@ -140,19 +143,21 @@ class _Reader:
         self._options = options
         self._problems = problems
 
-    def read(self, stream: Readable, name: str, explicit: bool, depth: int = 0) -> Iterator[Document]:
+    def read(self, stream: Readable, name: str, explicit: bool, expansion: Expansion, depth: int = 0) -> Iterator[Document]:
         if depth > MAX_NESTING:
             raise DataError(f"{name}: archives nested more than {MAX_NESTING} deep", hint="unpack the outer ones first")
         with naming(name):
             whole = HeadStream(stream)
             head = whole.head
             if decompress := decompressor(head):
-                yield from self.read(decompress(whole), name, explicit, depth + 1)
+                content = expansion.watched(decompress(whole), depth + 1)
+                yield from self.read(content, name, explicit, expansion, depth + 1)
             elif is_tar(head):
                 for member, content in _members(whole, name):
-                    yield from self.read(content, member, False, depth + 1)
+                    yield from self.read(expansion.watched(content, depth + 1), member, False, expansion, depth + 1)
             elif head.startswith(b"PAR1"):
-                yield from self.cut_records(parquet_records(whole, name, self._options.record_field, self._problems), name)
+                field = self._options.record_field
+                yield from self.cut_records(parquet_records(whole, name, field, expansion, self._problems), name)
             elif reason := binary_reason(head):
                 while depth and whole.read(BLOCK_BYTES):
                     pass  # checksums come last: a damaged archive shall be an error, not a file passed over
@@ -168,8 +173,8 @@ class _Reader:
             elif head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<doc "):
                 yield from self.cut_records(wiki_records(text_lines(whole, name, self._problems)), name)
             elif dialect := table_dialect(name, head):
-                lines, field = text_lines(whole, name, self._problems), self._options.text_field
-                rows = table_records(lines, name, dialect, field, self._problems, required=explicit)
+                lines, column = text_lines(whole, name, self._problems, squeeze=False), self._options.text_field
+                rows = table_records(lines, name, dialect, column, self._problems, required=explicit)
                 yield from self.cut_records(rows, name)
             else:
                 yield from self._cut_text(text_lines(whole, name, self._problems), name)

@@ -1,4 +1,4 @@
-"""Byte streams of unknown content: looked into, counted, decompressed; errors name the file."""
+"""Byte streams of unknown content: looked into, decompressed; errors name the file."""
 
 from __future__ import annotations
 
@@ -51,20 +51,6 @@ class HeadStream:
             data, self._unread = self._unread[:size], self._unread[size:]
             return data
         return self._stream.read(size)
-
-
-class CountingStream:
-    """Reports how many bytes were read from a file, for progress and for the record."""
-
-    def __init__(self, stream: Readable, report: Callable[[int], None]) -> None:
-        self._stream = stream
-        self._report = report
-
-    def read(self, size: int = -1, /) -> bytes:
-        """As of the stream beneath."""
-        data = self._stream.read(size)
-        self._report(len(data))
-        return data
 
 
 class PipeStream:

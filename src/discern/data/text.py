@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import html
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ class Limits:
 
     sentence: int = 1 << 16
     document: int = 1 << 24
-    record_bytes: int = 1 << 28
+    record_bytes: int = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,18 @@ class Lines:
     ends_record: bool = False
 
 
-def text_lines(stream: Readable, name: str, problems: ProblemLog) -> Iterator[Lines]:
-    """The lines of a UTF-8 stream. What is not UTF-8 is replaced by U+FFFD and reported with its place in bytes."""
+_MANY_LINE_ENDS = 8
+_SHORTEST = 8
+# Of blank lines in a row the first says it all; a file of nothing else would take a minute for each compressed kilobyte.
+_BLANK_LINES = re.compile(r"\n[ \t\r\f\v]*\n[ \t\r\f\v\n]*\n")
+
+
+def text_lines(stream: Readable, name: str, problems: ProblemLog, *, squeeze: bool = True) -> Iterator[Lines]:
+    """The lines of a UTF-8 stream. What is not UTF-8 is replaced by U+FFFD and reported with its place in bytes.
+
+    Args:
+        squeeze: two blank lines in a row, or more of them, may be one, where there are many.
+    """
     rest, offset = b"", 0
     while block := stream.read(BLOCK_BYTES):
         data = rest + block
@@ -57,7 +68,10 @@ def text_lines(stream: Readable, name: str, problems: ProblemLog) -> Iterator[Li
         if cut:
             # The newline itself goes, so that no empty line is made of it.
             piece = data[:cut] if continues else data[: cut - 1]
-            yield Lines(_decode(piece, name, offset, problems).split("\n"), continues)
+            text = _decode(piece, name, offset, problems)
+            if squeeze and piece.count(b"\n") * _MANY_LINE_ENDS > len(piece):
+                text = _BLANK_LINES.sub("\n\n", text)
+            yield Lines(text.split("\n"), continues)
             offset += cut
         rest = data[cut:]
     if rest:
@@ -78,7 +92,7 @@ def wiki_records(batches: Iterable[Lines]) -> Iterator[Lines]:
 
 
 def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, problems: ProblemLog) -> Iterator[Document]:
-    """Documents of stripped, non-empty sentences. A sentence is a line.
+    """Documents of stripped, non-empty sentences. A sentence is a line, and weighs `_SHORTEST` characters at least.
 
     A line or document beyond the limits is split, and reported.
     """
@@ -98,7 +112,7 @@ def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, pro
                     problems.add("document split, being too long", f"{name}: before {piece[:40]!r}")
                 sentences.append(piece)
                 size += len(piece)
-                if full := size >= limits.document:
+                if full := size >= limits.document or len(sentences) >= limits.document // _SHORTEST:
                     yield sentences
                     sentences, size = [], 0
             blank = not pieces and not continued and not goes_on

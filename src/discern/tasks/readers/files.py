@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from discern.data.expansion import CountingStream, Expansion
 from discern.data.streams import BLOCK_BYTES, HeadStream, Readable, decompressor, naming
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
 """Ends of names that say nothing of what is inside."""
+_MOST_LAYERS = 3
+_LONGEST_LINE = 1 << 28
 _CONVERT = "save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > new-{name}"
 
 
@@ -36,7 +39,9 @@ def stream_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
             *whole, rest = (rest + block).split(b"\n")
             for line in whole:
                 number += 1
-                yield number, _decoded(line, name, number)
+                yield number, _decoded(line, name, number) if line else ""
+            if len(rest) > _LONGEST_LINE:
+                raise DataError(f"{name}:{number + 1}: a line of more than {_LONGEST_LINE >> 20} MiB", hint="is it a text file?")
         if rest:
             yield number + 1, _decoded(rest, name, number + 1)
 
@@ -137,6 +142,11 @@ def optional_split_file(folder: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _opened(file: Readable, name: str) -> Readable:
+    expansion = Expansion(name)
+    return _unpacked(CountingStream(file, expansion.count_read), name, expansion, 0)
+
+
+def _unpacked(file: Readable, name: str, expansion: Expansion, depth: int) -> Readable:
     stream = HeadStream(file)
     head = stream.head
     for mark, encoding in ((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16")):
@@ -145,7 +155,11 @@ def _opened(file: Readable, name: str) -> Readable:
                 f"{name}: it is {encoding}, expected UTF-8", hint=_CONVERT.format(encoding=encoding, name=Path(name).name)
             )
     if decompress := decompressor(head):
-        return _opened(decompress(stream), name)
+        if depth == _MOST_LAYERS:
+            raise DataError(
+                f"{name} is compressed more than {_MOST_LAYERS} times over", hint="decompress it, and give the result"
+            )
+        return _unpacked(expansion.watched(decompress(stream), depth + 1), name, expansion, depth + 1)
     if b"\x00" in head:
         kind = "a zip archive or a spreadsheet" if head.startswith(b"PK\x03\x04") else "binary"
         raise DataError(f"{name}: it is {kind}, not text", hint="give a text file in UTF-8")
