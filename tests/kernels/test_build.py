@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from discern import kernels
 from discern.kernels import build
 from discern.kernels.build import Kernels
+from discern.kernels.cache import forget_old, is_sound, keep, private_folders
 from tests.paths import on_path
 
 
@@ -26,6 +28,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The places that libraries are compiled for; what is put there is a copy, which takes no time."""
+    next(on_path("kernels"))  # skips where nothing can be built anyway
+    library = Path(build.load_kernels().reason).read_bytes()[:-32]  # without the digest
+    places: list[Path] = []
+
+    def copied(compiler: str, runtime: Path, target: Path) -> None:
+        with TemporaryDirectory(dir=target.parent) as folder:
+            places.append(target)
+            forget_old(target.parent)
+            (Path(folder) / "made").write_bytes(library)
+            keep(Path(folder) / "made", target)
+
+    monkeypatch.setattr(build, "_compile", copied)
+    return places
+
+
 def test_it_is_built_once(cache: Path) -> None:
     first = load_afresh()
     assert first.library is not None
@@ -35,7 +55,9 @@ def test_it_is_built_once(cache: Path) -> None:
     assert made.stat().st_mtime_ns == before
 
 
-def test_another_source_is_another_library(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_source_is_another_library(
+    cache: Path, tmp_path: Path, compiled: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     load_afresh()
     shutil.copytree(build._FOLDER, tmp_path / "source")
     with (tmp_path / "source" / "joints.c").open("a") as file:
@@ -67,8 +89,7 @@ def test_with_a_source_that_does_not_compile(cache: Path, tmp_path: Path, monkey
     assert not any(cache.iterdir())
 
 
-def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    next(on_path("kernels"))
+def test_a_user_without_a_home(tmp_path: Path, compiled: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISCERN_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -82,13 +103,13 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found.reason.startswith(str(tmp_path))
 
 
-def test_a_relative_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_cache(cache: Path, tmp_path: Path, compiled: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISCERN_CACHE", ".")
     assert load_afresh().library is not None
 
 
-def test_what_was_built_long_ago_is_removed(cache: Path) -> None:
+def test_what_was_built_long_ago_is_removed(cache: Path, compiled: list[Path]) -> None:
     cache.mkdir()
     old, recent = cache / "kernels-0.so", cache / "kernels-1.so"
     for path in (old, recent):
@@ -99,27 +120,113 @@ def test_what_was_built_long_ago_is_removed(cache: Path) -> None:
     assert recent.exists()
 
 
-def test_a_library_that_cannot_be_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoiled(compiler: str, runtime: Path, target: Path) -> Path:
-        target.write_bytes(b"not a library")
-        return target
+def test_a_library_that_cannot_be_loaded(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def spoiled(compiler: str, runtime: Path, target: Path) -> None:
+        made.append(target)
+        (target.parent / "made").write_bytes(b"not a library")
+        keep(target.parent / "made", target)
 
     monkeypatch.setattr(build, "_compile", spoiled)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     found = load_afresh()
     assert found.library is None
-    assert found.reason.startswith("they could not be loaded")
+    assert found.reason.startswith("they could not be kept or loaded")
+    assert [path.parent for path in made] == [cache, tmp_path / f"discern-kernels-{os.geteuid()}"]
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    next(on_path("kernels"))
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
+def test_a_damaged_library_is_built_again(cache: Path, damage: str, compiled: list[Path]) -> None:
+    """A cut one is never loaded: that would end the process."""
+    (made,) = (Path(load_afresh().reason),)
+    content = made.read_bytes()
+    middle = len(content) // 2
+    made.write_bytes(
+        {
+            "cut": content[:middle],
+            "flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+            "empty": b"",
+        }[damage]
+    )
+    compiled.clear()
+    found = load_afresh()
+    assert found.library is not None
+    assert found.reason == str(made)
+    assert compiled == [made]
+    assert is_sound(made)
+
+
+def test_a_sound_library_that_cannot_be_loaded_is_built_again(
+    cache: Path, tmp_path: Path, compiled: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other" / Path(load_afresh().reason).name
+    monkeypatch.setenv("DISCERN_CACHE", str(other.parent))
+    assert next(private_folders()) == other.parent
+    (tmp_path / "made").write_bytes(b"no library")
+    keep(tmp_path / "made", other)
+    compiled.clear()
+    found = load_afresh()
+    assert (found.library is not None, found.reason) == (True, str(other))
+    assert compiled == [other]
+
+
+@pytest.mark.parametrize("who", ["others may write to it", "a link", "another user's"])
+def test_only_what_is_the_users_own_is_loaded(cache: Path, tmp_path: Path, who: str, compiled: list[Path]) -> None:
+    made = Path(load_afresh().reason)
+    if who == "a link":
+        made.rename(tmp_path / "elsewhere.so")
+        made.symlink_to(tmp_path / "elsewhere.so")
+    elif who == "others may write to it":
+        made.chmod(0o770)
+    else:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give files away")
+        os.chown(made, 12345, 12345)
+    compiled.clear()
+    assert load_afresh().library is not None
+    assert compiled == [made]
+    assert is_sound(made)
+    assert made.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("who", ["others may write to it", "a link", "another user's"])
+def test_a_folder_that_is_not_the_users_own_is_left_alone(
+    cache: Path, tmp_path: Path, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "target").mkdir()
+    if who == "a link":
+        cache.symlink_to(tmp_path / "target")
+    else:
+        cache.mkdir()
+        cache.chmod(0o777 if who == "others may write to it" else 0o700)
+    if who == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give folders away")
+        os.chown(cache, 12345, 12345)
+    private = tmp_path / f"discern-kernels-{os.geteuid()}"
+    assert list(private_folders()) == [private]
+    assert private.stat().st_mode & 0o777 == 0o700
+    private.rmdir()
+    private.symlink_to(tmp_path / "target")  # somebody was there first
+    found = load_afresh()
+    assert found.library is None
+    assert "DISCERN_CACHE names another" in found.reason
+    assert not any((tmp_path / "target").iterdir())
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, compiled: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("DISCERN_CACHE", str(blocked / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    found = load_afresh()
-    assert found.library is not None
-    assert found.reason.startswith(str(tmp_path / "discern-kernels-"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for _ in range(3):  # built once, and nothing is left about
+        found = load_afresh()
+        assert found.library is not None
+        assert found.reason.startswith(str(tmp_path / f"discern-kernels-{os.geteuid()}/kernels-"))
+    assert len(compiled) == 1
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_torchs_own_threads_are_used() -> None:

@@ -15,12 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from discern.kernels.cache import forget_old, is_sound, keep, private_folders
 
 _FOLDER = Path(__file__).parent
 # No -ffast-math: a NaN in a loss must stay one. Contraction to fused multiply-add is where the speed is. Pairs of bfloat16
@@ -28,7 +28,6 @@ _FOLDER = Path(__file__).parent
 _FLAGS = "-std=gnu11 -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fno-strict-aliasing".split()
 _FLAGS += ["-Wno-psabi", "-fPIC", "-fopenmp"]
 _TIMEOUT = 120.0
-_KEPT_SECONDS = 90 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,32 @@ def load_kernels() -> Kernels:
     if runtime is None:
         return Kernels(None, "torch runs without OpenMP here")
     try:
-        path = _built(compiler, runtime)
+        return _loaded(compiler, runtime)
     except (OSError, subprocess.SubprocessError) as problem:
         return Kernels(None, f"they could not be compiled: {_last_line(problem)}")
-    try:
-        return Kernels(ctypes.CDLL(str(path)), str(path))
-    except OSError as problem:
-        return Kernels(None, f"they could not be loaded: {problem}")
+
+
+def _loaded(compiler: str, runtime: Path) -> Kernels:
+    """The kernels from the first folder where they are, or can be built."""
+    name = _name(compiler, runtime)
+    failure = "no folder to keep them in is this user's alone, and can be written to; DISCERN_CACHE names another"
+    for folder in private_folders():
+        path = folder / name
+        was_there = is_sound(path)
+        try:
+            if not was_there:
+                _compile(compiler, runtime, path)
+            try:
+                return Kernels(ctypes.CDLL(str(path)), str(path))
+            except OSError:
+                if not was_there:
+                    raise
+            # What it was linked with may be gone: once more.
+            _compile(compiler, runtime, path)
+            return Kernels(ctypes.CDLL(str(path)), str(path))
+        except OSError as problem:  # a folder that cannot be written to, or that nothing may be run from
+            failure = f"they could not be kept or loaded: {_last_line(problem)}"
+    return Kernels(None, failure)
 
 
 def _compiler() -> str | None:
@@ -84,24 +102,15 @@ def _openmp_runtime() -> Path | None:
     return min(runtimes, key=lambda path: Path(torch.__file__).parent not in path.parents, default=None)
 
 
-def _built(compiler: str, runtime: Path) -> Path:
-    """The compiled library; compiled now if its name isn't in the cache."""
+def _name(compiler: str, runtime: Path) -> str:
+    """The file name of the library, which says what it was made from."""
     said = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=True).stdout
     parts = [path.read_bytes() for path in sorted(_FOLDER.glob("*.[ch]"))]
     parts += [said, " ".join(_FLAGS).encode(), runtime.name.encode(), platform.machine().encode(), _processor()]
-    name = f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.so"
-    try:
-        folder = _cache_folder()
-        if (folder / name).is_file():
-            return folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return _compile(compiler, runtime, folder / name)
-    except (OSError, RuntimeError):  # RuntimeError: this user has no home
-        # A home that can't be written to. A folder that others know the name of is no place for code: a fresh one, then.
-        return _compile(compiler, runtime, Path(tempfile.mkdtemp(prefix="discern-kernels-")) / name)
+    return f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.so"
 
 
-def _compile(compiler: str, runtime: Path, target: Path) -> Path:
+def _compile(compiler: str, runtime: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / "kernels.so"
         # Compiled and linked apart: -fopenmp at the link would pull in the system's runtime beside torch's.
@@ -119,24 +128,8 @@ def _compile(compiler: str, runtime: Path, target: Path) -> Path:
         ]
         for step in steps:
             subprocess.run(step, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=True)
-        _forget_old(target.parent)
-        # Renamed into place: ranks that start together each bring a whole file.
-        made.replace(target)
-    return target
-
-
-def _forget_old(folder: Path) -> None:
-    """Remove what was built long ago, by other versions most likely; whoever still wants it builds it again."""
-    for path in folder.glob("kernels-*.so"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _KEPT_SECONDS:
-                path.unlink()
-
-
-def _cache_folder() -> Path:
-    if given := os.environ.get("DISCERN_CACHE"):
-        return Path(given).resolve()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "discern"
+        forget_old(target.parent)
+        keep(made, target)
 
 
 def _processor() -> bytes:

@@ -1,0 +1,84 @@
+"""Where compiled kernels are kept: code that runs as soon as it is loaded, so nobody else may be able to put it there.
+
+A folder or a library is used only where it belongs to this user, is no symbolic link, and nobody else may write to it. A
+library ends in the digest of what stands before, so that a damaged one is never loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_KEPT_SECONDS = 90 * 24 * 3600
+_DIGEST_BYTES = 32
+
+
+def private_folders() -> Iterator[Path]:
+    """Folders to keep libraries in, the best first, made where they are missing; none that others could write to.
+
+    The first is the user's cache. Where that cannot be written to, or is not the user's alone, there is one of a fixed name among
+    the temporary files: it serves every run until the machine starts anew.
+    """
+    with suppress(RuntimeError):  # this user has no home
+        if _is_usable(folder := _cache_folder()):
+            yield folder
+    if _is_usable(folder := Path(tempfile.gettempdir()).resolve() / f"discern-kernels-{os.geteuid()}"):
+        yield folder
+
+
+def is_sound(library: Path) -> bool:
+    """Whether a library is this user's, no one else's to write to, and whole."""
+    try:
+        if not _is_own(library, stat.S_ISREG):
+            return False
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def keep(made: Path, target: Path) -> None:
+    """Put a new library in its place, with its digest behind it."""
+    content = made.read_bytes()
+    made.write_bytes(content + hashlib.sha256(content).digest())
+    made.chmod(0o700)  # whatever the umask
+    # Renamed into place: ranks that start together each bring a whole file.
+    made.replace(target)
+
+
+def forget_old(folder: Path) -> None:
+    """Remove what was built long ago, by other versions most likely; whoever still wants it builds it again."""
+    for path in folder.glob("kernels-*.so"):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _KEPT_SECONDS:
+                path.unlink()
+
+
+def _cache_folder() -> Path:
+    if given := os.environ.get("DISCERN_CACHE"):
+        return Path(given).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "discern"
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether a folder is there, or could be made, and is the user's own."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        return _is_own(folder, stat.S_ISDIR)
+    except OSError:
+        return False
+
+
+def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
+    """Whether `path` itself, not what a link points to, is of a kind, belongs to this user, and others may not write to it."""
+    found = path.lstat()
+    others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return kind(found.st_mode) and found.st_uid == os.geteuid() and not others_write
