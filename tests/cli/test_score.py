@@ -46,10 +46,15 @@ def test_each_line_is_a_score_a_tab_and_the_sentence(
 ) -> None:
     assert call(monkeypatch, "score", run, sentences, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"scorer", "scores"}
+    assert set(found) == {"scorer", "quantity", "unit", "scores"}
+    assert found["unit"] == "nats"
+    assert found["quantity"].startswith("pseudo-log-likelihood")
     assert found["scorer"] == "electric"
     assert call(monkeypatch, "score", run, sentences) == 0
-    printed = [each.split("\t", 1) for each in capsys.readouterr().out.splitlines()]
+    captured = capsys.readouterr()
+    assert "scorer 'electric': pseudo-log-likelihood" in captured.err
+    assert "in nats" in captured.err
+    printed = [each.split("\t", 1) for each in captured.out.splitlines()]
     assert [text for _, text in printed] == TEXTS
     assert [float(value) for value, _ in printed] == pytest.approx(found["scores"], abs=1e-4)
 
@@ -86,7 +91,9 @@ def test_a_file_is_written_whole(
 ) -> None:
     out = tmp_path / "out.jsonl"
     assert call(monkeypatch, "score", run, sentences, "--out", out, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"scorer": "electric", "sentences": 2, "out": str(out)}
+    summary = json.loads(capsys.readouterr().out)
+    assert set(summary) == {"scorer", "quantity", "unit", "sentences", "out"}
+    assert (summary["scorer"], summary["sentences"], summary["out"]) == ("electric", 2, str(out))
     assert [json.loads(each)["text"] for each in out.read_text(encoding="utf-8").splitlines()] == TEXTS
     sentences.write_text("cats\n\nthe meal\n")
     assert call(monkeypatch, "score", run, sentences, "--out", tmp_path / "other.jsonl") == 1

@@ -220,3 +220,11 @@ def test_json_and_what_people_see(model: Path, nbest: Path, tmp_path: Path, caps
     assert [line.split()[:3] for line in lines[2:4]] == [["wer", "0.3333", "0.3333"], ["cer", "0.2800", "0.2800"]]
     rerank_command(model, written(tmp_path / "a.jsonl", [LISTS[1]]), out=out, weight=0.0)
     assert "nothing was measured" in capsys.readouterr().out
+
+
+def test_pll_is_preferred_to_the_odds_of_a_discriminator(tmp_path: Path, nbest: Path) -> None:
+    """`score` asks for a cheap scorer, `rerank` for a likelihood; a name given decides."""
+    make_run(tmp_path / "rtd")
+    assert load_scorer(tmp_path / "rtd", None, "cpu", warn=pytest.fail).name == "rtd"
+    assert ranked(tmp_path / "rtd", nbest, weight=0.1)[0].scorer == "pll"
+    assert ranked(tmp_path / "rtd", nbest, weight=0.1, scorer="rtd")[0].scorer == "rtd"

@@ -40,7 +40,7 @@ def rerank(
     tune_length: Annotated[bool, typer.Option("--tune-length", help="Tune that too.")] = False,
     metric: Annotated[str, typer.Option("--metric", help="What tuning betters: wer, cer or bleu.")] = "wer",
     scorer: Annotated[
-        str | None, typer.Option("--scorer", metavar="NAME", help="As of 'discern score'; by default the first that fits.")
+        str | None, typer.Option("--scorer", metavar="NAME", help="As of 'discern score'. Default: pll, if the model serves it.")
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Give the model the texts in lower case.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",

@@ -45,11 +45,14 @@ def score(
         if str(file) == "-" and sys.stdin.isatty():
             raise ConfigError("there is no sentence to score", hint="give a FILE, or pipe sentences in, one a line")
         from discern.artifacts.guard import check_output
-        from discern.scoring.base import Perplexity
+        from discern.scoring.base import UNIT, Perplexity
         from discern.workflows.score import load_scorer, score_lines
 
         check_output("--out", out, "scores.jsonl", model, file)
         chosen = load_scorer(model, scorer, device, warn=console.warn)
+        if not json_output:
+            console.progress.note(chosen.described)
+        named: dict[str, object] = {"scorer": chosen.name, "quantity": chosen.method.quantity, "unit": UNIT}
         written, perplexity = 0, Perplexity()
         totals: list[float] = []
         by_token: list[dict[str, object]] = []
@@ -66,10 +69,10 @@ def score(
         if name is not None and not json_output:
             console.progress.note(f"{name.replace('_', '-')} {perplexity.value():.4g} over {perplexity.tokens:,} tokens")
         if out is not None:
-            summary = {"scorer": chosen.name, "sentences": written, "out": out, **figure}
+            summary = {**named, "sentences": written, "out": out, **figure}
             console.result(summary, text=f"{out}: {written:,} sentences by scorer '{chosen.name}'")
         elif json_output:
-            found: dict[str, object] = {"scorer": chosen.name, "scores": totals, **figure}
+            found: dict[str, object] = {**named, "scores": totals, **figure}
             console.result(found | ({"tokens": by_token} if tokens else {}), text="")
 
 

@@ -18,3 +18,6 @@ scorers.register("permutation-lm", "discern.scoring.permutation:PermutationLikel
 
 PREFERRED = ("electric", "rtd", "pll", "two-tower", "permutation-lm")
 """Where none is named, the first of these that the model has the networks for."""
+
+PREFERRED_TO_RERANK = ("pll", "electric", "two-tower", "permutation-lm", "rtd")
+"""Likewise for hypotheses of different lengths: likelihoods first, as the odds of `rtd` grow with every further token."""

@@ -21,6 +21,9 @@ from discern.model.xlnet import XLNetEncoder
 from discern.scoring.windows import best_places, windows_of
 from discern.types import SpecialTokens
 
+UNIT = "nats"
+"""Of every score."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -125,10 +128,12 @@ class Method(abc.ABC):
     Attributes:
         needs_chosen_share: whether the numbers depend on `ScoringModel.chosen_share`.
         reads_ahead: whether the number of a token depends on those after it.
+        quantity: what the sum over the tokens of a text is, in words; its unit is nats.
         perplexity_name: what exp of the negative mean number of all tokens is called; None where that has no name, as the
             numbers are no log-probabilities.
     """
 
+    quantity: ClassVar[str] = "score"
     perplexity_name: ClassVar[str | None] = None
     needs_chosen_share: ClassVar[bool] = False
     reads_ahead: ClassVar[bool] = True
@@ -164,6 +169,11 @@ class Scorer:
     tokenizer: Tokenizer
     max_length: int
     step: int | None = None
+
+    @property
+    def described(self) -> str:
+        """What the scores are, for people."""
+        return f"scorer '{self.name}': {self.method.quantity} in {UNIT}, summed over the tokens; higher is likelier"
 
     @property
     def room(self) -> int:

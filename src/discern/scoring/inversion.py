@@ -32,6 +32,7 @@ class Inversion(Method):
     Reference: Clark et al. 2020, appendix on ELECTRA as a masked language model.
     """
 
+    quantity: ClassVar[str] = "pseudo-log-likelihood by discriminator and generator"
     needs_chosen_share: ClassVar[bool] = True
 
     def __init__(self, odds: Method, generator: Method, chosen_share: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
@@ -22,6 +22,8 @@ class Energies(Method):
 
     Reference: Clark et al. 2020 (Electric), section 2.1 and 4.2: the pseudo-log-likelihood of a text is -sum E(x)_t.
     """
+
+    quantity: ClassVar[str] = "pseudo-log-likelihood that nothing normalizes (minus the energies)"
 
     def __init__(self, network: Network, special: SpecialTokens) -> None:
         self._network, self._special = network, special
@@ -50,6 +52,8 @@ class ReplacedTokenOdds(Method):
 
     Reference: Clark et al. 2020, section 2.
     """
+
+    quantity: ClassVar[str] = "log-odds of the tokens being original"
 
     def __init__(self, network: Network, special: SpecialTokens) -> None:
         self._network, self._special = network, special

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast, final
+from typing import ClassVar, cast, final
 
 import torch
 
@@ -27,6 +27,7 @@ class PermutationLikelihood(Method):
     Reference: Yang et al. 2019, section 2.2, equation 3.
     """
 
+    quantity: ClassVar[str] = "log-likelihood from left to right"
     reads_ahead = False
     perplexity_name = "perplexity"
 

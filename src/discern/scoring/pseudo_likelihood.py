@@ -91,6 +91,7 @@ class PseudoLikelihood(MaskedPseudoLikelihood):
     Reference: Salazar et al. 2020, "Masked language model scoring", section 2.
     """
 
+    quantity: ClassVar[str] = "pseudo-log-likelihood"
     perplexity_name: ClassVar[str | None] = "pseudo_perplexity"
 
     def hidden(self, piece: Piece, place: int) -> range:
@@ -103,6 +104,8 @@ class WordwisePseudoLikelihood(MaskedPseudoLikelihood):
 
     Reference: Kauf and Ivanova 2023, "A better way to do masked language model scoring": PLL-word-l2r.
     """
+
+    quantity: ClassVar[str] = "pseudo-log-likelihood, the rest of a word masked"
 
     def hidden(self, piece: Piece, place: int) -> range:
         end = place + 1
@@ -117,6 +120,8 @@ class TwoTowerLikelihood(Method):
 
     Reference: Clark et al. 2020 (Electric), sections 2.3 and 4.2: "TwoTower".
     """
+
+    quantity: ClassVar[str] = "pseudo-log-likelihood by the two-tower generator"
 
     def __init__(self, network: Network, special: SpecialTokens, temperature: float = 1.0) -> None:
         self._network, self._special, self._temperature = network, special, temperature

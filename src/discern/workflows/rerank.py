@@ -14,6 +14,7 @@ from discern.artifacts.guard import check_output
 from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.progress import Progress
+from discern.scoring import PREFERRED_TO_RERANK
 from discern.scoring.base import Scorer
 from discern.scoring.corpus_metrics import METRICS, corpus_metric, is_installed
 from discern.scoring.nbest import NBest, read_nbest
@@ -39,7 +40,7 @@ class RerankRequest:
         length_weight: of a token, instead of 0.
         tune_length: tune that too.
         metric: what tuning betters: 'wer', 'cer' or 'bleu'.
-        scorer: None: the first that the model serves.
+        scorer: None: the first of `PREFERRED_TO_RERANK` that the model serves.
         lowercase: give the model the hypotheses in lower case.
     """
 
@@ -96,7 +97,7 @@ def rerank(request: RerankRequest, progress: Progress, warn: Callable[[str], Non
     _check(request)
     lists = read_nbest(request.input)
     dev_lists = [] if request.dev is None else _referenced(read_nbest(request.dev), request.dev)
-    scorer = load_scorer(request.model, request.scorer, request.device, warn=warn)
+    scorer = load_scorer(request.model, request.scorer, request.device, warn=warn, preferred=PREFERRED_TO_RERANK)
     metrics = {name: metric for name, metric in METRICS.items() if is_installed(metric)}
     if len(metrics) < len(METRICS):
         warn(f"{' and '.join(sorted(METRICS.keys() - metrics))} are not measured: pip install 'discern-nlp[rerank]'")

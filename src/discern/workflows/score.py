@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -33,12 +33,19 @@ _RELEASED_MASK_PROBABILITIES = ((768, 0.15), (1_000_000, 0.25))
 _RELEASED_ROW_LENGTH = 512
 
 
-def load_scorer(model: Path, name: str | None = None, device: str = "auto", *, warn: Callable[[str], None]) -> Scorer:
+def load_scorer(
+    model: Path,
+    name: str | None = None,
+    device: str = "auto",
+    *,
+    warn: Callable[[str], None],
+    preferred: Sequence[str] = PREFERRED,
+) -> Scorer:
     """What scores texts by the networks in a folder, in float32.
 
     Args:
         model: a run, an export, or a Hugging Face ELECTRA.
-        name: of the scorer; None: the first of `PREFERRED` that the networks serve.
+        name: of the scorer; None: the first of `preferred` that the networks serve.
         warn: told of damaged checkpoints that were passed over, and of what had to be assumed.
 
     Raises:
@@ -56,7 +63,7 @@ def load_scorer(model: Path, name: str | None = None, device: str = "auto", *, w
                 part.to(place).eval()
     tokenizer = load_tokenizer(loaded.tokenizer_path)
     served = _served(loaded, special_tokens(tokenizer))
-    chosen = name or next((known for known in PREFERRED if _method(known).lacks(served) is None), None)
+    chosen = name or next((known for known in preferred if _method(known).lacks(served) is None), None)
     if chosen is None or (lack := _method(chosen).lacks(served)) is not None:
         needs = "no scorer can use it" if chosen is None else f"scorer '{chosen}' needs {lack}"
         raise ConfigError(f"{model}: {needs}; it holds {_described(served, loaded.objective)}", hint=_others(served))
