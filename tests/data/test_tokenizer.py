@@ -35,6 +35,15 @@ def test_a_bare_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("the xyz.").ids) == "the xyz."
 
 
+def test_where_the_library_parts_from_bert_s_own_tokenizer(tmp_path: Path) -> None:
+    """As docs/howto/import.md has it: final sigma, 256 ideographs, newer punctuation."""
+    normalizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt")).normalizer
+    assert (normalizer.normalize_str("ΟΔΟΣ"), "ΟΔΟΣ".lower()) == ("οδοσ", "οδος")
+    for code, is_parted in ((0x2B81F, True), (0x2B820, False), (0x2B91F, False), (0x2B920, True)):
+        assert (normalizer.normalize_str(f"a{chr(code)}b") == f"a {chr(code)} b") is is_parted
+    assert len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str("a\u061db")) == 1  # Arabic end of text mark, Unicode 14
+
+
 def test_case_comes_from_the_entries_unless_told(tmp_path: Path) -> None:
     lower = write_vocabulary(tmp_path / "lower.txt")
     cased = tmp_path / "cased.txt"

@@ -62,7 +62,8 @@ class FinetuneSection(Section):
 
     recipe: Literal["paper", "google"] = Field(
         "paper",
-        description="'paper': table 7 of the ELECTRA paper. 'google': the released code in every detail that changes numbers.",
+        description="'paper': table 7 of the ELECTRA paper. 'google': optimizer, schedule, loss and swapped pairs of the "
+        "released code; docs/howto/finetune.md lists what it does not repeat.",
     )
     epochs: float = Field(3.0, gt=0, description="Passes over the training rows; train.max_steps overrides it.")
     warmup_fraction: float = Field(
