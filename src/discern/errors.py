@@ -43,6 +43,10 @@ class NumericsError(DiscernError):
     """A loss or gradient is not finite."""
 
 
+class RanksError(DiscernError):
+    """A process of several that train together has ended, or does not answer."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` most resembles, or None when nothing is close."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from discern.cli.console import command
-from discern.errors import CheckpointError, ConfigError, DataError
+from discern.errors import CheckpointError, ConfigError, DataError, RanksError
 
 
 def program(body: str) -> list[str]:
@@ -110,8 +110,8 @@ def test_a_table_away_from_a_terminal_is_columns_without_box_or_fold(capsys: pyt
     assert table.box is SQUARE
 
 
-def test_sigterm_and_ctrl_c_leave_with_their_codes_and_clean_up(tmp_path: Path):
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+def test_signals_leave_with_their_codes_and_clean_up(tmp_path: Path):
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)):
         mark = tmp_path / f"cleaned-{code}"
         done = run(
             f"try:\n    os.kill(os.getpid(), {int(number)}); time.sleep(10)\nfinally:\n    open({str(mark)!r}, 'w').close()"
@@ -125,6 +125,39 @@ def test_the_handler_of_sigterm_is_put_back():
     with command(json_output=False):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing():
+    done = run(
+        "os.kill(os.getpid(), signal.SIGHUP)\nc.print('on')", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
+    assert (done.returncode, done.stdout) == (0, "on\n")
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_rank_in_the_environment_silences_nothing(
+    trains: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("RANK", "1")  # as clusters leave it in every process
+    with command(json_output=True, trains=trains) as console:
+        console.result({"a": 1}, text="")
+    leave(DataError("damaged"))
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"a": 1}
+    assert "error: damaged" in captured.err
+    ignored = "warning: the environment has RANK=1 but no WORLD_SIZE and MASTER_ADDR and MASTER_PORT: ignored"
+    assert (ignored in captured.err) == trains
+
+
+def test_of_several_processes_that_train_the_first_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    with command(json_output=True, trains=True) as console:
+        console.result({"a": 1}, text="")
+        console.explain(DataError("what the first says"))
+        assert capsys.readouterr() == ("", "")
+        console.explain(RanksError("the first may be the one that is lost"))
+    assert "may be the one" in capsys.readouterr().err
 
 
 def test_it_works_outside_the_main_thread():

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import SetOption, without_nproc
+from discern.cli.options import SetOption, launch_ranks
 from discern.errors import ConfigError
+from discern.training.place import place
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,7 +80,7 @@ def adapt(
 
     Example: discern adapt RUN --data DATA --out OUT --replay GENERAL --replay-share 0.2 --add-tokens 500
     """
-    with command(json_output=json_output) as console:
+    with command(json_output=json_output, trains=True) as console:
         from discern.workflows.adapt import AdaptRequest, data_of
         from discern.workflows.adapt import adapt as run
         from discern.workflows.adapt_vocabulary import AddedTokens
@@ -92,11 +91,9 @@ def adapt(
             raise ConfigError(f"--replay-share {replay_share:g} says nothing of which text", hint="add --replay DATA")
         mixed = None if replay is None else Replay(replay, 0.2 if replay_share is None else replay_share)
         request = AdaptRequest(model, data, out, config, tuple(set_ or ()), mixed, added, resume, device, sequences)
-        if nproc > 1 and "WORLD_SIZE" not in os.environ:
-            from discern.training.launch import launch
-
+        if nproc > 1 and place().world == 1:
             data_of(request, console.progress)
-            raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc))
+        launch_ranks(nproc, console)
         found = run(request, console.progress)
         if found is not None:
             console.result(found, text=f"{out}: {found['start']}, {found['step']:,} steps later")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import ConfigArgument, PresetOption, SetOption, without_nproc
+from discern.cli.options import ConfigArgument, PresetOption, SetOption, launch_ranks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,11 +46,8 @@ def bench(
 
     Example: discern bench --preset electra-small --set train.sequences_per_step=32 --set train.precision=float32
     """
-    with command(json_output=json_output) as console:
-        if nproc > 1 and "WORLD_SIZE" not in os.environ:
-            from discern.training.launch import launch
-
-            raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc))
+    with command(json_output=json_output, trains=True) as console:
+        launch_ranks(nproc, console)
         from discern.training.speed import Span
         from discern.workflows.bench import BenchRequest
         from discern.workflows.bench import bench as measure

@@ -39,7 +39,7 @@ def compare(
 
     Example: discern compare compare.toml --preset electra-small --data DATA --task-data glue --out OUT
     """
-    with command(json_output=json_output) as console:
+    with command(json_output=json_output, trains=True) as console:
         from discern.workflows.compare_plan import CompareRequest
 
         request = CompareRequest(config, data, out, task_data, preset, tuple(set_ or ()), device)

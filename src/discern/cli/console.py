@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from io import TextIOWrapper
 from types import FrameType
@@ -23,31 +21,36 @@ from rich.table import Table
 from rich.text import Text
 
 from discern.cli.json_values import jsonable
+from discern.cli.listener import Listener, drop_unread
 from discern.cli.progress import progress_on
 from discern.cli.terminal import Terminal, json_text, one_line, printable
-from discern.errors import DiscernError
+from discern.errors import ConfigError, DiscernError, RanksError
 from discern.progress import Progress, Silent
+from discern.training.interrupt import handled
+from discern.training.place import missing_of_place, place
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
 INTERRUPTED = 130
-TERMINATED = 143
 
 
 class Console:
     """Where a verb prints: `result` and `print` on stdout, `warn` and `progress` on stderr.
 
     Text is printed as it is, but for control characters, which are spelled out: brackets are no markup. To colour, pass
-    rich's `Text` or `Table`; away from a terminal they lose colours and boxes, and lines are never wrapped. Of the processes
-    that torchrun started only the first prints.
+    rich's `Text` or `Table`; away from a terminal they lose colours and boxes, and lines are never wrapped. Of several
+    processes that train together only the first prints.
+
+    Args:
+        trains: whether the verb does; only then may this process be one of several.
     """
 
-    def __init__(self, *, json_output: bool) -> None:
+    def __init__(self, *, json_output: bool, trains: bool = False) -> None:
         self.json_output = json_output
         self._out = _rich(stderr=False)
         self._err = _rich(stderr=True)
-        self._speaks = _is_first()
-        self.progress: Progress = progress_on(self._err) if self._speaks else Silent()
+        self._speaks = not trains or _is_first()
+        self.progress: Progress = Listener(progress_on(self._err)) if self._speaks else Silent()
 
     def result(self, values: Mapping[str, object], *, text: RenderableType | str) -> None:
         """What the verb found: `values` as one JSON object under --json, `text` for people otherwise."""
@@ -82,6 +85,11 @@ class Console:
         if self._speaks:
             _print(self._err, Text.assemble(("warning: ", "yellow"), printable(message)))
 
+    def explain(self, error: DiscernError) -> None:
+        """What is wrong; it is wrong in all of several processes, so one says it. A lost process is told by all that miss it."""
+        if self._speaks or isinstance(error, RanksError):
+            print_error(error.message, error.hint)
+
     def fail(self) -> None:
         """End with exit code 1 after a result that is a failure; of several processes the one that printed it."""
         if self._speaks:
@@ -89,28 +97,38 @@ class Console:
 
 
 @contextmanager
-def command(*, json_output: bool) -> Iterator[Console]:
+def command(*, json_output: bool, trains: bool = False) -> Iterator[Console]:
     """The frame of a verb: a console to print with; errors become a message and an exit code.
 
-    Exit codes: 0; 1 it failed; 2 it was asked wrongly; 130 interrupted; 143 terminated. With DISCERN_DEBUG=1 in the
-    environment every error shows its traceback.
+    Exit codes: 0; 1 it failed; 2 it was asked wrongly; 128 plus the number of the signal that ended it: 129 the terminal was
+    closed, 130 interrupted, 141 nobody reads the progress any more, 143 terminated. With DISCERN_DEBUG=1 in the environment
+    every error shows its traceback.
+
+    Args:
+        trains: whether the verb may run in several processes that torchrun or `--nproc` started.
     """
-    console = Console(json_output=json_output)
-    restore = _raise_on_sigterm()
+    console = Console(json_output=json_output, trains=trains)
+    restore = _raise_on_signals()
     try:
+        if trains and (missing := missing_of_place()):
+            found = " and ".join(f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if os.environ.get(name))
+            console.warn(f"the environment has {found} but no {' and '.join(missing)}: ignored, this process works alone")
         yield console
         sys.stdout.flush()
     except BaseException as error:
         console.progress.finish()
-        raise SystemExit(_explained(error)) from None
+        raise SystemExit(_explained(error, console)) from None
     finally:
         console.progress.finish()
         restore()
 
 
 def _is_first() -> bool:
-    """Whether this process is the one of those that torchrun started that prints."""
-    return int(os.environ.get("RANK", "0")) == 0
+    """Whether this process is the one of several that prints."""
+    try:
+        return place().rank == 0
+    except ConfigError:  # the work says so
+        return True
 
 
 def print_error(message: str, hint: str | None = None) -> None:
@@ -118,14 +136,15 @@ def print_error(message: str, hint: str | None = None) -> None:
     text = Text.assemble(("error: ", "bold red"), printable(message))
     if hint:
         text.append("\n  hint: ", style="cyan").append(printable(hint))
-    _print(_rich(stderr=True), text)
+    with suppress(OSError):  # a terminal that was closed
+        _print(_rich(stderr=True), text)
 
 
-def _explained(error: BaseException) -> int:
+def _explained(error: BaseException, console: Console) -> int:
     """Tell of what ended a verb, on stderr; returns the exit code."""
     if isinstance(error, SystemExit | typer.Exit):
         return _exit_code(error)
-    if isinstance(error, BrokenPipeError) and _reader_left():  # `| head` has seen enough
+    if isinstance(error, BrokenPipeError) and drop_unread():  # `| head` has seen enough
         return 1
     if os.environ.get("DISCERN_DEBUG"):
         traceback.print_exception(error)
@@ -133,8 +152,7 @@ def _explained(error: BaseException) -> int:
         print_error("interrupted")
         return INTERRUPTED
     if isinstance(error, DiscernError):
-        if _is_first():  # what is wrong is wrong in every process that torchrun started
-            print_error(error.message, error.hint)
+        console.explain(error)
         return error.exit_code
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         print_error("there is no space left where the output goes", "free some space, then run the same command again")
@@ -144,20 +162,19 @@ def _explained(error: BaseException) -> int:
     return 1
 
 
-def _raise_on_sigterm() -> Callable[[], None]:
-    """Have SIGTERM raise SystemExit(143) in the main thread, so that open work is saved or removed; returns the undoing."""
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-    before = signal.signal(signal.SIGTERM, _terminate)
+def _raise_on_signals() -> Callable[[], None]:
+    """Have SIGTERM and SIGHUP raise SystemExit in the main thread, so that open work is saved or removed; returns the undoing."""
+    before = {number: signal.signal(number, _terminate) for number in handled() if number != signal.SIGINT}
 
     def restore() -> None:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     return restore
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    raise SystemExit(TERMINATED)
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _exit_code(error: SystemExit | typer.Exit) -> int:
@@ -167,17 +184,6 @@ def _exit_code(error: SystemExit | typer.Exit) -> int:
         print_error(code)
         return 1
     return code or 0
-
-
-def _reader_left() -> bool:
-    """Whether stdout or stderr is a pipe that nobody reads any more; if so, what is still printed goes nowhere."""
-    poll = select.poll()
-    for stream in (1, 2):
-        poll.register(stream, 0)
-    broken = [stream for stream, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
-    for stream in broken:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    return bool(broken)
 
 
 def _rich(*, stderr: bool) -> Terminal:

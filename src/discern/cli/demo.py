@@ -30,7 +30,7 @@ def demo(
 
     Example: discern demo --out demo
     """
-    with command(json_output=json_output) as console:
+    with command(json_output=json_output, trains=True) as console:
         from discern.workflows.demo import DemoRequest
         from discern.workflows.demo import demo as run
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import SetOption, without_nproc
+from discern.cli.options import SetOption, launch_ranks
 from discern.errors import ConfigError
 
 _COLUMNS = ("text", "pair", "label", "words", "tags", "question", "context", "answer")
@@ -75,11 +73,8 @@ def finetune(
 
     discern finetune MODEL --train reviews.csv --text review --label stars --out OUT
     """
-    with command(json_output=json_output) as console:
-        if nproc > 1 and "WORLD_SIZE" not in os.environ:
-            from discern.training.launch import launch
-
-            raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc))
+    with command(json_output=json_output, trains=True) as console:
+        launch_ranks(nproc, console)
         names, folders = task or [], data or []
         if names and len(folders) == 1:
             folders = folders * len(names)

@@ -15,6 +15,7 @@ import typer
 import discern
 from discern.cli.console import INTERRUPTED, print_error
 from discern.cli.outputs import guarded
+from discern.training.place import follow_launcher
 
 VERBS = (
     "demo",
@@ -51,6 +52,7 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     _keep_the_heap()
+    follow_launcher()
     try:
         code = application()(args=sys.argv[1:] or ["--help"], prog_name="discern", standalone_mode=False)
     except typer.TyperException as error:

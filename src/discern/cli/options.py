@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
+from discern.cli.console import Console
 from discern.config.presets import preset_names
+from discern.training.place import place
 
 
 def _presets(incomplete: str) -> list[str]:
@@ -40,6 +43,19 @@ ScorerOption: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+
+
+def launch_ranks(nproc: int, console: Console) -> None:
+    """Start the processes that `--nproc` asks for and leave with their exit code, unless this already is one of several.
+
+    Raises:
+        RanksError: one of them was killed, or does not answer.
+    """
+    if nproc == 1 or place().world > 1:
+        return
+    from discern.training.launch import launch
+
+    raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc, console.warn))
 
 
 def without_nproc(arguments: list[str]) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import ConfigArgument, PresetOption, SetOption, without_nproc
+from discern.cli.options import ConfigArgument, PresetOption, SetOption, launch_ranks
 
 
 def pretrain(
@@ -45,11 +43,9 @@ def pretrain(
 
     Example: discern pretrain --init-from MODEL --data DATA --out RUN --set train.max_steps=20000
     """
-    with command(json_output=json_output) as console:
-        if nproc > 1 and "WORLD_SIZE" not in os.environ and not dry_run:
-            from discern.training.launch import launch
-
-            raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc))
+    with command(json_output=json_output, trains=True) as console:
+        if not dry_run:
+            launch_ranks(nproc, console)
         from discern.workflows.pretrain import PretrainRequest
         from discern.workflows.pretrain import pretrain as run
 

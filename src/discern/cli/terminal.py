@@ -55,6 +55,14 @@ class Terminal(Console):
         # Before a `Text` is made of it: that drops some control characters without a trace.
         return super().render_str(printable(text), **options)
 
+    def on_broken_pipe(self) -> None:
+        """A reader who has gone is a matter of the verb: rich would end the process, and the training with it.
+
+        Raises:
+            BrokenPipeError: always.
+        """
+        raise BrokenPipeError
+
 
 def _printable_text(text: Text) -> Text:
     """As `printable`, the styles staying where they are."""

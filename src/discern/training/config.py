@@ -49,6 +49,7 @@ class TrainConfig(Section):
     micro_batch_size: int | None = Field(
         None, ge=1, description="Sequences a rank a forward pass; none: all of the rank's sequences at once."
     )
+    # Under train.max_hours the clock asks for more of all three, unless the user has set them: see training/pace.py.
     checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=2, description="How many of the newest checkpoints stay on disk.")
     evaluate_every_steps: int = Field(5000, ge=0, description="Steps between evaluations on held-out text; 0: only at the end.")

@@ -60,6 +60,12 @@ class Journal:
                 if key != "step" and isinstance(value, int | float):
                     self._events.add_scalar(key, value, record["step"])
 
+    def rewind(self, step: int) -> None:
+        """Drop the lines beyond a step."""
+        self._stream.close()
+        _truncate(self._path, step)
+        self._stream = self._path.open("a", encoding="utf-8")
+
     def sync(self) -> None:
         """Force what was written onto the disk."""
         os.fsync(self._stream.fileno())
@@ -84,6 +90,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return records
+
+
+def lines_of(folder: Path, step: int) -> list[dict[str, Any]]:
+    """The records of one step of a run."""
+    return [record for record in read_metrics(folder) if record.get("step") == step]
 
 
 def add_held_out(record: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,12 @@ from discern.artifacts.files import write_text
 from discern.corruption.randomness import Randomness, key_of
 from discern.errors import CheckpointError, NumericsError
 from discern.objectives.base import Objective, Phase
-from discern.training import checkpoint
-from discern.training.diagnosis import embedding_norm
-from discern.training.evaluation import evaluate
-from discern.training.journal import add_held_out
-from discern.training.memory import peak_memory
+from discern.training.bookkeeping import catch_up, finish_step, save_checkpoint, summary
+from discern.training.interrupt import agree_to_stop
 from discern.training.meter import Meter
 from discern.training.optimizer import AdamW, clip_gradients, parameter_groups
-from discern.training.parts import Parts, State, Watch
+from discern.training.pace import KINDS, Due
+from discern.training.parts import Parts, State
 from discern.training.precision import autocast
 from discern.training.schedule import learning_rate
 from discern.types import CorruptedBatch
@@ -39,22 +36,46 @@ class Share:
     batches: list[tuple[CorruptedBatch, Randomness]]
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know of a step before they compute it.
+
+    Attributes:
+        counts: denominators of the losses, over all ranks.
+        tokens: real tokens, over all ranks.
+        seconds: of the run, by the clock of the first rank.
+        stopping: somebody asked for a stop.
+        due: what the clock of the first rank asks for after the step.
+    """
+
+    counts: dict[str, int]
+    tokens: int
+    seconds: float
+    stopping: bool
+    due: Due
+
+
 def train(parts: Parts, state: State) -> dict[str, Any]:
     """Run from `state` to the end, to the end of the time budget, or to a request to stop.
 
-    Gives the last record of the journal. A checkpoint of the last step is always written.
+    Gives the last record of the journal. A checkpoint of the last step is always written, before the last evaluation.
 
     Raises:
         NumericsError: a loss or gradient is not finite; the weights before the update are kept under `folder/debug`.
         CheckpointError: a checkpoint could not be written.
+        DataError: an evaluation failed.
     """
     record: dict[str, Any] = {}
     devices = [parts.ranks.device] if parts.ranks.device.type == "cuda" else []
     parts.objective.train()
     with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
+        if state.owed is not None:
+            compile_encoders(parts)  # figures of the same arithmetic as without an interruption
+            record = catch_up(parts, state)
         for phase, first, last in _spans(parts.objective.phases(parts.train.max_steps)):
             if state.step < last and not state.over:
-                record = _run_phase(parts, state, (phase, first, last), reader)
+                record = _run_phase(parts, state, (phase, first, last), reader) or record
+    agree_to_stop(parts.stop, parts.ranks)  # so that all of them leave in the same way
     return record
 
 
@@ -66,29 +87,30 @@ def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader:
     names = {parameter: name for name, parameter in parts.objective.named_parameters()}
     if state.step > first or not phase.fresh_optimizer:
         optimizer.load_tensors(_moving(state.optimizer, names), names, state.updates)
-    meter = Meter(state.seconds)
+    # The means of an interval end with the phase that they are of.
+    meter, state.interval = Meter(state.seconds, state.interval if state.step > first else None), {}
     scheduled, begins = _schedule(parts, span)
     record: dict[str, Any] = {}
     upcoming = reader.submit(read_share, parts, state.step)
     while state.step < last and not state.over:
         share = upcoming.result()
         upcoming = reader.submit(read_share, parts, state.step + 1)
-        counts, tokens, seconds, stopping = agree(parts, share, meter)
+        agreed = agree(parts, share, meter)
 
-        losses, norm = compute_gradients(parts, forward, share, counts, state.step)
+        losses, norm = compute_gradients(parts, forward, share, agreed.counts, state.step)
         if not np.isfinite(norm):
             _fail(parts, state, optimizer, losses)
-        update(scheduled, optimizer, state.step - begins, seconds)
+        update(scheduled, optimizer, state.step - begins, agreed.seconds)
 
-        state.step, state.tokens, state.updates = state.step + 1, state.tokens + tokens, optimizer.updates
+        state.step, state.tokens, state.updates = state.step + 1, state.tokens + agreed.tokens, optimizer.updates
         state.seconds = meter.seconds()
-        meter.add(losses, tokens)
+        meter.add(losses, agreed.tokens)
         # Ranks must stop after the same step, so they go by what they agreed on; one alone may look again.
-        stopping = stopping or (parts.ranks.world == 1 and parts.stop.requested)
-        out_of_time = parts.train.max_hours is not None and seconds >= parts.train.max_hours * 3600
+        stopping = agreed.stopping or (parts.ranks.world == 1 and parts.stop.requested)
+        out_of_time = parts.train.max_hours is not None and agreed.seconds >= parts.train.max_hours * 3600
         state.over = state.step >= parts.train.max_steps or stopping or out_of_time
         state.cut = stopping and state.step < parts.train.max_steps
-        record = _write(parts, state, optimizer, meter, norm) or record
+        record = finish_step(parts, state, optimizer, meter, norm, agreed.due) or record
     state.optimizer = optimizer.tensors(names)
     return record
 
@@ -121,17 +143,20 @@ def read_share(parts: Parts, step: int) -> Share:
     return Share(batches)
 
 
-def agree(parts: Parts, share: Share, meter: Meter) -> tuple[dict[str, int], int, float, bool]:
-    """Denominators and tokens of the whole step, seconds of the run, and whether anybody wants to stop: one exchange."""
+def agree(parts: Parts, share: Share, meter: Meter) -> Agreed:
+    """What all ranks must know of a step, in one exchange."""
     own: dict[str, int] = {}
     for batch, _ in share.batches:
         for name, count in parts.objective.counts(batch).items():
             own[name] = own.get(name, 0) + count
     tokens = sum(batch.num_tokens for batch, _ in share.batches)
     seconds = meter.seconds() if parts.ranks.writes else 0.0
-    values = [*map(float, own.values()), float(tokens), seconds, float(parts.stop.requested)]
-    *counts, all_tokens, all_seconds, stops = parts.ranks.sum(values)
-    return dict(zip(own, map(int, counts), strict=True)), int(all_tokens), all_seconds, stops > 0
+    due = parts.pace.due(seconds) if parts.pace is not None and parts.ranks.writes else Due()
+    asked = [float(getattr(due, kind)) for kind in KINDS]
+    values = [*map(float, own.values()), float(tokens), seconds, float(parts.stop.requested), *asked]
+    *counts, all_tokens, all_seconds, stops, line, evaluation, save = parts.ranks.sum(values)
+    asked_for = Due(line > 0, evaluation > 0, save > 0)
+    return Agreed(dict(zip(own, map(int, counts), strict=True)), int(all_tokens), all_seconds, stops > 0, asked_for)
 
 
 def compute_gradients(
@@ -174,87 +199,6 @@ def _forward_backward(parts: Parts, forward: nn.Module, share: Share, counts: di
     weights = {name: term.weight for name, term in output.terms.items()}
     losses = {f"{name}_loss": mean for name, mean in means.items()}
     return {"loss": sum(weights[name] * mean for name, mean in means.items()), **losses, **logged}
-
-
-def _write(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: float) -> dict[str, Any] | None:
-    """Journal, evaluation and checkpoint, where they are due after this step."""
-    train = parts.train
-    every = train.evaluate_every_steps
-    # Whoever asks it to stop does not want to wait for figures.
-    due = (state.over and not state.cut) or (every > 0 and state.step % every == 0)
-    evaluates = parts.heldout is not None and due
-    shown = {"loss": f"{meter.last['loss']:.3f}", "tokens/s": f"{meter.speed():,.0f}"}
-    parts.progress.advance(1, **shown)
-    record = None
-    if evaluates or state.over or state.step % train.log_every_steps == 0 or state.step == 1:
-        record = {
-            "step": state.step,
-            "tokens": state.tokens,
-            "seconds": round(state.seconds, 3),
-            "tokens_per_second": round(meter.speed(), 1),
-            "learning_rate": optimizer.param_groups[0]["lr"],
-            "grad_norm": norm,
-            **meter.means(),
-            **({} if parts.flops is None else {"flops": round(parts.flops.after(state.step).executed)}),
-            "peak_memory_bytes": int(parts.ranks.sum([float(peak_memory(parts.ranks.device))])[0]),
-        }
-        meter.restart()
-    if evaluates and parts.heldout is not None and record is not None:
-        with meter.paused():
-            held = evaluate(
-                parts.objective, parts.heldout, parts.ranks, sequences=train.evaluate_sequences, precision=parts.precision
-            )
-        record = add_held_out(record, held)
-        parts.progress.note(f"step {state.step}: held out {_summary(held)}")
-        if parts.watchman is not None:
-            for warning in parts.watchman.notes(state.step, held, embedding_norm(parts.objective)):
-                parts.progress.note(warning)
-        if parts.watch is not None:
-            _weigh(parts, parts.watch, state, optimizer, held[parts.watch.metric])
-    if record is not None and parts.journal is not None:
-        parts.journal.write(record)
-    if state.over or state.step % train.checkpoint_every_steps == 0:
-        with meter.paused():
-            save_checkpoint(parts, state, optimizer, parts.folder / "checkpoints")
-    return record
-
-
-def _weigh(parts: Parts, watch: Watch, state: State, optimizer: AdamW, figure: float) -> None:
-    """Keep the weights where the figure is the best so far; end the run where it has not been for too long."""
-    if state.best is None or figure > state.best:
-        state.best, state.waited = figure, 0
-        if watch.keep:
-            save_checkpoint(parts, state, optimizer, parts.folder / "best")
-        return
-    state.waited += 1
-    if watch.patience and state.waited >= watch.patience and not state.over:
-        state.over = True
-        parts.progress.note(f"step {state.step}: no better {watch.metric} in {state.waited} evaluations, so this is the end")
-
-
-def save_checkpoint(parts: Parts, state: State, optimizer: AdamW, folder: Path) -> None:
-    """Write a checkpoint of this moment; rank 0 writes, the others wait."""
-    # A rank carries what belongs to its own rows; what all carry alike, rank 0 gives.
-    carried = parts.ranks.gather_first(parts.objective.carry_state())
-    if parts.ranks.writes:
-        names = {parameter: name for name, parameter in parts.objective.named_parameters()}
-        contents = checkpoint.Contents(
-            model=checkpoint.model_tensors(parts.objective),
-            optimizer=optimizer.tensors(names),
-            carry={name: tensor for state in reversed(carried) for name, tensor in state.items()},
-            state={
-                "step": state.step,
-                "tokens": state.tokens,
-                "seconds": state.seconds,
-                "updates": state.updates,
-                **({"best": state.best, "waited": state.waited} if parts.watch is not None else {}),
-                **parts.header,
-            },
-        )
-        if parts.journal is not None:
-            parts.journal.sync()
-        checkpoint.save(folder, contents, parts.train.keep_checkpoints)
-    parts.ranks.barrier()
 
 
 def _spans(phases: list[Phase]) -> Iterator[tuple[Phase, int, int]]:
@@ -311,18 +255,15 @@ def _fail(parts: Parts, state: State, optimizer: AdamW, losses: dict[str, float]
     first = state.step * parts.train.sequences_per_step
     kept = f"the weights before the update are in {folder}"
     try:
-        save_checkpoint(parts, state, optimizer, folder)
+        names = {parameter: name for name, parameter in parts.objective.named_parameters()}
+        save_checkpoint(parts, state, lambda: optimizer.tensors(names), folder)
         if parts.ranks.writes:
             details = {"step": state.step, "examples": [first, first + parts.train.sequences_per_step], "losses": losses}
             write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
     except (CheckpointError, OSError) as problem:
         kept = f"the weights before the update could not be kept ({problem})"
     raise NumericsError(
-        f"step {state.step}: the gradient is not finite; losses {_summary(losses)}; "
+        f"step {state.step}: the gradient is not finite; losses {summary(losses)}; "
         f"examples {first} to {first + parts.train.sequences_per_step - 1}",
         hint=f"{kept}; try a lower optimizer.learning_rate or a longer warm-up",
     )
-
-
-def _summary(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())

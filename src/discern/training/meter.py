@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 
 class Meter:
-    """Clock of the run, and running means since the last record; evaluation and saving don't count as training."""
+    """Clock of the run, and running means since the last record; evaluation and saving don't count as training.
 
-    def __init__(self, seconds: float) -> None:
+    Args:
+        seconds: of the run in earlier sessions.
+        interval: what `interval` gave when the earlier session was saved, so that its means go on as if uninterrupted.
+    """
+
+    def __init__(self, seconds: float, interval: Mapping[str, Any] | None = None) -> None:
         self._offset = seconds
         self._begin = time.perf_counter()
         self.last: dict[str, float] = {}
         self.restart()
+        if interval:
+            self._sums.update(interval["sums"])
+            self._steps, self._tokens = int(interval["steps"]), int(interval["tokens"])
+            self._since -= float(interval["seconds"])
 
     def seconds(self) -> float:
         """Seconds of the run, earlier sessions included."""
@@ -34,6 +44,11 @@ class Meter:
         self._tokens += tokens
         for name, value in losses.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def interval(self) -> dict[str, Any]:
+        """The interval so far, as plain JSON: a run that is resumed goes on with it."""
+        seconds = time.perf_counter() - self._since
+        return {"sums": self._sums, "steps": self._steps, "tokens": self._tokens, "seconds": round(seconds, 3)}
 
     def means(self) -> dict[str, float]:
         """Mean of each loss over the interval."""

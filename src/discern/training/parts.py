@@ -11,11 +11,13 @@ from torch import Tensor
 from discern.data.ordering import Integers
 from discern.objectives.base import Objective
 from discern.progress import Progress
+from discern.training.checkpoint import Contents
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.evaluation import HeldoutRows
 from discern.training.flops import RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal
+from discern.training.pace import Pace
 from discern.training.parallel import Ranks
 from discern.training.watchman import Watchman
 from discern.types import TokenBatch
@@ -55,6 +57,7 @@ class Parts:
         header: what made this run, written into every checkpoint.
         flops: arithmetic of the run, for the journal; None where rows have no common length.
         watchman: looks at the evaluations and warns, where there is one.
+        pace: what the clock asks for besides the intervals in steps, under a time budget.
     """
 
     objective: Objective
@@ -72,6 +75,10 @@ class Parts:
     watch: Watch | None = None
     flops: RunFlops | None = None
     watchman: Watchman | None = None
+    pace: Pace | None = None
+
+
+_KEPT = ("step", "tokens", "seconds", "updates", "best", "waited", "interval", "owed")
 
 
 @dataclass
@@ -88,6 +95,9 @@ class State:
         waited: evaluations since then.
         over: the end, the end of the time, or a request to stop has been reached.
         cut: it was the request, before the end.
+        interval: of an earlier session, the losses since the last line of its journal (see `Meter.interval`).
+        owed: the line of the journal of this step while it is not written, under `line`, and under `evaluates` whether held-out
+            figures belong to it. A checkpoint is saved before both, so a run that is resumed makes up for them.
     """
 
     step: int = 0
@@ -99,3 +109,11 @@ class State:
     waited: int = 0
     over: bool = False
     cut: bool = False
+    interval: dict[str, Any] = field(default_factory=dict)
+    owed: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, contents: Contents) -> State:
+        """Where a run stands that goes on from a checkpoint."""
+        kept = {key: contents.state[key] for key in _KEPT if key in contents.state}
+        return cls(**kept, optimizer=dict(contents.optimizer))

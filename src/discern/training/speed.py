@@ -95,11 +95,11 @@ class _Trainer:
     def __call__(self) -> int:
         share = self._upcoming.result()
         self._upcoming = self._reader.submit(read_share, self.parts, self._step + 1)
-        counts, tokens, seconds, _ = agree(self.parts, share, self._meter)
-        compute_gradients(self.parts, self._forward, share, counts, self._step)
-        update(self.parts, self._optimizer, self._step, seconds)
+        agreed = agree(self.parts, share, self._meter)
+        compute_gradients(self.parts, self._forward, share, agreed.counts, self._step)
+        update(self.parts, self._optimizer, self._step, agreed.seconds)
         self._step += 1
-        return tokens
+        return agreed.tokens
 
 
 class _Reader:

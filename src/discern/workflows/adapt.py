@@ -19,7 +19,7 @@ from discern.errors import ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.progress import Progress, warning_to
 from discern.training.evaluation import evaluate
-from discern.training.interrupt import stop_on_signals
+from discern.training.interrupt import agree_to_stop, stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
 from discern.workflows.adapt_vocabulary import AddedTokens, extended_data
 from discern.workflows.pretrain import Run, heldout_stream, leave_if_stopped, open_run, run_to_the_end
@@ -88,7 +88,7 @@ def adapt(request: AdaptRequest, progress: Progress) -> dict[str, Any] | None:
         earlier = _read(request.out / ADAPTATION_FILE)
         if begun_at == run.state.step == earlier.get("step") and "after" in earlier:
             return earlier if ranks.writes else None  # all of it was done before
-        stopped = ranks.sum([float(stop.requested)])[0] > 0  # a signal may have reached some of them only
+        stopped = agree_to_stop(stop, ranks)  # a signal may have reached some of them only
         after = {} if stopped else _measure(run.objective, settled, ranks, progress, request.sequences, "after")
     leave_if_stopped(stop, run.state, progress)
     if stopped or not ranks.writes:

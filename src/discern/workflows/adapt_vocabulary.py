@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.tasks.readers.files import json_file, numbered_lines
+from discern.training.place import place
 from discern.workflows.prepare import PrepareRequest, available_cores, prepare
 
 
@@ -74,7 +74,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
                 hint="choose another --out, or remove that folder",
             )
         return target
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if place().world > 1:
         raise ConfigError(
             "--add-tokens makes a data set first, which one process does", hint="use --nproc, or start once without torchrun"
         )

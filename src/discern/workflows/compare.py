@@ -23,6 +23,7 @@ from discern.training import checkpoint
 from discern.training.flops import run_flops
 from discern.training.journal import held_out_figures, read_metrics
 from discern.training.parallel import choose_device
+from discern.training.place import refuse_ranks
 from discern.training.precision import resolve_precision
 from discern.workflows.bench import processor_name
 from discern.workflows.compare_plan import ComparePlan, CompareRequest, plan_comparison
@@ -73,8 +74,7 @@ def compare(request: CompareRequest, progress: Progress) -> dict[str, Any]:
 
     Whatever ends the work, the page shows what is finished.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("a comparison runs in one process", hint="start it without torchrun")
+    refuse_ranks("a comparison")
     plan = plan_comparison(request)
     every = units(plan)
     check_results(plan, every)

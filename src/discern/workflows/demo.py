@@ -16,6 +16,7 @@ from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import DataError
 from discern.progress import Progress
 from discern.scoring.detection import Detection
+from discern.training.place import refuse_ranks
 from discern.workflows.demo_task import LabelledTask, labelled_task
 from discern.workflows.detect import detect
 from discern.workflows.evaluate import EvaluateRequest, evaluate
@@ -85,8 +86,10 @@ def demo(request: DemoRequest, progress: Progress, warn: Callable[[str], None]) 
     """Run every stage that is not done yet.
 
     Raises:
+        ConfigError: torchrun started it several times.
         DataError: the folder holds something else, or this Python has no documentation to read.
     """
+    refuse_ranks("the demonstration")
     out, run = request.out, request.out / "run"
     seconds: dict[str, float] = {}
     stage = _Stopwatch(seconds)

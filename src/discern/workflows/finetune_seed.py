@@ -16,7 +16,7 @@ from discern.tasks.stream import TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import SupervisedObjective, refuse_non_finite
 from discern.training import checkpoint
 from discern.training.interrupt import StopRequest
-from discern.training.journal import Journal
+from discern.training.journal import Journal, lines_of
 from discern.training.loop import train
 from discern.training.parallel import Ranks
 from discern.training.parts import Parts, State, Watch
@@ -86,7 +86,8 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
             ),
             state,
         )
-        if journal is not None and not state.cut:
+        told = any("padding_fraction" in line for line in lines_of(folder, state.step))
+        if journal is not None and not state.cut and not told:
             journal.write({"step": state.step, "padding_fraction": _padding(source, state)})
     except NumericsError as problem:
         diverged = problem.message
@@ -243,8 +244,6 @@ def _resume(folder: Path, objective: SupervisedObjective, progress: Progress, pa
         return State()
     checkpoint.load_model_tensors(objective, contents.model, str(folder))
     progress.note(f"resuming {folder} at step {contents.step}")
-    kept = {
-        key: contents.state[key] for key in ("step", "tokens", "seconds", "updates", "best", "waited") if key in contents.state
-    }
-    over = 0 < patience <= kept.get("waited", 0)
-    return State(**kept, over=over, optimizer=dict(contents.optimizer))
+    state = State.of(contents)
+    state.over = 0 < patience <= state.waited
+    return state

@@ -18,12 +18,14 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.progress import Progress, Silent
 from discern.training import checkpoint
+from discern.training.bookkeeping import written_line
 from discern.training.config import NO_STEP_LIMIT, TrainConfig
 from discern.training.diagnosis import ailing, embedding_norm, expectations, judge_duplicates
 from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, stop_on_signals
 from discern.training.journal import Journal, read_metrics
 from discern.training.loop import train
+from discern.training.pace import Kind, Pace
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.parts import BatchSource, Parts, State
 from discern.training.precision import resolve_precision
@@ -114,7 +116,11 @@ def run_to_the_end(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) 
     """Train what is left of a run; gives the last record of its journal."""
     ranks, progress, _ = surroundings
     out, state = run.settled.request.out, run.state
-    if not is_complete(state, run.settled.config):
+    complete = is_complete(state, run.settled.config)
+    # A run that has had its steps may still lack its last evaluation.
+    lacks = state.owed is not None and written_line(out, state, ranks) is None
+    if not complete or lacks:
+        state.over = complete
         record = _train(run, surroundings)
         last = _last_phase(run.objective, run.settled.config)
         if last is not None and state.step <= last[1] and not state.cut and ranks.writes:
@@ -156,6 +162,7 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
                 header={"data_fingerprint": data.fingerprint, "tokenizer_fingerprint": data.tokenizer_fingerprint},
                 watchman=_watchman(config, objective, run.start_norm),
                 flops=run_flops(objective, steps, config.data.sequence_length, config.train.sequences_per_step),
+                pace=_pace(run.settled, state.seconds),
             ),
             state,
         )
@@ -163,6 +170,16 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
         listener.finish()
         if journal is not None:
             journal.close()
+
+
+def _pace(settled: Settled, seconds: float) -> Pace | None:
+    """What the clock asks for under a time budget, for the intervals that the user has not set."""
+    hours = settled.config.train.max_hours
+    if hours is None:
+        return None
+    kinds: dict[str, Kind] = {"log": "line", "evaluate": "evaluation", "checkpoint": "checkpoint"}
+    free = [kind for name, kind in kinds.items() if f"train.{name}_every_steps" not in settled.resolved.user_set]
+    return Pace(hours * 3600, free, seconds)
 
 
 def _last_phase(objective: Objective, config: PretrainConfig) -> tuple[str, int] | None:
@@ -265,8 +282,7 @@ def _start_or_resume(settled: Settled, objective: Objective, progress: Progress,
     checkpoint.load_model_tensors(objective, contents.model, str(out))
     objective.load_carry_state(contents.carry)
     progress.note(f"resuming {out} at step {contents.step}")
-    kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
-    return Run(settled, objective, State(**kept, optimizer=dict(contents.optimizer)), None, start_norm)
+    return Run(settled, objective, State.of(contents), None, start_norm)
 
 
 def _said(filled: Filled) -> str:

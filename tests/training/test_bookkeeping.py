@@ -1,0 +1,200 @@
+"""What a step leaves behind, and that nothing of it is lost or doubled wherever a run is cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discern.errors import DataError
+from discern.training import bookkeeping, checkpoint
+from discern.training.interrupt import StopRequest
+from discern.training.journal import Journal, read_metrics
+from discern.training.loop import train
+from discern.training.pace import Due, Pace
+from discern.training.parts import Parts, State, Watch
+from tests.training.test_loop import Notes, build, parts, weights
+
+TIMING = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+OPTIONS = {"max_steps": 12, "checkpoint_every_steps": 3, "log_every_steps": 4, "evaluate_every_steps": 6}
+WATCH = Watch("discriminator_auc", patience=3, keep=True)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing may catch it."""
+
+
+def figures(folder: Path) -> list[dict[str, Any]]:
+    """The journal without what the clock decides."""
+    return [{key: value for key, value in line.items() if key not in TIMING} for line in read_metrics(folder)]
+
+
+def session(folder: Path, **options: Any) -> tuple[Parts, State]:
+    """A run as the command begins it, or goes on with it."""
+    folder.mkdir(exist_ok=True)
+    run = parts(folder / "unused", **(OPTIONS | options))
+    contents = checkpoint.load_newest(folder / "checkpoints", pytest.fail)
+    state = State() if contents is None else State.of(contents)
+    if contents is not None:
+        checkpoint.load_model_tensors(run.objective, contents.model, "here")
+    return replace(run, folder=folder, journal=Journal(folder, state.step), watch=WATCH), state
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """Journal and weights of a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run, state = session(folder)
+    train(run, state)
+    return figures(folder), weights(run.objective)  # type: ignore[arg-type]
+
+
+def before(call: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """The call, but its `number`th is killed before it does anything."""
+    return _killed(call, number, after=False)
+
+
+def after(call: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """The call, but its `number`th is killed when it is done."""
+    return _killed(call, number, after=True)
+
+
+def _killed(call: Callable[..., Any], number: int, *, after: bool) -> Callable[..., Any]:
+    left = [number]
+
+    def stands_for(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and not after:
+            raise Killed
+        done = call(*args, **options)
+        if left[0] == 0:
+            raise Killed
+        return done
+
+    return stands_for
+
+
+@pytest.mark.parametrize(
+    ("kill", "place", "number"),
+    [
+        (before, "write", 2),  # of step 4, between two checkpoints
+        (after, "write", 2),
+        (after, "save", 2),  # of step 6, before its evaluation
+        (before, "write", 3),  # of step 6, after the evaluation and its best weights
+        (after, "write", 3),
+        (before, "save", 4),  # of step 9, after the line of step 8
+        (after, "save", 5),  # of step 12, before the last evaluation
+    ],
+)
+def test_a_killed_run_has_the_journal_and_weights_of_one_left_alone(
+    tmp_path: Path,
+    whole: tuple[list[dict[str, Any]], dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    kill: Callable[..., Any],
+    place: str,
+    number: int,
+) -> None:
+    owner: Any = Journal if place == "write" else checkpoint
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, place, kill(getattr(owner, place), number))
+        run, state = session(tmp_path / "run")
+        with pytest.raises(Killed):
+            train(run, state)
+    run, state = session(tmp_path / "run")
+    state.over = state.step >= OPTIONS["max_steps"]
+    last = train(run, state)
+    assert figures(tmp_path / "run") == whole[0]
+    assert {key: value for key, value in last.items() if key not in TIMING} == whole[0][-1]
+    got = weights(run.objective)  # type: ignore[arg-type]
+    assert all(torch.equal(tensor, got[name]) for name, tensor in whole[1].items())
+
+
+@pytest.mark.parametrize("stop", [2, 6, 7])  # step 6 is one of an evaluation
+def test_a_stopped_run_has_the_journal_of_one_left_alone(
+    tmp_path: Path, whole: tuple[list[dict[str, Any]], dict[str, torch.Tensor]], stop: int
+) -> None:
+    class StopAt(Notes):
+        def __init__(self, request: StopRequest) -> None:
+            super().__init__()
+            self.steps, self.request = 0, request
+
+        def advance(self, amount: float, **figures: str) -> None:
+            self.steps += 1
+            if self.steps == stop - 1:
+                self.request.signal = 1
+
+    run, state = session(tmp_path / "run")
+    told = StopAt(run.stop)
+    train(replace(run, progress=told), state)
+    assert (state.step, state.cut) == (stop, True)
+    assert not [note for note in told.notes if note.startswith(f"step {stop}: held out")], (
+        "who stops it does not want to wait for figures"
+    )
+    train(*session(tmp_path / "run"))
+    assert figures(tmp_path / "run") == whole[0]
+
+
+@pytest.mark.parametrize("step", [4, 12])
+def test_a_failed_evaluation_loses_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    options = {"evaluate_every_steps": 4 if step == 4 else 0}  # there is no checkpoint of step 4 yet
+    left, real = [1], bookkeeping.evaluate
+
+    def torn(*args: Any, **options: Any) -> dict[str, float]:
+        left[0] -= 1
+        if left[0] == 0:
+            raise IndexError("index 70000 is out of range")
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bookkeeping, "evaluate", torn)
+        run, state = session(tmp_path / "run", **options)
+        with pytest.raises(DataError, match=f"step {step}: the evaluation.*70000") as caught:
+            train(run, state)
+    assert f"the weights of step {step} are saved" in (caught.value.hint or "")
+    run, state = session(tmp_path / "run", **options)
+    assert state.step == step
+    state.over = step == 12
+    train(run, state)
+    expected, begun = session(tmp_path / "whole", **options)
+    train(expected, begun)
+    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+
+
+def test_checkpoints_from_before_lines_were_owed_are_read(tmp_path: Path) -> None:
+    train(parts(tmp_path / "run", max_steps=3), State())
+    path = checkpoint.found(tmp_path / "run" / "checkpoints")[0]
+    kept = json.loads((path / "state.json").read_text())
+    old = checkpoint.Contents({}, {}, {}, {key: kept[key] for key in ("step", "tokens", "seconds", "updates")})
+    assert (State.of(old).owed, State.of(old).interval, State.of(old).step) == (None, {}, 3)
+
+
+def test_a_time_budget_is_measured_out_in_points() -> None:
+    pace = Pace(1000.0, ("line", "evaluation", "checkpoint"))
+    asked = []
+    for second in range(1, 1000):
+        due = pace.due(second)
+        asked.append(due)
+        for kind in ("line", "evaluation", "checkpoint"):
+            if getattr(due, kind):
+                pace.done(kind, second, cost=5.0 if kind == "evaluation" else 0.5)  # type: ignore[arg-type]
+    assert sum(due.line for due in asked) == 99
+    # 50 seconds are a twentieth of the budget, but one that takes 5 seconds is not done more often than every 100.
+    assert sum(due.evaluation for due in asked) == 10
+    assert sum(due.checkpoint for due in asked) == 19
+    assert Pace(1000.0, ()).due(999.0) == Due(), "what the user has set is left alone"
+    assert Pace(360_000.0, ("checkpoint",)).due(1800.0).checkpoint, "half an hour at most is at stake"
+
+
+def test_a_run_with_a_time_budget_has_a_curve(tmp_path: Path) -> None:
+    # Intervals that such a run never reaches, as those of presets are for short budgets.
+    options = {"max_steps": 10**6, "max_hours": 1.0 / 3600, "log_every_steps": 10**5, "evaluate_every_steps": 10**5}
+    run = replace(parts(tmp_path, build(0.0), **options), pace=Pace(1.0, ("line", "evaluation")))
+    train(run, State())
+    lines = read_metrics(tmp_path)
+    assert len(lines) > 3
+    assert sum("heldout_loss" in line for line in lines) > 1
