@@ -119,3 +119,19 @@ def test_a_masked_language_model_is_shown_filling_a_mask() -> None:
     assert "ElectraForMaskedLM" in card
     assert "pipeline_tag: fill-mask" in card
     assert "cannot tell replaced tokens" in card
+
+
+def test_names_and_settings_of_others_are_text() -> None:
+    hostile = "x`<script>[a](b)|\n## not a heading\n---\nlicense: mit"
+    card = model_card(
+        replace(
+            facts(reference="electra-small", differences=[("objective.generator_checkpoint", hostile, None)]),
+            title=hostile,
+            versions={"torch": hostile},
+            text_license=hostile,
+        )
+    )
+    assert "<script>" not in card
+    assert "\n## not a heading" not in card
+    assert card.count("\n---\n") == 1  # the end of the front matter
+    assert "\nlicense: mit" not in card

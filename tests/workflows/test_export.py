@@ -17,6 +17,7 @@ from discern import __version__
 from discern.cli.export import export as export_command
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import CheckpointError, ConfigError, DataError, NumericsError
+from discern.interop.config_json import ENCODER_KEYS, MARK
 from discern.interop.folder import FILES
 from discern.objectives.base import Objective
 from discern.progress import Silent
@@ -24,6 +25,7 @@ from discern.training import checkpoint
 from discern.workflows.configuration import load_pretrain_config
 from discern.workflows.encoders import load_encoder
 from discern.workflows.export import Exported, ExportRequest, export
+from discern.workflows.export_again import export_again
 from tests.interop.small_tokenizers import HARD, KINDS
 from tests.workflows.small_run import EVALUATION, make_run
 
@@ -304,3 +306,26 @@ def test_the_language_of_the_text_goes_on_into_the_card_and_to_what_is_fine_tune
     assert "\nlanguage: zh\n" in front_matter
     for folder in ("run", "out"):
         assert load_encoder(tmp_path / folder, warn=pytest.fail).language == "zh"
+
+
+def test_an_export_of_an_export_keeps_nothing_that_names_code(run: Path, tmp_path: Path) -> None:
+    exported(run, tmp_path / "one", all_networks=True)
+    code = {
+        "auto_map": {"AutoModel": "evil--modeling.Evil", "AutoConfig": "evil--config.Evil"},
+        "custom_pipelines": {"x": {"impl": "evil.Pipeline"}},
+        "_attn_implementation": "evil/kernel",
+        "trust_remote_code": True,
+    }
+    for path in (*(tmp_path / "one").rglob("config.json"), tmp_path / "one" / "tokenizer_config.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | code))
+    card = tmp_path / "one" / "README.md"
+    card.write_text(card.read_text() + "\n</blockquote><script>alert(1)</script>\n")
+    export_again(ExportRequest(tmp_path / "one", tmp_path / "two", all_networks=True), Silent())
+    files = [*(tmp_path / "two").rglob("*.json")]
+    assert len([path for path in files if path.name == "config.json"]) == 2
+    for path in files:
+        assert "evil" not in path.read_text(), path
+        assert not code.keys() & json.loads(path.read_text()).keys(), path
+    assert "<script>" not in (tmp_path / "two" / "README.md").read_text()
+    settings = json.loads((tmp_path / "two" / "config.json").read_text())
+    assert settings.keys() - {MARK} == ENCODER_KEYS

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from discern.interop.huggingface import HuggingFaceModel
-from discern.interop.model_card import ENERGY_ROLE, UNKNOWN, beside, gives_energies, markdown_table, size_rows, usage
+from discern.interop.markdown import code, escaped, markdown_table, quoted
+from discern.interop.model_card import ENERGY_ROLE, UNKNOWN, beside, gives_energies, size_rows, usage
 from discern.interop.names import DISCRIMINATOR_CLASS, ENCODER_CLASS, GENERATOR_CLASS, XLNET_CLASS, XLNET_ENCODER_CLASS
 
 
@@ -16,7 +17,7 @@ class AdoptedFacts:
 
     Attributes:
         title: heading of the card.
-        origin: what it was made from, as a sentence without its full stop.
+        origin: what it was made from, as a sentence in Markdown without its full stop.
         models: by name; the first is the one at the root.
         version: of discern.
         tokenizer: kind and casing, in words.
@@ -54,7 +55,7 @@ def adopted_card(facts: AdoptedFacts) -> str:
     """The whole README.md."""
     sections = [_front_matter(facts), _what(facts), _use(facts), _training(facts), _limits(facts)]
     if facts.source_card.strip():
-        sections.append(f"## The card that came with it\n\n{_quoted(facts.source_card)}")
+        sections.append(f"## The card that came with it\n\n{quoted(facts.source_card)}")
     return "\n\n".join(sections) + "\n"
 
 
@@ -82,7 +83,7 @@ def _what(facts: AdoptedFacts) -> str:
     role = ENERGY_ROLE if gives_energies(model) else _ROLES[_architecture(facts)]
     rows = {
         "Made from": facts.origin,
-        "Loads as": f"`{_architecture(facts)}`, `AutoModel` (the encoder alone)",
+        "Loads as": f"{code(_architecture(facts))}, `AutoModel` (the encoder alone)",
         "Parameters": f"{model.num_parameters:,}",
         "Weights stored as": config["dtype"],
         **size_rows(config),
@@ -90,16 +91,16 @@ def _what(facts: AdoptedFacts) -> str:
         "Vocabulary": f"{config['vocab_size']:,} entries; {facts.tokenizer}",
         "Licence": "to be filled in by whoever publishes this model",
     }
-    others = [f"The folder `{name}/` holds {beside(name, other)}" for name, other in list(facts.models.items())[1:]]
+    others = [f"The folder {code(f'{name}/')} holds {beside(name, other)}" for name, other in list(facts.models.items())[1:]]
     text = " ".join([f"{role} Written by discern (distribution `discern-nlp`) {facts.version}.", *others])
-    return f"# {facts.title}\n\n{text}\n\n{markdown_table(('', ''), list(rows.items()))}"
+    return f"# {escaped(facts.title)}\n\n{text}\n\n{markdown_table(('', ''), list(rows.items()))}"
 
 
 def _use(facts: AdoptedFacts) -> str:
     # A model of 16 bits computes in 16 bits unless told otherwise.
     load = ".eval()" if _root(facts).config["dtype"] == "float32" else ".float().eval()"
-    code = usage(_architecture(facts), energies=gives_energies(_root(facts))).replace(".eval()", load)
-    return f"## Use\n\n```python\nimport torch\n{code}\n```"
+    lines = usage(_architecture(facts), energies=gives_energies(_root(facts))).replace(".eval()", load)
+    return f"## Use\n\n```python\nimport torch\n{lines}\n```"
 
 
 def _training(facts: AdoptedFacts) -> str:
@@ -116,17 +117,9 @@ def _training(facts: AdoptedFacts) -> str:
 def _limits(facts: AdoptedFacts) -> str:
     limits = [f"Rows of up to {facts.max_length} tokens: `truncation=True` cuts to that."]
     if facts.left_out:
-        shown = ", ".join(f"`{name}`" for name in facts.left_out[:8])
+        shown = ", ".join(code(name) for name in facts.left_out[:8])
         more = f" and {len(facts.left_out) - 8} more" if len(facts.left_out) > 8 else ""
         limits.append(f"Left behind, as no verb of discern has a use for it: {shown}{more}.")
-    limits += [f"{remark[:1].upper()}{remark[1:]}." for remark in facts.remarks]
+    limits += [f"{escaped(remark[:1].upper() + remark[1:])}." for remark in facts.remarks]
     limits.append(f"Tests for bias, safety and fitness for any purpose: {UNKNOWN}.")
     return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)
-
-
-def _quoted(card: str) -> str:
-    """A card as a quotation, without its front matter."""
-    body = card.strip()
-    if body.startswith("---\n") and (end := body.find("\n---", 3)) > 0:
-        body = body[end + 4 :].strip()
-    return "\n".join(f"> {line}".rstrip() for line in body.splitlines())

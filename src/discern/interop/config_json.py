@@ -18,6 +18,13 @@ from discern.parsing import json_value
 
 MARK = "discern"
 """Key of config.json that tells an export of ours from somebody else's model."""
+ENCODER_KEYS = frozenset(
+    "architectures model_type vocab_size embedding_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
+    "hidden_act hidden_dropout_prob attention_probs_dropout_prob max_position_embeddings position_embedding_type type_vocab_size "
+    "initializer_range layer_norm_eps pad_token_id tie_word_embeddings summary_type summary_use_proj summary_activation "
+    "summary_last_dropout dtype".split()
+)
+"""What `encoder_config` states: all that an export says of a network, in words of transformers."""
 SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 """What our encoder computes, by the keys of config.json that could say otherwise: GELU by the error function, and so on."""
 

@@ -24,6 +24,7 @@ from discern.artifacts.files import sync_file, write_file
 from discern.errors import CheckpointError
 from discern.interop.allocation import allocate
 from discern.interop.config_json import (
+    ENCODER_KEYS,
     MARK,
     SUPPORTED,
     encoder_config,
@@ -83,6 +84,9 @@ class HuggingFaceModel:
     def read(cls, folder: Path, precision: str) -> HuggingFaceModel:
         """The network in a folder of discern's, whatever its form, without its mark.
 
+        Of config.json, what discern writes itself is kept. The rest may name code that transformers would fetch and run, as
+        `auto_map`, `custom_pipelines` and `_attn_implementation` do.
+
         Args:
             precision: type to store the weights in from now on, one of `PRECISIONS`.
 
@@ -95,7 +99,7 @@ class HuggingFaceModel:
         for name in (WEIGHTS_NAME, HEAD_NAME) if _has_head_beside(config) else (WEIGHTS_NAME,):
             with opened(folder, name) as weights:
                 contents.append({key: weights.get_tensor(key).to(dtype) for key in weights.keys()})  # noqa: SIM118
-        config = {key: value for key, value in config.items() if key != MARK} | {"dtype": precision}
+        config = {key: value for key, value in config.items() if key in ENCODER_KEYS} | {"dtype": precision}
         return cls(config | ({MARK: own} if own else {}), contents[0], contents[1] if len(contents) > 1 else {})
 
     @property

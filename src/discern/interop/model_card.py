@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from discern.interop.config_json import read_mark
 from discern.interop.huggingface import ENERGY, HuggingFaceModel
+from discern.interop.markdown import code, escaped, markdown_table
 from discern.interop.names import (
     DISCRIMINATOR_CLASS,
     ENCODER_CLASS,
@@ -109,6 +111,8 @@ def _front_matter(facts: CardFacts) -> str:
 
 def language_line(language: str | None) -> str:
     """The line of a card's YAML that names the language; Norwegian quoted, as YAML reads a bare `no` as false."""
+    if language is not None and not re.fullmatch(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*", language):
+        return ""  # no code, and YAML that somebody else wrote
     return "" if language is None else "language: 'no'\n" if language == "no" else f"language: {language}\n"
 
 
@@ -119,10 +123,10 @@ def _what(facts: CardFacts) -> str:
         "generator": "The generator: a small masked language model, which proposed replacements to a discriminator.",
         "encoder": _ENCODER_ROLES.get(facts.objective, "An encoder with its head."),
     }
-    role = ENERGY_ROLE if gives_energies(facts.model) else roles.get(facts.network, f"The network '{facts.network}'.")
+    role = ENERGY_ROLE if gives_energies(facts.model) else roles.get(facts.network, f"The network '{escaped(facts.network)}'.")
     sizes = {
         "Loads as": f"`{config['architectures'][0]}`, `AutoModel` (the encoder alone)",
-        "Objective": OBJECTIVE_NAMES.get(facts.objective, facts.objective),
+        "Objective": OBJECTIVE_NAMES.get(facts.objective) or escaped(facts.objective),
         "Parameters": _parameters(facts),
         "Weights stored as": config["dtype"],
         **size_rows(config),
@@ -131,7 +135,7 @@ def _what(facts: CardFacts) -> str:
         "Licence": "to be filled in by whoever publishes this model",
     }
     made = f"Pre-trained from scratch with discern (distribution `discern-nlp`) {facts.version}."
-    return f"# {facts.title}\n\n{role} {made}\n\n{markdown_table(('', ''), list(sizes.items()))}"
+    return f"# {escaped(facts.title)}\n\n{role} {made}\n\n{markdown_table(('', ''), list(sizes.items()))}"
 
 
 _ENCODER_ROLES = {
@@ -149,7 +153,7 @@ def _files(facts: CardFacts) -> str:
             "term, so transformers loads the encoder alone; `discern detect` judges with the head."
         )
     for name, model in facts.others.items():
-        lines.append(f"`{name}/`: {beside(name, model)} `discern evaluate` needs it.")
+        lines.append(f"{code(f'{name}/')}: {beside(name, model)} `discern evaluate` needs it.")
     lines.append("`discern.toml`: every setting of the run.")
     return "## Files\n\n" + "\n".join(f"- {line}" for line in lines)
 
@@ -163,8 +167,8 @@ def _use(facts: CardFacts) -> str:
     # A model of 16 bits computes in 16 bits unless told otherwise.
     load = ".eval()" if facts.model.config["dtype"] == "float32" else ".float().eval()"
     architecture = facts.model.config["architectures"][0]
-    code = usage(architecture, energies=gives_energies(facts.model), objective=facts.objective)
-    text = f"## Use\n\n```python\nimport torch\n{code.replace('.eval()', load)}\n```"
+    lines = usage(architecture, energies=gives_energies(facts.model), objective=facts.objective)
+    text = f"## Use\n\n```python\nimport torch\n{lines.replace('.eval()', load)}\n```"
     if gives_energies(facts.model):
         verbs = ["discern score . TEXTS  # one text a line"]
     else:
@@ -252,7 +256,7 @@ def _training(facts: CardFacts) -> str:
         "Tokens in the data set": _number(data.get("tokens")),
         "Unknown tokens": UNKNOWN if unknown is None else f"{unknown:.3%}",
         "Source of the text": UNKNOWN,
-        "License of the text": facts.text_license or NOT_STATED,
+        "License of the text": escaped(facts.text_license or NOT_STATED),
         "Steps": _number(facts.step),
         "Sequences a step": _number(settings.get("train.sequences_per_step")),
         "Sequence length": _number(settings.get("data.sequence_length")),
@@ -260,7 +264,7 @@ def _training(facts: CardFacts) -> str:
         "Tokens seen, repetitions included": _number(facts.tokens_seen),
         "Seed": settings.get("train.seed", UNKNOWN),
         "Precision setting": settings.get("train.precision", UNKNOWN),
-        "Made with": ", ".join(f"{name} {version}" for name, version in facts.versions.items()) or UNKNOWN,
+        "Made with": escaped(", ".join(f"{name} {version}" for name, version in facts.versions.items())) or UNKNOWN,
     }
     return f"## Training\n\n{markdown_table(('', ''), list(rows.items()))}"
 
@@ -282,7 +286,7 @@ def _recipe(facts: CardFacts) -> str:
 def _evaluation(facts: CardFacts) -> str:
     if not facts.evaluation:
         return f"## Evaluation\n\nHeld-out figures: {UNKNOWN}. Downstream tasks: {UNKNOWN}."
-    table = markdown_table(("figure", "value"), [(f"`{name}`", f"{value:.4f}") for name, value in facts.evaluation.items()])
+    table = markdown_table(("figure", "value"), [(code(name), f"{value:.4f}") for name, value in facts.evaluation.items()])
     precision = facts.model.config["dtype"]
     rounded = "" if precision == "float32" else f", before the weights were rounded to {precision}"
     when = f"at step {_number(facts.evaluated_at)}" if facts.evaluated_at is not None else f"at a step that is {UNKNOWN}"
@@ -317,8 +321,8 @@ def beside(name: str, model: HuggingFaceModel) -> str:
     """What a network in a folder of its own is."""
     loads_as, size = model.config["architectures"][0], _number(model.num_parameters)
     if loads_as == TWO_TOWER_CLASS:
-        return f"the {name}, two towers of {size} parameters, which discern reads and transformers does not."
-    return f"the {name}, an ordinary `{loads_as}` of {size} parameters; the tokenizer is the same."
+        return f"the {escaped(name)}, two towers of {size} parameters, which discern reads and transformers does not."
+    return f"the {escaped(name)}, an ordinary {code(loads_as)} of {size} parameters; the tokenizer is the same."
 
 
 def gives_energies(model: HuggingFaceModel) -> bool:
@@ -336,7 +340,7 @@ def _holds(facts: CardFacts, architecture: str) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return " or ".join(f"`{name}/`" for name in names)
+    return " or ".join(code(f"{name}/") for name in names)
 
 
 def _parameters(facts: CardFacts) -> str:
@@ -355,14 +359,8 @@ def _trained_positions(facts: CardFacts) -> int | str:
     return min(int(length), facts.model.config.get("max_position_embeddings", int(length))) if length else UNKNOWN
 
 
-def markdown_table(heading: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> str:
-    """A table in Markdown."""
-    lines = [heading, ("---",) * len(heading), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def _value(value: object) -> str:
-    return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else escaped(value)
 
 
 def _number(value: object) -> str:

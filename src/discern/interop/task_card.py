@@ -8,7 +8,8 @@ from typing import Any
 
 from discern.interop.finetuned import HeadWeights, OwnHead
 from discern.interop.huggingface import HuggingFaceModel
-from discern.interop.model_card import NOT_STATED, UNKNOWN, language_line, markdown_table
+from discern.interop.markdown import code, escaped, markdown_table
+from discern.interop.model_card import NOT_STATED, UNKNOWN, language_line
 from discern.interop.names import HEAD_NAME
 
 _SHOWN = 40
@@ -85,30 +86,30 @@ def _what(facts: TaskFacts) -> str:
         "tagging": f"It gives every word one of {len(labels)} tags; the first token of a word speaks for it.",
         "span": "It finds the answer to a question in a context; [CLS] as the answer stands for none.",
     }[head.kind]
-    shown = ", ".join(f"`{label}`" for label in labels[:_SHOWN])
+    shown = ", ".join(code(label) for label in labels[:_SHOWN])
     more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
     loads = f"`{config['architectures'][0]}`"
     if isinstance(head, OwnHead):
         loads += f" (the encoder alone); the head stands in `{HEAD_NAME}`, which discern reads"
     rows = {
-        "Task": facts.task,
+        "Task": escaped(facts.task),
         "Labels": f"{shown}{more}" if head.labels else "none",
         "Loads as": loads,
         "Parameters": f"{facts.model.num_parameters:,}",
         "Weights stored as": config["dtype"],
         "Longest row": f"{facts.max_length} tokens, `[CLS]` and `[SEP]` included",
         "Vocabulary": f"{config['vocab_size']:,} entries; {facts.tokenizer}",
-        "Fine-tuned from": facts.base,
+        "Fine-tuned from": escaped(facts.base),
         "Licence": "to be filled in by whoever publishes this model",
     }
-    return f"# {facts.title}\n\n{says}\n\n{markdown_table(('', ''), list(rows.items()))}"
+    return f"# {escaped(facts.title)}\n\n{says}\n\n{markdown_table(('', ''), list(rows.items()))}"
 
 
 def _use(facts: TaskFacts) -> str:
     if isinstance(facts.head, OwnHead):
-        code = _DISCERN.format(texts=_EXAMPLES.get(facts.head.kind, '["A text."]'))
+        lines = _DISCERN.format(texts=_EXAMPLES.get(facts.head.kind, '["A text."]'))
         return (
-            f"## Use\n\ntransformers has no class for this head; discern (`pip install discern-nlp`) reads it:\n\n{_block(code)}"
+            f"## Use\n\ntransformers has no class for this head; discern (`pip install discern-nlp`) reads it:\n\n{_block(lines)}"
         )
     if facts.head.kind == "tagging" and marks_spans(facts.head.labels):
         # A model of 16 bits computes in 16 bits unless told otherwise.
@@ -182,29 +183,30 @@ def _evaluation(facts: TaskFacts) -> str:
         return f"## Evaluation\n\n{UNKNOWN.capitalize()}."
     several = len(facts.seeds) > 1
     head = "median of the seeds" if several else "value"
-    rows = [(f"`{name}`", f"{value:.4f}") for name, value in results["metrics"].items()]
+    rows = [(code(name), f"{value:.4f}") for name, value in results["metrics"].items()]
     lines = [
-        f"On {results['split']}, {results['examples']:,} examples, "
+        f"On {escaped(results['split'])}, {results['examples']:,} examples, "
         + (f"over {len(facts.seeds)} seeds ({', '.join(map(str, facts.seeds))})." if several else f"of seed {facts.seed}.")
         + " Losses are means in nats."
     ]
     if several:
         own = "" if facts.of_seed is None else f" The weights are those of seed {facts.seed}: {facts.of_seed:.4f}."
         lines.append(
-            f"`{results['metric']}`: mean {results['mean']:.4f}, standard deviation {results['standard_deviation']:.4f}, "
+            f"{code(results['metric'])}: mean {results['mean']:.4f}, standard deviation {results['standard_deviation']:.4f}, "
             f"from {results['worst']:.4f} to {results['best']:.4f}.{own} The best of several seeds flatters: quote the median."
         )
     if results.get("selected_on"):
-        lines.append(f"The scores on {results['selected_on']} chose which weights were kept, so they are a little too good.")
+        chose = escaped(results["selected_on"])
+        lines.append(f"The scores on {chose} chose which weights were kept, so they are a little too good.")
     for seed, reason in results.get("failed_seeds", {}).items():
-        lines.append(f"Seed {seed} failed: {reason}.")
+        lines.append(f"Seed {escaped(seed)} failed: {escaped(reason)}.")
     return "## Evaluation\n\n" + "\n\n".join([*lines, markdown_table(("figure", head), rows)])
 
 
 def _recipe(facts: TaskFacts) -> str:
-    rows = [(f"`{key}`", value) for key, value in facts.settings.items()]
+    rows = [(code(key), escaped(value)) for key, value in facts.settings.items()]
     trained = facts.results.get("train_examples")
-    made = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+    made = escaped(", ".join(f"{name} {version}" for name, version in facts.versions.items()))
     lines = [f"Fine-tuned on {trained:,} examples." if trained else "", f"Made with {made}." if made else ""]
     return "## Recipe\n\n" + " ".join(filter(None, lines)) + f"\n\n{markdown_table(('setting', 'value'), rows)}"
 
@@ -222,7 +224,7 @@ def _limits(facts: TaskFacts) -> str:
                 "The head has a linear layer; `ElectraForSequenceClassification` computes the same with two. Fine-tuned further "
                 "in transformers, the two are trained."
             )
-    limits.append(f"License of the text that the model was pre-trained on: {facts.text_license or NOT_STATED}.")
+    limits.append(f"License of the text that the model was pre-trained on: {escaped(facts.text_license or NOT_STATED)}.")
     limits.append(f"Source and license of the texts that it was fine-tuned on: {UNKNOWN}.")
     limits.append(f"Tests for bias, safety and fitness for any purpose: {UNKNOWN}.")
     return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)

@@ -15,6 +15,7 @@ from discern.interop.config_json import MARK, read_huggingface_config, read_mark
 from discern.interop.families import NETWORK_TYPES
 from discern.interop.folder import CARD_NAME, SETTINGS_NAME, check_target, publish
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
+from discern.interop.markdown import code, escaped
 from discern.interop.names import CONFIG_NAME, FAMILIES
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, read_max_length, tokenizer_files
 from discern.progress import Progress
@@ -65,7 +66,7 @@ def export_again(request: ExportRequest, progress: Progress) -> Exported:
         version=__version__,
         tokenizer=f"{type(tokenizer.model).__name__}, {'lower-cased' if lowercases(tokenizer) else 'cased'}",
         max_length=length,
-        step=mark.get("step"),
+        step=step if isinstance(step := mark.get("step"), int) else None,
         source_card=(source / CARD_NAME).read_text(encoding="utf-8") if (source / CARD_NAME).is_file() else "",
     )
     files, card = tokenizer_files(tokenizer, length), adopted_card(facts)
@@ -109,5 +110,5 @@ def _models(source: Path, present: list[str], request: ExportRequest) -> dict[st
 def _origin(mark: Mapping[str, Any], name: str) -> str:
     """Where a network is from, in words; no path."""
     if "imported" in mark:
-        return f"the {name} of a model that was imported: {mark['imported']}"
-    return f"the {name} of a run of discern, objective `{mark.get('objective')}`; the card at the end tells of it"
+        return f"the {escaped(name)} of a model that was imported: {escaped(mark['imported'])}"
+    return f"the {escaped(name)} of a run of discern, objective {code(mark.get('objective'))}; the card at the end tells of it"
