@@ -24,7 +24,7 @@ from discern.objectives.base import Vocabulary
 from discern.progress import Silent
 from discern.types import SpecialTokens
 from tests.interop import tensorflow_checkpoint as written
-from tests.interop.bundle_writer import Piece, message, number, slice_key, table, write_bundle
+from tests.interop.bundle_writer import Piece, entry, message, number, slice_key, table, whole, write_bundle
 
 FOLDER = Path(__file__).parent / "data" / "electra-tiny"
 PREFIX = FOLDER / "model.ckpt-7"
@@ -359,6 +359,18 @@ def test_a_shape_that_the_parts_do_not_fill_takes_no_memory(tmp_path: Path) -> N
     index.write_bytes(table(entries | {WORDS.encode(): entries[WORDS.encode()] + shape}))
     with pytest.raises(CheckpointError, match="in all"):
         Bundle.open(prefix).read(WORDS)
+
+
+def test_parts_that_share_their_bytes_take_no_memory_either(tmp_path: Path) -> None:
+    """A thousand parts that all claim the same bytes of a small file."""
+    row, name = np.zeros((1, 8), np.float32), "electra/embeddings/word_embeddings"
+    prefix = write_bundle(tmp_path / "model.ckpt", {"x": row})
+    index = prefix.with_name(f"{prefix.name}.index")
+    pieces: list[Piece] = [((start, 1), None) for start in range(1000)]
+    entries = read_table(index) | {slice_key(name, piece): entry(row, 0) for piece in pieces}
+    index.write_bytes(table(entries | {name.encode(): whole(np.zeros((1000, 8), np.float32), pieces)}))
+    with pytest.raises(CheckpointError, match=r"are not \[1000, 8\] in all"):
+        Bundle.open(prefix).read(name)
 
 
 @pytest.mark.parametrize(("length", "refused"), [(4096, False), (4097, True)])

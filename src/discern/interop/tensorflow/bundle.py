@@ -146,21 +146,25 @@ class Bundle:
 
     def _joined(self, name: str, entry: Entry, stored: str) -> NDArray[Any]:
         """A partitioned variable, put together from its parts."""
-        parts = [(piece, self._array(f"{name}[{piece}]", part, stored)) for piece, part in self._parts(entry)]
-        # Before memory is taken for it: what the parts hold is in the files, what the shape says need not be.
-        if sum(array.size for _, array in parts) != math.prod(entry.shape):
+        # Before memory is taken for it: what the parts hold must be in the files, what the shape says need not be.
+        if np.dtype(stored).itemsize * math.prod(entry.shape) != entry.size or entry.size > self._stored_bytes():
             raise CheckpointError(f"{self.prefix}: the parts of '{name}' are not {list(entry.shape)} in all", hint=_AGAIN)
         joined, filled = np.zeros(entry.shape, stored), np.zeros(entry.shape, np.bool_)
-        for piece, array in parts:
+        for piece, part in zip(entry.slices, entry.parts, strict=True):
             place = piece.within(entry.shape)
-            joined[place], filled[place] = array, True
+            joined[place], filled[place] = self._array(f"{name}[{piece}]", part, stored), True
         if not filled.all():
             raise CheckpointError(f"{self.prefix}: the parts of '{name}' overlap and leave some of it out", hint=_AGAIN)
         return joined
 
-    @staticmethod
-    def _parts(entry: Entry) -> Iterator[tuple[Slice, Entry]]:
-        return zip(entry.slices, entry.parts, strict=True)
+    def _stored_bytes(self) -> int:
+        """Of all data files."""
+        return sum(self.shard_path(shard).stat().st_size for shard in {part.shard for part in self._pieces()})
+
+    def _pieces(self) -> Iterator[Entry]:
+        """What stands in the data files: arrays and parts of arrays."""
+        for entry in self.entries.values():
+            yield from entry.parts or (entry,)
 
     def _bytes(self, name: str, entry: Entry) -> bytes:
         path = self.shard_path(entry.shard)
@@ -179,7 +183,7 @@ class Bundle:
 
     def _check_sizes(self) -> None:
         needed: dict[int, int] = {}
-        for entry in (part for whole in self.entries.values() for part in whole.parts or (whole,)):
+        for entry in self._pieces():
             needed[entry.shard] = max(needed.get(entry.shard, 0), entry.offset + entry.size)
         for shard, size in sorted(needed.items()):
             path = self.shard_path(shard)
