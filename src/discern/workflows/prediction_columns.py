@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from discern.errors import ConfigError, DataError
 from discern.tasks.base import Prediction
@@ -24,6 +24,18 @@ _NAMES = ("prediction", "probability")
 _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _BOM = "\ufeff"
 Cells = tuple[Any, ...]
+
+
+@runtime_checkable
+class TextFile(Protocol):
+    """A text file to write, which lets bytes through."""
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """What the text is written to."""
+
+    def write(self, text: str, /) -> int:
+        """Write a text."""
 
 
 def readable_again(path: Path, out: Path | None, format: InputFormat | None, *, logits: bool) -> Table:
@@ -55,7 +67,7 @@ def readable_again(path: Path, out: Path | None, format: InputFormat | None, *, 
 
 
 def write_appended(
-    table: Table, predictions: Iterable[list[Prediction]], kind: str, file: TextIO, note: Callable[[str], None]
+    table: Table, predictions: Iterable[list[Prediction]], kind: str, file: TextFile, note: Callable[[str], None]
 ) -> int:
     """Write the rows of a table with what is said of each; gives how many there are.
 
@@ -216,7 +228,7 @@ def _json_lines(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> It
         yield f"{raw[:end].rstrip()}{', ' if record else ''}{more}{raw[end:]}", True
 
 
-def _parquet(path: Path, names: tuple[str, ...], kind: str, said: Iterator[Cells], file: TextIO) -> int:
+def _parquet(path: Path, names: tuple[str, ...], kind: str, said: Iterator[Cells], file: TextFile) -> int:
     """Some thousand rows at a time, so that no more are held."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
