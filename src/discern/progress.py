@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
+
+SHARE = "share"
+"""The unit of a stage whose total is 1: shown in percent."""
 
 
 @runtime_checkable
@@ -27,6 +31,60 @@ class Progress(Protocol):
 def warning_to(progress: Progress) -> Callable[[str], None]:
     """What tells a listener of a warning: a line that stays and begins with the word."""
     return lambda message: progress.note(f"warning: {message}")
+
+
+class BudgetProgress:
+    """Work of unknown length under a time budget: steps come in, and the share of the budget that is used goes out.
+
+    Args:
+        listener: is shown the share, the time and the steps.
+        seconds: of the budget.
+        used: seconds of it that are used already.
+        max_units: units after which the work ends although there is time left.
+        clock: seconds that pass.
+    """
+
+    def __init__(
+        self,
+        listener: Progress,
+        seconds: float,
+        used: float = 0.0,
+        max_units: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listener, self._seconds, self._max_units, self._clock = listener, seconds, max_units, clock
+        self._began = clock() - used
+        self._units = self._shown = 0.0
+        self._unit = ""
+
+    def start(self, description: str, total: float | None, unit: str) -> None:
+        """Begin; `total` is not known, and `unit` is what `advance` counts."""
+        self._unit, self._units, self._shown = unit, 0.0, 0.0
+        self._listener.start(description, 1.0, SHARE)
+
+    def advance(self, amount: float, **figures: str) -> None:
+        self._units += amount
+        used = min(self._clock() - self._began, self._seconds)
+        share = max(used / self._seconds, self._units / self._max_units if self._max_units else 0.0)
+        bound = f"/{self._max_units:,.0f}" if self._max_units else ""
+        counts = {"time": f"{duration(used)}/{duration(self._seconds)}", self._unit: f"{self._units:,.0f}{bound}"}
+        self._listener.advance(max(share - self._shown, 0.0), **counts, **figures)
+        self._shown = max(share, self._shown)
+
+    def note(self, message: str) -> None:
+        self._listener.note(message)
+
+    def finish(self) -> None:
+        self._listener.finish()
+
+
+def duration(seconds: float) -> str:
+    """ "0:07", "12:30", "3:02:11", "2 days 4:00"."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} days {hours % 24}:{minute:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
 class Silent:

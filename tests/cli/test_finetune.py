@@ -206,14 +206,15 @@ def test_a_sweep_prints_a_line_for_each_value(
 ) -> None:
     out = tmp_path / "out"
     assert call(monkeypatch, model, *reviews, *FEW, "--sweep", "learning_rate=1e-4,3e-4", "--out", out) == 0
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out
+    lines = said.splitlines()
     assert lines[0].split() == ["setting", "median", "accuracy", "standard", "deviation"]
     for line, value in zip(lines[1:3], ("1e-4", "3e-4"), strict=True):
         median = json.loads((out / f"learning_rate={value}" / "results.json").read_text())["median"]
         assert line.startswith(f"learning_rate={value}  {median:.4f} +- 0.0000")
     assert lines[3] in ("best: learning_rate=1e-4", "best: learning_rate=3e-4")
     assert lines[4] == "  chosen by its scores on dev, so these are a little too good"
-    assert f"discern predict {out / lines[3].removeprefix('best: ')} FILE" in lines[-1]
+    assert f"discern predict {out / lines[3].removeprefix('best: ')} FILE" in said
     assert call(monkeypatch, model, *reviews, "--sweep", "learning_rate", "--out", out) == 2
     assert "--sweep learning_rate=1e-4,3e-4" in capsys.readouterr().err
 
@@ -230,7 +231,7 @@ def test_without_a_seed_that_has_a_score_it_failed(
     assert call(monkeypatch, model, *reviews, *FEW, *rate, "--out", out) == 1
     said = capsys.readouterr().out
     assert "own: no seed has a score" in said
-    assert "next: " not in said
+    assert "next:" not in said
     assert "--set optimizer.learning_rate=" in said.splitlines()[-1]
     assert (out / "seed-0" / "debug" / "failure.json").is_file()
     monkeypatch.setattr(sys, "argv", ["discern", "predict", str(out), reviews[3]])

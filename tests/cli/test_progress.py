@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 
 from discern.cli.progress import Bar, Lines, progress_on
+from discern.progress import BudgetProgress
 
 
 class Clock:
@@ -94,7 +95,7 @@ def test_a_bar_shows_amount_figures_and_notes_without_folding():
     assert "1.0 MB" in shown
 
 
-def test_a_narrow_terminal_cuts_the_figures_first():
+def test_a_narrow_terminal_leaves_out_whole_figures():
     stream = io.StringIO()
     bar = Bar(Console(file=stream, force_terminal=True, width=60, color_system=None))
     bar.start("pre-training", 200, "steps")
@@ -103,4 +104,63 @@ def test_a_narrow_terminal_cuts_the_figures_first():
     last = stream.getvalue().replace("\r", "\n").split("\n")[-2]
     assert "pre-training" in last
     assert "200/200 steps" in last
-    assert "…" in last
+    assert "loss 6.010" in last
+    assert "tokens" not in last
+    assert "…" not in last
+
+
+def test_a_long_description_keeps_whole_words():
+    stream = io.StringIO()
+    bar = Bar(Console(file=stream, force_terminal=True, width=60, color_system=None))
+    bar.start("reading a sample for the tokenizer of the data set", 10_000_000, "bytes")
+    bar.advance(10_000_000, tokens="12,345")
+    bar.finish()
+    last = stream.getvalue().replace("\r", "\n").split("\n")[-2]
+    assert "reading a" in last
+    assert "10.0 MB of 10.0 MB" in last
+    assert "…" not in last
+
+
+def test_a_time_budget_shows_elapsed_and_total_time():
+    clock = Clock()
+    lines, stream = lines_on(clock)
+    budget = BudgetProgress(lines, 3600, used=600, clock=clock)
+    budget.start("pre-training", None, "steps")
+    budget.advance(150)
+    clock.now = 600
+    budget.advance(150, loss="5.1")
+    budget.finish()
+    told = stream.getvalue().splitlines()
+    assert told[0] == "pre-training"
+    assert told[1] == "pre-training: 33 %  40:00 left  time 20:00/1:00:00  steps 300  loss 5.1"
+
+
+def test_steps_that_end_before_the_time_count():
+    clock = Clock()
+    lines, stream = lines_on(clock)
+    budget = BudgetProgress(lines, 36_000, max_units=1000, clock=clock)
+    budget.start("pre-training", 1000, "steps")
+    budget.advance(0)
+    clock.now = 60
+    budget.advance(500)
+    assert stream.getvalue().splitlines()[1] == "pre-training: 50 %  1:00 left  time 1:00/10:00:00  steps 500/1,000"
+
+
+def test_a_bar_shows_a_time_budget():
+    stream = io.StringIO()
+    bar = Bar(Console(file=stream, force_terminal=True, width=80, color_system=None))
+    budget = BudgetProgress(bar, 3600, used=1800)
+    budget.start("pre-training", None, "steps")
+    budget.advance(20, loss="5.1")
+    budget.finish()
+    assert "50 %" in stream.getvalue()
+    assert "time 30:00/1:00:00" in stream.getvalue()
+
+
+def test_what_counts_nothing_shows_no_count():
+    clock = Clock()
+    lines, stream = lines_on(clock)
+    lines.start("training the tokenizer", None, "")
+    clock.now = 7
+    lines.finish()
+    assert stream.getvalue().splitlines()[-1] == "training the tokenizer: in 0:07"

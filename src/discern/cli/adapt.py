@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
+from discern.cli.next_steps import after_pretrain
 from discern.cli.options import SetOption, launch_ranks
 from discern.errors import ConfigError
 from discern.training.place import place
@@ -100,7 +101,7 @@ def adapt(
             for name in found["before"]:
                 console.print("")
                 console.print(_table(name, found["before"][name], found["after"][name]))
-            console.print(f"\nnext: discern evaluate {out}, discern export {out} --out MODEL, discern finetune {out} --task ...")
+            console.print(f"\n{after_pretrain(out)}")
 
 
 def _table(name: str, before: dict[str, float], after: dict[str, float]) -> Table:

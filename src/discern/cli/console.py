@@ -23,6 +23,7 @@ from rich.text import Text
 from discern.cli.json_values import jsonable
 from discern.cli.listener import Listener, drop_unread
 from discern.cli.progress import progress_on
+from discern.cli.tables import fitting
 from discern.cli.terminal import Terminal, json_text, one_line, printable
 from discern.errors import ConfigError, DiscernError, RanksError
 from discern.progress import Progress, Silent
@@ -32,6 +33,7 @@ from discern.training.place import missing_of_place, place
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
 INTERRUPTED = 130
+_COMMANDS = ("discern ", "pip ", "hint: discern ", "AutoTokenizer.", "AutoModel")
 
 
 class Console:
@@ -198,13 +200,20 @@ def _rich(*, stderr: bool) -> Terminal:
 
 
 def _print(console: Terminal, renderable: RenderableType | str) -> None:
-    """Print on one line what is one line; on a terminal a table adapts to its width."""
+    """Print on one line what is one line; on a terminal a table adapts to its width, and text breaks between words."""
     if isinstance(renderable, Table):
         if console.is_terminal:
-            console.print(renderable)
+            for part in fitting(renderable, console.width):
+                console.print(part)
             return
         renderable = _aligned(renderable, console)
-    console.print(renderable, soft_wrap=True)
+    if not console.is_terminal or not isinstance(renderable, str | Text):
+        console.print(renderable, soft_wrap=True)
+        return
+    text = Text(renderable) if isinstance(renderable, str) else renderable
+    for line in text.split("\n", allow_blank=True):
+        # A command is left to the terminal, so that it can be copied.
+        console.print(line, soft_wrap=line.plain.lstrip().startswith(_COMMANDS))
 
 
 def _aligned(table: Table, console: Terminal) -> str:

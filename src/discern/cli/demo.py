@@ -10,6 +10,7 @@ from rich.text import Text
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.detection_text import show
+from discern.cli.next_steps import hint
 from discern.cli.options import SetOption
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
     stages = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in result.seconds.items())
     console.print(f"{total:.0f} seconds: {stages}.")
     console.print(f"Curves and shaded sentences: {result.report}")
-    console.print(f"next: discern detect {out / 'run'} --text 'Your own sentence.', or your own text: discern prepare --help")
+    console.print(
+        hint(f"detect {out / 'run'} --text 'Your own sentence.'", "prepare YOUR-TEXT --out DATA --train-tokenizer wordpiece")
+    )
 
 
 def _show_task(console: Console, task: LabelledTask) -> None:

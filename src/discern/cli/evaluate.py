@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discern.cli.console import Console, JsonOption, command
+from discern.cli.next_steps import after_evaluate
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def evaluate(
             return
         if limit is not None or scorer:
             raise ConfigError("--limit and --scorer are for suites of minimal pairs", hint="add --suite blimp, or leave them out")
-        from discern.workflows.runs import is_finetuned
+        from discern.workflows.runs import is_finetuned, is_run
 
         if is_finetuned(model):
             if sequences:
@@ -87,6 +88,7 @@ def evaluate(
 
             found = judge(JudgeRequest(model, data, task, seed, device, precision), console.progress)
             console.result(found, text=_text(found))
+            console.print(after_evaluate(model, run=False))
             return
         if task is not None or seed is not None:
             raise ConfigError(f"--task and --seed are for fine-tuned models, and {model} is none", hint="leave them out")
@@ -104,6 +106,8 @@ def evaluate(
         for title, key in (("occurrences in a million", "by_frequency"), ("part of the row", "by_position")):
             console.print("")
             console.print(_groups(title, figures[key]))
+        if is_run(model):
+            console.print(after_evaluate(model, run=True))
 
 
 def _no_others(option: str, others: Mapping[str, bool]) -> None:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from discern.cli.console import Console, JsonOption, command
+from discern.cli.next_steps import after_export
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
     from discern.workflows.export import Exported
     from discern.workflows.export_finetuned import ExportedTask, TaskExportRequest
+
+_LICENCE = "Fill in the licence in README.md before you publish it."
 
 
 def export(
@@ -107,7 +110,7 @@ def _task_text(done: ExportedTask, precision: str) -> str:
     ]
     if not done.whole:
         lines[1:3] = [f"  transformers has no class for this head: its {done.architecture} is the encoder alone"]
-    return "\n".join([*lines, "Fill in the licence in README.md before you publish it."])
+    return "\n".join([*lines, _LICENCE])
 
 
 def _text(done: Exported, precision: str) -> str:
@@ -121,4 +124,4 @@ def _text(done: Exported, precision: str) -> str:
     ]
     if others:
         lines.append(f"  discern evaluate {folder} --data DATA (with {', '.join(f'{folder}/{name}' for name in others)})")
-    return "\n".join([*lines, "Fill in the licence in README.md before you publish it."])
+    return "\n".join([*lines, _LICENCE, after_export(done.folder)])

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
+from discern.cli.next_steps import after_finetune
 from discern.cli.options import SetOption, launch_ranks
 from discern.errors import ConfigError
 
@@ -147,7 +148,7 @@ def _text(results: dict[str, Any], out: Path) -> str:
     if results["median"] is None:
         lines.append("every seed failed: try a lower rate, --set optimizer.learning_rate=..., in another --out")
     else:
-        lines.append(f"next: discern predict {out} FILE, discern evaluate {out} --data FILE, discern export {out} --out MODEL")
+        lines.append(after_finetune(out, list(results.get("tasks", {}))))
     return "\n".join(lines)
 
 

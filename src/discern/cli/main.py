@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from keyword import iskeyword
@@ -54,7 +58,8 @@ def main() -> None:
     _keep_the_heap()
     follow_launcher()
     try:
-        code = application()(args=sys.argv[1:] or ["--help"], prog_name="discern", standalone_mode=False)
+        with _unbroken_words():
+            code = application()(args=sys.argv[1:] or ["--help"], prog_name="discern", standalone_mode=False)
     except typer.TyperException as error:
         print_error(error.format_message(), _help_for(error))
         sys.exit(error.exit_code)
@@ -109,10 +114,34 @@ def application() -> typer.Typer:
             continue
         entry = getattr(import_module(f"discern.cli.{name}"), name)
         if isinstance(entry, typer.Typer):
-            app.add_typer(entry, name=verb)
+            for each in entry.registered_commands:
+                each.short_help = _summary(each.callback)
+            app.add_typer(entry, name=verb, short_help=_summary_of(entry))
         else:
-            app.command(verb)(guarded(entry))
+            app.command(verb, short_help=_summary(entry))(guarded(entry))
     return app
+
+
+@contextmanager
+def _unbroken_words() -> Iterator[None]:
+    """Have help break lines at blanks alone. By default "--vocab-size" is broken after its hyphen, and cannot be copied."""
+    usual = textwrap.TextWrapper.wordsep_re
+    textwrap.TextWrapper.wordsep_re = textwrap.TextWrapper.wordsep_simple_re
+    try:
+        yield
+    finally:
+        textwrap.TextWrapper.wordsep_re = usual
+
+
+def _summary_of(group: typer.Typer) -> str:
+    """The help of a group, whole."""
+    return str(group.info.help or "").strip().partition("\n\n")[0]
+
+
+def _summary(verb: Callable[..., object] | None) -> str:
+    """The first sentence of a verb's help, whole: left to itself the library cuts it."""
+    text = " ".join((inspect.getdoc(verb) or "").partition("\n\n")[0].split())
+    return text.partition(". ")[0].rstrip(".") + "."
 
 
 def _version(wanted: bool) -> bool:

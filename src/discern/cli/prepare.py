@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from discern.cli.console import Console, JsonOption, command
+from discern.cli.next_steps import after_prepare
 
 if TYPE_CHECKING:
     from discern.workflows.prepare import CheckReport, PrepareReport
@@ -124,10 +125,10 @@ def prepare(
             if report.repaired:
                 were = "was" if len(report.repaired) == 1 else "were"
                 console.warn(f"{', '.join(report.repaired)} {were} damaged or missing, and {were} made again")
-            console.result(report.values(), text=_text(report))
+            console.result(report.values(), text=_text(report, tokenizer))
 
 
-def _text(report: PrepareReport) -> str:
+def _text(report: PrepareReport, tokenizer: Path | None) -> str:
     """The report for people, a line each."""
     manifest, statistics = report.manifest, report.manifest.statistics
     train, heldout = manifest.splits["train"], manifest.splits["heldout"]
@@ -142,7 +143,7 @@ def _text(report: PrepareReport) -> str:
             f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of "
             f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens a word",
             f"  lengths     median document {median:,} tokens, longest {longest:,}",
-            f"next: discern pretrain --preset electra-small --data {report.folder} --out RUN",
+            after_prepare(report.folder, tokenizer=tokenizer, words=manifest.configuration.get("segmenter") == "jieba"),
         ]
     )
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
+from discern.cli.next_steps import after_pretrain
 from discern.cli.options import ConfigArgument, PresetOption, SetOption, launch_ranks
 
 
@@ -66,7 +67,4 @@ def _text(record: dict[str, object], out: Path) -> str:
     figures = [
         f"  {name:<26} {value:.4g}" if isinstance(value, float) else f"  {name:<26} {value:,}" for name, value in record.items()
     ]
-    after = f"next: discern evaluate {out}, discern export {out} --out MODEL"
-    if "discriminator_loss" in record:
-        after += f", discern detect {out} --text '...'"
-    return "\n".join([f"{out}:", *figures, after])
+    return "\n".join([f"{out}:", *figures, after_pretrain(out)])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from rich import filesize
-from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
 from discern.cli.terminal import printable
+from discern.progress import SHARE, duration
 
 FIRST_LINE_AFTER = 10.0
 """Seconds to the first plain line; the next ones come when a twentieth more time has passed, at most every 5 minutes."""
@@ -35,22 +38,22 @@ class Bar:
         self.finish()
         self._figures = {}
         columns: list[ProgressColumn] = [
-            TextColumn("{task.description}", markup=False, table_column=_one_line()),
-            SpinnerColumn("line", finished_text="-") if total is None else BarColumn(bar_width=24),
+            _Description(table_column=Column(ratio=None)),
+            SpinnerColumn("line", finished_text="-") if total is None else BarColumn(bar_width=_bar_width(self._console.width)),
             _Amount(table_column=_one_line()),
             _TimeLeft(table_column=_one_line()),
-            TextColumn("{task.fields[figures]}", style="dim", markup=False, table_column=_one_line(ratio=1)),
+            _Figures(table_column=Column(ratio=1)),
         ]
         self._live = RichProgress(*columns, console=self._console, refresh_per_second=4, expand=True)
         self._live.start()
-        self._live.add_task(description, total=total, unit=unit, open_ended=total is None, figures="")
+        self._live.add_task(description, total=total, unit=unit, open_ended=total is None, figures=())
 
     def advance(self, amount: float, **figures: str) -> None:
         if self._live is None:
             return
         self._figures |= figures
         task = self._live.task_ids[0]
-        self._live.update(task, advance=amount, figures=_worded(self._figures))
+        self._live.update(task, advance=amount, figures=tuple(_word(*each) for each in self._figures.items()))
 
     def note(self, message: str) -> None:
         self._console.print(Text(printable(message)), soft_wrap=True)
@@ -64,9 +67,44 @@ class Bar:
             self._live = None
 
 
-def _one_line(ratio: int | None = None) -> Column:
-    """A column that is cut rather than folded on a narrow terminal, the one with a ratio first."""
-    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+def _one_line() -> Column:
+    """A column that is as wide as what it shows."""
+    return Column(no_wrap=True)
+
+
+def _bar_width(width: int) -> int:
+    return 24 if width >= 100 else 12 if width >= 70 else 6
+
+
+class _Fitting:
+    """As many of some texts as fit on a line, the first ones; none of them is cut."""
+
+    def __init__(self, parts: Sequence[str], between: str, style: str = "") -> None:
+        self._parts, self._between, self._style = parts, between, style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        shown = list(self._parts)
+        while len(shown) > 1 and cell_len(self._between.join(shown)) > options.max_width:
+            shown.pop()
+        yield Text(self._between.join(shown), style=self._style, no_wrap=True, overflow="crop")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        least = cell_len(self._parts[0]) if self._parts else 0
+        return Measurement(least, cell_len(self._between.join(self._parts)))
+
+
+class _Description(ProgressColumn):
+    """What is done; on a narrow terminal its first words."""
+
+    def render(self, task: Task) -> _Fitting:
+        return _Fitting(task.description.split(), " ")
+
+
+class _Figures(ProgressColumn):
+    """The latest figures, as many as fit."""
+
+    def render(self, task: Task) -> _Fitting:
+        return _Fitting(task.fields["figures"], "  ", "dim")
 
 
 class _Amount(ProgressColumn):
@@ -83,8 +121,8 @@ class _TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         if task.finished or task.total is None:
-            return Text(_duration(task.finished_time or task.elapsed or 0), style="cyan")
-        return Text("-:-- left" if task.time_remaining is None else f"{_duration(task.time_remaining)} left", style="cyan")
+            return Text(duration(task.finished_time or task.elapsed or 0), style="cyan")
+        return Text("-:-- left" if task.time_remaining is None else f"{duration(task.time_remaining)} left", style="cyan")
 
 
 class Lines:
@@ -98,7 +136,7 @@ class Lines:
     def start(self, description: str, total: float | None, unit: str) -> None:
         self.finish()
         self._stage = _Stage(description, total, unit, self._clock())
-        self.note(description + (f": {_amount(total, None, unit)}" if total else ""))
+        self.note(description + (f": {_amount(total, None, unit)}" if total and unit != SHARE else ""))
 
     def advance(self, amount: float, **figures: str) -> None:
         if self._stage is None:
@@ -135,20 +173,25 @@ class _Stage:
 
     def line(self, now: float) -> str:
         parts = [f"{self.description}: {_amount(self.done, self.total, self.unit)}"]
-        if self.total:
+        if self.total and self.unit != SHARE:
             parts.append(f"{100 * self.done / self.total:.0f} %")
         started, base = self._first or (now, self.done)
         if self.total and self.done > base and now > started:
-            parts.append(f"{_duration((self.total - self.done) * (now - started) / (self.done - base))} left")
+            parts.append(f"{duration((self.total - self.done) * (now - started) / (self.done - base))} left")
         return "  ".join([*parts, *([_worded(self._figures)] if self._figures else [])])
 
     def last_line(self, now: float) -> str:
-        parts = [f"{self.description}: {_amount(self.done, self.total, self.unit)} in {_duration(now - self.began)}"]
+        amount = _amount(self.done, self.total, self.unit)
+        parts = [f"{self.description}:{f' {amount}' if amount else ''} in {duration(now - self.began)}"]
         return "  ".join([*parts, *([_worded(self._figures)] if self._figures else [])])
 
 
 def _amount(done: float, total: float | None, unit: str) -> str:
-    """ "120/1,000 steps", "3.1 MB of 4.0 MB"."""
+    """ "120/1,000 steps", "3.1 MB of 4.0 MB", "12 %"; "" where nothing is counted."""
+    if unit == SHARE:
+        return f"{100 * done:.0f} %"
+    if not unit:
+        return ""
     if unit == "bytes":
         return _quantity(done, unit) + (f" of {_quantity(total, unit)}" if total else "")
     return _quantity(done, unit) + (f"/{_quantity(total, unit)}" if total else "") + f" {unit}"
@@ -162,13 +205,8 @@ def _quantity(value: float, unit: str) -> str:
 
 def _worded(figures: dict[str, str]) -> str:
     """ "loss 8.21  tokens/s 12k"."""
-    return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
+    return "  ".join(_word(*each) for each in figures.items())
 
 
-def _duration(seconds: float) -> str:
-    """ "0:07", "12:30", "3:02:11", "2 days 4:00"."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} days {hours % 24}:{minute:02d}"
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+def _word(name: str, value: str) -> str:
+    return f"{name.replace('_', ' ')} {value}"

@@ -16,7 +16,7 @@ from discern.data.stream import ExampleStream
 from discern.data.two_part import TwoPartStream
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives.base import Objective
-from discern.progress import Progress, Silent
+from discern.progress import BudgetProgress, Progress, Silent
 from discern.training import checkpoint
 from discern.training.bookkeeping import written_line
 from discern.training.config import NO_STEP_LIMIT, TrainConfig
@@ -138,9 +138,9 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
     config, data, objective, state = run.settled.config, run.settled.data, run.objective, run.state
     out = run.settled.request.out
     journal = Journal(out, state.step, tensorboard=config.train.tensorboard) if ranks.writes else None
-    listener = progress if ranks.writes else Silent()
-    listener.start(*_announcement(config.train), "steps")
     steps = config.train.max_steps
+    listener = _timed(progress, config.train, state.seconds) if ranks.writes else Silent()
+    listener.start("pre-training", steps, "steps")
     listener.advance(state.step)
     statistics = data.manifest.statistics
     for finding in ailing(judge_duplicates(statistics.documents, statistics.duplicates)):
@@ -190,14 +190,16 @@ def _last_phase(objective: Objective, config: PretrainConfig) -> tuple[str, int]
     return phases[-1].name, config.train.max_steps - phases[-1].steps
 
 
-def _announcement(settings: TrainConfig) -> tuple[str, int | None]:
-    """What ends a run, and its number of steps; None under a time budget, where nobody knows how many there will be."""
+def _timed(progress: Progress, settings: TrainConfig, used: float) -> Progress:
+    """Steps of a known number as they are; under a time budget the share of it that is used.
+
+    Args:
+        used: seconds of the budget.
+    """
     if settings.max_hours is None:
-        return "pre-training", settings.max_steps
-    minutes = 60 * settings.max_hours
-    told = f"pre-training until {minutes:,.0f} minutes" if minutes >= 10 else f"pre-training until {minutes:.2g} minutes"
-    bound = "" if settings.max_steps >= NO_STEP_LIMIT else f", or {settings.max_steps:,} steps,"
-    return f"{told}{bound} are over", None
+        return progress
+    bound = None if settings.max_steps >= NO_STEP_LIMIT else settings.max_steps
+    return BudgetProgress(progress, 3600 * settings.max_hours, used, bound)
 
 
 def _rows(settled: Settled) -> BatchSource:
