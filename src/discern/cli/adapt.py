@@ -82,6 +82,7 @@ def adapt(
     Example: discern adapt RUN --data DATA --out OUT --replay GENERAL --replay-share 0.2 --add-tokens 500
     """
     with command(json_output=json_output, trains=True) as console:
+        model = console.local_model(model)
         from discern.workflows.adapt import AdaptRequest, data_of
         from discern.workflows.adapt import adapt as run
         from discern.workflows.adapt_vocabulary import AddedTokens

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from io import TextIOWrapper
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, TypeAlias
 
@@ -91,6 +92,12 @@ class Console:
         """What is wrong; it is wrong in all of several processes, so one says it. A lost process is told by all that miss it."""
         if self._speaks or isinstance(error, RanksError):
             print_error(error.message, error.hint)
+
+    def local_model(self, name: Path) -> Path:
+        """The folder of a model, which is downloaded if its name is one on the Hugging Face Hub."""
+        from discern.interop.hub import local_model
+
+        return local_model(name, self.progress.note)
 
     def fail(self) -> None:
         """End with exit code 1 after a result that is a failure; of several processes the one that printed it."""

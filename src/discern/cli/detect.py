@@ -122,6 +122,7 @@ def detect(
     discern detect runs/first --calibrate data --precision 0.9
     """
     with command(json_output=json_output) as console:
+        model = console.local_model(model)
         given = {"precision": precision, "corruption": corruption, "sequences": sequences}
         options = {name: value for name, value in given.items() if value is not None}
         works = {"--calibrate": calibrate, "--evaluate": evaluate, "--text": text or None, "INPUT": input, "--file": file}

@@ -64,6 +64,7 @@ def evaluate(
     discern evaluate runs/first --suite blimp --data blimp/data
     """
     with command(json_output=json_output) as console:
+        model = console.local_model(model)
         if suite is not None:
             unread = {"--sequences": sequences > 0, "--batch-size": batch_size is not None, "--task": task is not None}
             _no_others("--suite", unread | {"--seed": seed is not None, "--precision": precision != "float32"})

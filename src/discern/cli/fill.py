@@ -26,6 +26,7 @@ def fill(
     Example: discern fill runs/first "The [MASK] sat on the mat."
     """
     with command(json_output=json_output) as console:
+        model = console.local_model(model)
         from discern.workflows.fill import fill as run_fill
 
         found = run_fill(model, text, top, console.warn, device, console.progress.note)

@@ -26,7 +26,12 @@ def _file(what: str) -> Any:
 
 
 def finetune(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, an export, a Hugging Face ELECTRA or BERT, or a preset.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A run, an export, a Hugging Face ELECTRA or BERT (folder or name on the Hub), or a preset."
+        ),
+    ],
     *,
     out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work there goes on.")],
     task: Annotated[

@@ -68,6 +68,7 @@ def predict(
     echo "A fine film." | discern predict OUT -
     """
     with command(json_output=json_output) as console:
+        model = console.local_model(model)
         if json_output and out is None:
             raise ConfigError(
                 "--json sums up what was written to a file", hint="add --out FILE; without --json the lines come to stdout"

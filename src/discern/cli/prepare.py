@@ -102,6 +102,8 @@ def prepare(
         from discern.data.tokenizer_choice import TokenizerChoice
         from discern.workflows import prepare as work
 
+        if tokenizer is not None:
+            tokenizer = console.local_model(tokenizer)
         asked = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
         choice, chosen, code = work.in_language(language, asked, segmenter, console.warn)
         request = work.PrepareRequest(

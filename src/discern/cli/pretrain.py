@@ -50,6 +50,8 @@ def pretrain(
         from discern.workflows.pretrain import PretrainRequest
         from discern.workflows.pretrain import pretrain as run
 
+        if init_from is not None:
+            init_from = console.local_model(init_from)
         request = PretrainRequest(data, out, config, preset, tuple(set_ or ()), resume, device, init_from)
         if dry_run:
             from discern.workflows.plan import plan

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def rerank(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA, also by its name on the Hub.")
+    ],
     lists: Annotated[
         Path,
         typer.Argument(metavar="NBEST", help="N-best lists: JSON lines, or the JSON of ESPnet, mlm-scoring or Vosk."),
@@ -51,6 +53,7 @@ def rerank(
     Example: discern rerank runs/electric test.jsonl --dev dev.jsonl --out reranked.jsonl
     """
     with command(json_output=json_output) as console:
+        model = console.local_model(model)
         from discern.workflows.rerank import RerankRequest
         from discern.workflows.rerank import rerank as run
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def score(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA, also by its name on the Hub.")
+    ],
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Sentences, one a line; - or nothing reads stdin.", show_default=False)
     ] = Path("-"),
@@ -42,6 +44,7 @@ def score(
     echo "The chef ate purple elephants." | discern score runs/first --tokens
     """
     with command(json_output=json_output) as console:
+        model = console.local_model(model)
         if str(file) == "-" and sys.stdin.isatty():
             raise ConfigError("there is no sentence to score", hint="give a FILE, or pipe sentences in, one a line")
         from discern.artifacts.guard import check_output

@@ -18,6 +18,7 @@ from discern.errors import DataError
 from discern.interop.config_json import read_mark
 from discern.interop.families import ENCODER_TYPES, family_in
 from discern.interop.folder import SETTINGS_NAME
+from discern.interop.hub import hub_name
 from discern.interop.tokenizer import read_max_length
 from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings
@@ -148,4 +149,6 @@ def _recall_initialisation(encoder: Encoder, settings: Path) -> None:
 
 def _describe(folder: Path, config: Mapping[str, Any]) -> str:
     step = read_mark(config).get("step")
+    if (name := hub_name(folder)) is not None:
+        return name
     return f"Hugging Face {config['model_type']} folder {folder}" if step is None else f"export {folder} of step {step:,}"

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from discern.data.tokenizer import load_tokenizer
 from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError
+from discern.interop.hub import local_model
 from discern.progress import Silent
 from discern.scoring.base import Score, Scorer
 from discern.scoring.detection import Detection, Detector, detect_replaced
@@ -44,7 +45,8 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
     asked for, and says then if the folder has none.
 
     Args:
-        path: folder of a run, of a fine-tuning, of an export of either, or of a Hugging Face ELECTRA or BERT.
+        path: folder of a run, of a fine-tuning, of an export of either, or of a Hugging Face ELECTRA or BERT; or the name of
+            such a model on the Hugging Face Hub, which is downloaded once.
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
 
     Raises:
@@ -52,7 +54,7 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
         CheckpointError: its weights are missing or damaged.
         ConfigError: the machine has no such device.
     """
-    folder = Path(path)
+    folder = local_model(path, Silent().note)
     place = str(choose_device(device))
     if is_finetuned(folder):
         tuned = load_task_model(folder)

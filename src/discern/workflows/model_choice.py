@@ -7,6 +7,7 @@ from pathlib import Path
 
 from discern.config.presets import preset_names
 from discern.errors import ConfigError, DataError, did_you_mean
+from discern.interop.hub import local_model
 from discern.workflows.encoders import LoadedEncoder, encoder_of_preset, fresh_encoder, load_encoder
 
 
@@ -14,7 +15,7 @@ def choose_encoder(model: str, tokenizer: Path | None, *, untrained: bool, warn:
     """The encoder to fine-tune.
 
     Args:
-        model: folder of a run, an export or a Hugging Face model, or the name of a preset.
+        model: folder of a run, an export or a Hugging Face model, the name of one on the Hub, or the name of a preset.
         tokenizer: for a preset, which has none of its own.
         untrained: the sizes and the tokenizer of the model with the weights of step 0.
 
@@ -22,10 +23,11 @@ def choose_encoder(model: str, tokenizer: Path | None, *, untrained: bool, warn:
         ConfigError: a preset without a tokenizer, or a model with one.
         DataError, CheckpointError: as of `load_encoder`.
     """
-    if Path(model).exists():
+    folder = Path(model) if model in preset_names() else local_model(model, warn)
+    if folder.exists():
         if tokenizer is not None:
             raise ConfigError("--tokenizer is for presets; a model has its own", hint="leave out --tokenizer")
-        loaded = load_encoder(Path(model), warn=warn)
+        loaded = load_encoder(folder, warn=warn)
         return fresh_encoder(loaded, 0) if untrained else loaded
     if model not in preset_names():
         near = did_you_mean(model, preset_names())

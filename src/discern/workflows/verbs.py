@@ -19,6 +19,7 @@ from discern.data.tokenizer_choice import TokenizerChoice
 from discern.data.tokenizer_training import TokenizerKind
 from discern.data.words import SegmenterName
 from discern.errors import ConfigError
+from discern.interop.hub import local_model
 from discern.progress import Logged, Progress
 from discern.tasks.base import Prediction
 from discern.workflows import adapt as adapting
@@ -79,7 +80,7 @@ def prepare(
         DataError: the input cannot be read, or `out` holds something else.
     """
     listener = progress or Logged()
-    asked = TokenizerChoice(_path(tokenizer), train_tokenizer, vocab_size, lowercase)
+    asked = TokenizerChoice(_model(tokenizer, listener), train_tokenizer, vocab_size, lowercase)
     choice, chosen, code = preparing.in_language(language, asked, segmenter, lambda line: listener.note(f"warning: {line}"))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
     request = preparing.PrepareRequest(
@@ -133,12 +134,13 @@ def pretrain(
         CheckpointError, NumericsError: the run had to stop; its last good checkpoint is in place.
         KeyboardInterrupt: Ctrl-C was pressed; the run is saved, and the same call continues it.
     """
+    listener = progress or Logged()
     request = pretraining.PretrainRequest(
-        Path(data), Path(out), _path(config), preset, overrides_of(settings), resume, device, _path(init_from)
+        Path(data), Path(out), _path(config), preset, overrides_of(settings), resume, device, _model(init_from, listener)
     )
     if dry_run:
         return plan(request).values
-    return pretraining.pretrain(request, progress or Logged()) or {}
+    return pretraining.pretrain(request, listener) or {}
 
 
 def adapt(
@@ -174,12 +176,14 @@ def adapt(
         ConfigError, DataError: something doesn't fit; nothing has been trained.
         CheckpointError, NumericsError: the run had to stop; its last good checkpoint is in place.
     """
+    listener = progress or Logged()
     added = None if add_tokens is None else AddedTokens.of(str(add_tokens))
     mixed = None if replay is None else Replay(Path(replay), replay_share)
+    folder = local_model(model, listener.note)
     request = adapting.AdaptRequest(
-        Path(model), Path(data), Path(out), _path(config), overrides_of(settings), mixed, added, resume, device, sequences
+        folder, Path(data), Path(out), _path(config), overrides_of(settings), mixed, added, resume, device, sequences
     )
-    return adapting.adapt(request, progress or Logged()) or {}
+    return adapting.adapt(request, listener) or {}
 
 
 def evaluate(
@@ -211,11 +215,12 @@ def evaluate(
         CheckpointError: weights are missing or damaged.
     """
     listener = progress or Logged()
-    if is_finetuned(Path(model)):
-        return judge(JudgeRequest(Path(model), _path(data), task, seed, device, precision), listener)
+    folder = local_model(model, listener.note)
+    if is_finetuned(folder):
+        return judge(JudgeRequest(folder, _path(data), task, seed, device, precision), listener)
     if task is not None or seed is not None:
         raise ConfigError(f"task and seed are for fine-tuned models, and {model} is none", hint="leave them out")
-    request = held_out.EvaluateRequest(Path(model), _path(data), sequences, batch_size, device, precision)
+    request = held_out.EvaluateRequest(folder, _path(data), sequences, batch_size, device, precision)
     return held_out.evaluate(request, listener, listener.note)
 
 
@@ -331,9 +336,11 @@ def predict(
     """
     named = {"text": text, "pair": pair, "words": words, "question": question, "context": context}
     columns = {role: str(column) for role, column in named.items() if column is not None}
-    request = prediction.PredictRequest(Path(model), Path(input), None, task, seed, columns, format, logits, device, precision)
+    listener = progress or Logged()
+    folder = local_model(model, listener.note)
+    request = prediction.PredictRequest(folder, Path(input), None, task, seed, columns, format, logits, device, precision)
     found: list[Prediction] = []
-    prediction.predict(request, found.extend, progress or Logged())
+    prediction.predict(request, found.extend, listener)
     return found
 
 
@@ -403,3 +410,8 @@ def overrides_of(settings: Settings | None) -> tuple[str, ...]:
 
 def _path(path: PathLike | None) -> Path | None:
     return None if path is None else Path(path)
+
+
+def _model(path: PathLike | None, listener: Progress) -> Path | None:
+    """The folder of a model, which may be given by its name on the Hugging Face Hub."""
+    return None if path is None else local_model(path, listener.note)

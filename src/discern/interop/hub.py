@@ -1,0 +1,107 @@
+"""Models by their names on the Hugging Face Hub: downloaded once, then read from the local cache."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from discern.errors import ConfigError, DataError
+from discern.interop.names import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SMALL = (CONFIG_NAME, "tokenizer.json", "tokenizer_config.json", "vocab.txt", "discern.toml", CALIBRATION_NAME, "README.md")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_PICKLES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+_CACHED = re.compile(r"models--(.+)")
+
+
+def is_hub_name(name: str | Path) -> bool:
+    """Whether a text has the form of a name on the Hub: "google/electra-small-discriminator"."""
+    return bool(_NAME.fullmatch(str(name))) and ".." not in str(name)
+
+
+def local_model(name: str | Path, note: Callable[[str], None]) -> Path:
+    """The folder of a model.
+
+    A folder or file of that name is taken as it is. Otherwise, if it has the form of a name on the Hub, and there is no folder
+    that it could be a mistyped path in, the model is downloaded to the cache of huggingface_hub, where later calls find it
+    without a network. Anything else is returned unchanged.
+
+    Args:
+        note: told where a downloaded model is.
+
+    Raises:
+        ConfigError: huggingface_hub is not installed.
+        DataError: there is no such model, or it cannot be downloaded.
+    """
+    path = Path(name)
+    if path.exists() or path.parent.is_dir() or not is_hub_name(name):
+        return path
+    repository = str(name)
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ConfigError(
+            f"there is no folder {repository}, and downloading it from the Hugging Face Hub needs huggingface_hub",
+            hint=f"pip install 'discern-nlp[hf]'; or {_by_hand(repository)}",
+        ) from None
+    try:
+        folder = _download(repository)
+    except huggingface_hub.errors.GatedRepoError as problem:
+        raise DataError(
+            f"{repository} on the Hugging Face Hub is open only to those who accepted its terms",
+            hint=f"accept them at https://huggingface.co/{repository}, then run: hf auth login",
+        ) from problem
+    except huggingface_hub.errors.RepositoryNotFoundError as problem:
+        raise DataError(
+            f"there is no folder {repository}, and no public model of that name on the Hugging Face Hub",
+            hint="check the name, or give the folder of a model; for a private model: hf auth login",
+        ) from problem
+    except Exception as problem:  # network, proxies, certificates, disk: each has errors of its own
+        raise DataError(
+            f"there is no folder {repository}, and it cannot be downloaded from the Hugging Face Hub: {_reason(problem)}",
+            hint=_by_hand(repository),
+        ) from problem
+    note(f"{repository}: {folder}")
+    return folder
+
+
+def hub_name(folder: Path) -> str | None:
+    """The name on the Hub of a folder in the cache of huggingface_hub, with its revision; None of any other folder."""
+    parts = folder.absolute().parts
+    if len(parts) < 3 or parts[-2] != "snapshots" or not (found := _CACHED.fullmatch(parts[-3])):
+        return None
+    return f"{found[1].replace('--', '/')} (Hugging Face Hub, revision {parts[-1][:7]})"
+
+
+def _download(repository: str) -> Path:
+    """Config, tokenizer and weights, and those of networks beside; pickles only where there are no safetensors."""
+    from huggingface_hub import snapshot_download
+
+    def fetched(*patterns: str) -> Path:
+        return Path(
+            snapshot_download(
+                repository,
+                allow_patterns=[*patterns, *(f"generator/{pattern}" for pattern in patterns)],
+                cache_dir=os.environ.get("HF_HUB_CACHE") or None,
+                endpoint=os.environ.get("HF_ENDPOINT") or None,
+            )
+        )
+
+    folder = fetched(*_SMALL, HEAD_NAME, *_WEIGHTS)
+    return folder if any(folder.glob("*.safetensors")) else fetched(*_SMALL, *_PICKLES)
+
+
+def _reason(problem: BaseException) -> str:
+    """The first line of an error, or of the one that caused it: huggingface_hub tells of the network in that."""
+    told = problem.__cause__ or problem
+    return (str(told).strip().splitlines() or [type(told).__name__])[0]
+
+
+def _by_hand(repository: str) -> str:
+    return (
+        f"where there is a network, run: hf download {repository} --local-dir {repository}; then copy the folder here, so that "
+        f"{repository}/{CONFIG_NAME} exists"
+    )
