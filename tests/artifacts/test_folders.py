@@ -53,7 +53,7 @@ def test_a_living_process_is_left_alone_and_a_killed_one_cleared_up_after(tmp_pa
         assert (tmp_path / ".e.partial" / "weights").read_text() == "half"
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert names(tmp_path) == [".e.lock", ".e.partial"]
+    assert names(tmp_path) == [".e.partial", ".e.partial.lock"]
     make(tmp_path / "e", "mine")
     assert names(tmp_path) == ["e"]
     assert names(tmp_path / "e") == ["file"]
@@ -82,7 +82,7 @@ def test_a_replacement_that_fails_puts_the_old_folder_back(tmp_path: Path, faili
 def test_what_a_killed_process_had_moved_aside_comes_back(tmp_path: Path, meanwhile: str) -> None:
     out = tmp_path / "out"
     make(out, "old")
-    out.rename(tmp_path / ".out.previous")
+    out.rename(tmp_path / ".out.partial.previous")
     if meanwhile != "nothing":
         out.mkdir()
     if meanwhile == "a new one":
@@ -114,7 +114,7 @@ def test_single_files_are_replaced(tmp_path: Path) -> None:
 
 def test_a_link_in_the_place_of_the_lock_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep")
-    os.symlink(tmp_path / "precious", tmp_path / ".out.lock")
+    os.symlink(tmp_path / "precious", tmp_path / ".out.partial.lock")
     make(tmp_path / "out", "new")
     assert (tmp_path / "precious").read_text() == "keep"
     assert names(tmp_path) == ["out", "precious"]

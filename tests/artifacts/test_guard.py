@@ -66,6 +66,17 @@ def test_the_file_that_is_made_for_a_folder(run: Path, tmp_path: Path) -> None:
         check_output("--out", run / "report.html", "report.html", run, own=("report.html",))
 
 
+def test_no_part_of_another_model_is_replaced_either(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run / "run.json")
+    for out in (run / "run.json", run / "checkpoints" / "model.safetensors", tmp_path / "link"):
+        with pytest.raises(ConfigError, match="is part of the model, run or data set"):
+            check_output("--out", out, "found.jsonl", None)
+    (run / "scores.jsonl").touch()
+    check_output("--out", run / "scores.jsonl", "found.jsonl", None)
+    (tmp_path / "results.json").touch()
+    check_output("--out", tmp_path / "results.json", "found.jsonl", None)
+
+
 def test_a_plain_folder_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").touch()

@@ -84,10 +84,10 @@ def test_after_a_kill_the_next_run_clears_up(tmp_path: Path) -> None:
         workers = workers_of(process)
         process.kill()
         process.communicate(timeout=30)
-    assert sorted(path.name for path in tmp_path.glob(".data.*")) == [".data.lock", ".data.partial"]
+    assert sorted(path.name for path in tmp_path.glob(".data.*")) == [".data.partial", ".data.partial.lock"]
     assert gone(workers)
     with staging(tmp_path / "data") as folder:
-        assert sorted(tmp_path.glob(".data.*")) == [tmp_path / ".data.lock", folder.path]
+        assert sorted(tmp_path.glob(".data.*")) == [folder.path, tmp_path / ".data.partial.lock"]
         assert not list(folder.path.iterdir())
     assert not list(tmp_path.glob(".data.*"))
 
@@ -109,7 +109,7 @@ def test_what_was_put_there_meanwhile_stays(tmp_path: Path) -> None:
             (tmp_path / "data" / "other").write_text("made meanwhile")
             folder.publish(replace=False)
 
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(DataError, match="cannot write"):
         make()
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["other"]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]

@@ -12,6 +12,7 @@ The partial file is locked while it is written. What a killed process left is re
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -102,8 +103,16 @@ def whole_binary_file(path: Path) -> Iterator[BinaryIO]:
         with _replacing(path, wait=False) as file:
             yield file
     except OSError as problem:
-        reason = problem.strerror or problem
-        raise DataError(f"cannot write {path}: {reason}", hint="choose another --out, or free some space") from problem
+        raise cannot_write(path, problem) from problem
+
+
+def cannot_write(path: Path, problem: Exception) -> DataError:
+    """What the system refused, with what to do about that."""
+    reason = getattr(problem, "strerror", None) or problem
+    full = getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(problem)
+    return DataError(
+        f"cannot write {path}: {reason}", hint="free some space, or choose another --out" if full else "choose another --out"
+    )
 
 
 def partial_name(name: str) -> str:

@@ -1,8 +1,8 @@
 """Folders that appear whole or not at all.
 
-A folder is made beside its place as `.NAME.partial` and renamed; one that it replaces waits as `.NAME.previous` until then.
-Whoever does so holds the lock of `.NAME.lock`, so two processes never do it at once, and what is found under these names was
-left by a process that was killed: the next one removes it, or puts back what was moved aside and not replaced.
+A folder is made beside its place as `.NAME.partial` and renamed; one that it replaces waits as `.NAME.partial.previous` until
+then. Whoever does so holds the lock of `.NAME.partial.lock`, so two processes never do it at once, and what is found under
+these names was left by a process that was killed: the next one removes it, or puts back what was moved aside and not replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StagedFolder:
     def __init__(self, target: Path) -> None:
         self.target = target
         self.path = target.with_name(partial_name(target.name))
-        self._previous = self.path.with_suffix(".previous")
+        self._previous = self.path.with_name(f"{self.path.name}.previous")
 
     def publish(self, *, replace: bool) -> None:
         """Rename it to its place, once its files are on the disk.
@@ -77,7 +77,7 @@ def staged(out: Path) -> Iterator[StagedFolder]:
     target = Path(os.path.realpath(out))
     absent = [parent for parent in target.parents if not parent.exists()]
     folder = StagedFolder(target)
-    lock = folder.path.with_suffix(".lock")
+    lock = folder.path.with_name(f"{folder.path.name}.lock")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         opened = create_held(lock, target, wait=False)

@@ -25,6 +25,10 @@ _MARKS = (
 """Files that tell a data set, a run, a fine-tuning, a comparison or a model from a plain folder."""
 
 
+_ESSENTIAL = frozenset().union(*_MARKS) | {"config.json", "config.toml", "metrics.jsonl", "results.json", "state.json"}
+"""Files that such a folder is nothing without. No results go over one, be it of the model at hand or of another."""
+
+
 def check_output(option: str, out: Path | None, example: str, *reads: Path | None, own: Collection[str] = ()) -> None:
     """Raise where a file of results may not be written to `out`, before any work.
 
@@ -56,6 +60,9 @@ def check_output(option: str, out: Path | None, example: str, *reads: Path | Non
     if out.exists() and not os.access(out, os.W_OK):
         raise ConfigError(f"{out} is write-protected", hint=f"chmod u+w {out}, or {elsewhere}")
     check_apart(option, out, *reads, own=own, hint=elsewhere)
+    target = Path(os.path.realpath(out))
+    if target.name in _ESSENTIAL and target.exists() and is_kept_whole(target.parent):
+        raise ConfigError(f"{out} is part of the model, run or data set in {target.parent}", hint=elsewhere)
 
 
 def check_folder(option: str, out: Path, *reads: Path | None) -> None:
@@ -85,12 +92,23 @@ def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str
         if os.path.exists(out) and out.samefile(read):
             what = "is what the command reads, and would replace itself" if read.is_dir() else "is the input"
             raise ConfigError(f"{out} {what}", hint=hint)
-        if read.is_dir() and is_kept_whole(read) and not _is_own(out, read, own):
-            if is_inside(out, read):
-                raise ConfigError(f"{out} lies inside {read}, which the command reads", hint=hint)
-            _refuse_linked(out, read, hint)
+        check_not_inside(option, out, read, own=own, hint=hint)
         if out.is_dir() and is_inside(read, out):
             raise ConfigError(f"{out} holds {read}, which the command reads", hint=hint)
+
+
+def check_not_inside(option: str, out: Path, read: Path | None, *, own: Collection[str] = (), hint: str | None = None) -> None:
+    """Raise where `out` lies in a model, run or data set that the command reads, or is another name of one of its files.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if read is None or not read.is_dir() or not is_kept_whole(read) or _is_own(out, read, own):
+        return
+    hint = hint or f"choose another place: {option} {_beside(out, (read,))}"
+    if is_inside(out, read):
+        raise ConfigError(f"{out} lies inside {read}, which the command reads", hint=hint)
+    _refuse_linked(out, read, hint)
 
 
 def existing(paths: Collection[Path | None]) -> Iterator[Path]:

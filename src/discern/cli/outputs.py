@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import typer
 
-from discern.artifacts.guard import check_apart
+from discern.artifacts.guard import check_apart, check_not_inside
 from discern.cli.console import print_error
 from discern.errors import ConfigError
 
@@ -34,6 +34,9 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
             for name, option in OUTPUTS.items():
                 for out in _paths(values.get(name)):
                     check_apart(option, out, *reads, own=OWN)
+                    for name in _READ_BEFORE:
+                        for read in _paths(values.get(name)):
+                            check_not_inside(option, out, read)
         except ConfigError as error:
             print_error(error.message, error.hint)
             raise SystemExit(error.exit_code) from None

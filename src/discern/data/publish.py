@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from discern.artifacts.files import cannot_write
 from discern.artifacts.folders import StagedFolder, staged
 from discern.data.manifest import (
     ADDED_NAME,
@@ -20,7 +21,7 @@ from discern.data.manifest import (
     is_data_set,
     read_manifest,
 )
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError
 
 _SHARD = re.compile(r"(train|heldout)-\d{5,}\.(tokens|documents|sentences|words)")
 _FEW = 4
@@ -88,10 +89,7 @@ def staging(out: Path) -> Iterator[StagedFolder]:
         with staged(out) as folder:
             yield folder
     except OSError as problem:
-        raise DataError(
-            f"{out} cannot be written: {problem.strerror or problem}",
-            hint="nothing was left behind; free some space or give another --out",
-        ) from problem
+        raise cannot_write(out, problem) from problem
 
 
 def repair(folder: StagedFolder, before: Manifest, made: Manifest) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from discern.artifacts.files import cannot_write
 from discern.artifacts.folders import staged
 from discern.artifacts.guard import check_folder
 from discern.errors import DataError
@@ -67,8 +68,7 @@ def publish(out: Path, write: Callable[[Path], None]) -> None:
             write(folder.path)
             folder.publish(replace=True)
     except (OSError, SafetensorError) as problem:
-        reason = getattr(problem, "strerror", None) or problem
-        raise DataError(f"cannot write {out}: {reason}", hint="choose another --out, or free some space") from problem
+        raise cannot_write(out, problem) from problem
 
 
 def _mark(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.files import write_text
+from discern.artifacts.files import cannot_write, write_text
 from discern.artifacts.locks import Claim
 from discern.config.tree import flatten, nest, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
@@ -54,7 +54,7 @@ def _prepare(plan: Plan, claim: Claim) -> None:
         write_text(out / CONFIG_FILE, to_toml(plan.config))
         write_json(out / RECORD_FILE, record)
     except OSError as problem:
-        raise DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space") from problem
+        raise cannot_write(out, problem) from problem
 
 
 def _may_hold_finetuning(out: Path) -> bool:

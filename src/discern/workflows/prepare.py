@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.guard import check_folder
+from discern.artifacts.guard import check_folder, check_not_inside
 from discern.data.build import BuildOptions, build, survey
 from discern.data.corpus import Corpus, CorpusOptions
 from discern.data.header import configuration, write_header
@@ -147,6 +147,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     if request.out is None:
         raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
     check_folder("--out", request.out, *map(Path, request.inputs))
+    check_not_inside("--out", request.out, choice.path)
     check_segmenter(request.build.segmenter)
     out = request.out.resolve()
     tokenizer = load_tokenizer(choice.path, choice.lowercase) if choice.path else None

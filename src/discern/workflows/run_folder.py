@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.files import write_text
+from discern.artifacts.files import cannot_write, write_text
 from discern.artifacts.locks import Claim
 from discern.config.tree import flatten, to_toml
 from discern.data.manifest import TOKENIZER_NAME
@@ -80,7 +80,7 @@ def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data:
 
 
 def _refused(out: Path, problem: OSError) -> DataError:
-    return DataError(f"cannot write to {out}: {problem}", hint="choose another --out, or free some space")
+    return cannot_write(out, problem)
 
 
 def may_hold_run(out: Path) -> bool:
