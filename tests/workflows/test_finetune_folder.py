@@ -17,7 +17,7 @@ from discern.training import loop
 from discern.training.parallel import Ranks
 from discern.workflows.export import ExportRequest, export
 from discern.workflows.finetune import FinetuneRequest, prepare_finetuning
-from discern.workflows.finetune_folder import prepare_folder
+from discern.workflows.finetune_folder import keep_precision, prepare_folder
 from tests.workflows.small_run import make_run
 from tests.workflows.small_task import ROWS, run, write_csv
 
@@ -75,7 +75,7 @@ def test_one_rank_looks_and_writes_and_the_others_go_by_it(request_: FinetuneReq
     write_csv(plan.out / "half-written.csv", ROWS)
 
     class Second(Ranks):
-        def gather(self, value: Any) -> list[Any]:
+        def gather(self, value: Any, *, waits: bool = False) -> list[Any]:
             return [said, value]
 
     said: DataError | None = None
@@ -85,6 +85,22 @@ def test_one_rank_looks_and_writes_and_the_others_go_by_it(request_: FinetuneReq
         prepare_folder(plan, Second(1, 2, torch.device("cpu")), Claim())
     with pytest.raises(DataError, match="is not empty"):
         prepare_folder(plan, Ranks(0, 1, torch.device("cpu")), Claim())
+
+
+def test_all_seeds_have_the_precision_that_was_measured_first(request_: FinetuneRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"float32": 1.0, "bfloat16": 0.5}
+    monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("discern.training.precision.measured", lambda shape, threads: dict(figures))
+    auto = replace(request_, overrides=(*request_.overrides, "train.precision=auto"))
+    plan = prepare_finetuning(auto, Silent())
+    alone = Ranks(0, 1, torch.device("cpu"))
+    for again in (False, True):
+        with Claim() as claim:
+            prepare_folder(plan, alone, claim)
+        assert keep_precision(plan, alone) == "bfloat16", again
+        record = json.loads((plan.out / "finetuned.json").read_text())
+        assert record["arithmetic"]["precision_milliseconds"] == {"float32": 1.0, "bfloat16": 0.5}
+        figures["float32"] = 0.1
 
 
 def test_complete_seeds_stay_in_the_results_where_fewer_are_asked_for(request_: FinetuneRequest) -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from discern.artifacts.locks import Claim
+from discern.progress import Silent
+from discern.workflows.plan import plan
+from discern.workflows.pretrain import PretrainRequest, pretrain
 
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 DISCERN = [sys.executable, "-m", "discern"]
@@ -186,7 +189,49 @@ def test_dry_run_writes_nothing(data: Path, tmp_path: Path) -> None:
     done = run(*command(data, tmp_path / "run", 6), "--dry-run", "--json")
     planned = json.loads(done.stdout)
     assert {"parameters", "flops", "flops_paper_convention", "memory_bytes"} <= planned.keys()
+    assert planned["steps"] == 6
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_says_how_many_steps_fit_into_the_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discern.workflows.plan.fastest_product", lambda device, precision: 1e12)
+    plans = []
+    for hours in (0.001, 0.002):
+        limits = (f"train.max_hours={hours}", "train.max_steps=1000000")
+        plans.append(plan(PretrainRequest(data, tmp_path / "run", preset="tiny", overrides=limits)))
+    steps = [planned.values["steps"] for planned in plans]
+    assert 1 < steps[0] < 10**6
+    assert steps[1] == pytest.approx(2 * steps[0], abs=1)
+    assert plans[0].values["estimated_seconds"] == pytest.approx(3.6, rel=0.01)
+    assert plans[1].values["flops"] == pytest.approx(2 * plans[0].values["flops"], rel=0.01)
+    assert (
+        f"# steps         about {steps[0]:,} fit into 0.001 hours (estimate); train.max_steps allows 1,000,000" in plans[0].text
+    )
+
+
+def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"float32": 1.0, "bfloat16": 2.0}
+    monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("discern.training.precision.measured", lambda shape, threads: dict(figures))
+
+    def go(out: Path, steps: int) -> dict[str, object]:
+        settings = (f"train.max_steps={steps}", "train.precision=auto", "train.checkpoint_every_steps=3")
+        pretrain(PretrainRequest(data, out, preset="tiny", overrides=settings), Silent())
+        record: dict[str, object] = json.loads((out / "run.json").read_text())
+        return record
+
+    whole = go(tmp_path / "whole", 6)
+    begun = go(tmp_path / "cut", 3)
+    assert begun["arithmetic"]["precision"] == "float32"  # type: ignore[index]
+    assert begun["precision_milliseconds"] == figures
+    figures["bfloat16"] = 0.1  # another machine, or another day
+    resumed = go(tmp_path / "cut", 6)
+    assert resumed["arithmetic"] == begun["arithmetic"] == whole["arithmetic"]
+    assert resumed["precision_milliseconds"] == begun["precision_milliseconds"]
+    assert weights(tmp_path / "cut", 6) == weights(tmp_path / "whole", 6)
+    assert go(tmp_path / "new", 3)["arithmetic"]["precision"] == "bfloat16"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

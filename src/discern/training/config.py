@@ -58,7 +58,7 @@ class TrainConfig(Section):
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="Arithmetic of the forward pass: bfloat16 is autocast, weights stay float32. "
-        "auto: bfloat16 where the device computes it fast.",
+        "auto: bfloat16 where it is faster; on a processor both are timed when the run begins, and run.json keeps the choice.",
     )
     compile: bool = Field(False, description="Run the networks through torch.compile.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")

@@ -2,19 +2,132 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
+from discern.model.config import ModelConfig
+from discern.training.parallel import Ranks
+
+# bfloat16 has to win clearly: it costs digits, and a tie on a busy machine should not be decided by chance.
+_CLEARLY_FASTER = 0.9
+_BUDGET = 0.05  # seconds of all timed passes
+_LEAST_ROUNDS = 5
+# From here on the ratio of the two hardly changes, and only the time does.
+_MOST_ROWS, _MOST_INNER, _MOST_OUTER = 256, 512, 1024
+_NAMES = ("float32", "bfloat16")
 
 
-def resolve_precision(name: str, device: torch.device) -> str:
-    """'float32' or 'bfloat16'; 'auto' takes bfloat16 where the device multiplies it faster than float32."""
+@dataclass(frozen=True)
+class Shape:
+    """The two linear layers that a network spends most of its time in.
+
+    Attributes:
+        rows: tokens of a forward pass.
+        inner: width of the hidden states.
+        outer: width of the feed-forward layer.
+    """
+
+    rows: int
+    inner: int
+    outer: int
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The arithmetic of a run.
+
+    Attributes:
+        name: 'float32' or 'bfloat16'.
+        milliseconds: of a pass through two linear layers in each; empty where nothing was measured.
+    """
+
+    name: str
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """What is kept beside the name in the record of a run; nothing where nothing was measured."""
+        return {"precision_milliseconds": dict(self.milliseconds)} if self.milliseconds else {}
+
+
+def shape_of(model: ModelConfig, tokens: int) -> Shape:
+    """What to measure for a network that reads so many tokens at once."""
+    return Shape(max(1, min(tokens, _MOST_ROWS)), min(model.hidden_size, _MOST_INNER), min(model.feedforward_size, _MOST_OUTER))
+
+
+def resolve_precision(name: str, device: torch.device, shape: Shape) -> Precision:
+    """'float32' or 'bfloat16'; 'auto' takes bfloat16 where the device computes faster in it than in float32.
+
+    On a processor with instructions for bfloat16 both are measured: with matrix units (AMX) it is several times as fast as
+    float32, with vector instructions alone (AVX-512 BF16) about 0.7 times, and for narrow networks slower in either case.
+    """
     if name != "auto":
-        return name
+        return Precision(name)
     if device.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bfloat16" if device.type == "cpu" and _cpu_has_bfloat16() else "float32"
+        return Precision("bfloat16" if torch.cuda.is_bf16_supported() else "float32")
+    if device.type != "cpu" or not cpu_has_bfloat16():
+        return Precision("float32")
+    return faster(measured(shape, torch.get_num_threads()))
+
+
+def settle_precision(name: str, ranks: Ranks, shape: Shape, known: Mapping[str, Any] | None = None) -> Precision:
+    """The precision of a run, the same on all ranks: that of its record where it goes on, else as rank 0 finds it.
+
+    Args:
+        known: `device`, `precision` and perhaps `precision_milliseconds` of the run so far, or of one like it.
+    """
+    if name != "auto":
+        return Precision(name)
+    found: Precision | None = None
+    if known and known.get("device") == ranks.device.type and known.get("precision") in _NAMES:
+        found = Precision(known["precision"], known.get("precision_milliseconds") or {})
+    elif ranks.writes:
+        found = resolve_precision(name, ranks.device, shape)
+    first: Precision = ranks.gather(found)[0]
+    return first
+
+
+def faster(milliseconds: Mapping[str, float]) -> Precision:
+    """What two figures decide."""
+    wins = milliseconds["bfloat16"] < _CLEARLY_FASTER * milliseconds["float32"]
+    return Precision("bfloat16" if wins else "float32", milliseconds)
+
+
+@cache
+def measured(shape: Shape, threads: int) -> Mapping[str, float]:
+    """`measure` of this process, once for each shape and number of threads."""
+    return measure(shape, _pass)
+
+
+def measure(
+    shape: Shape, run: Callable[[Shape, str], Callable[[], None]], clock: Callable[[], float] = time.thread_time
+) -> dict[str, float]:
+    """Milliseconds of the fastest pass in each precision; in turns, so that what else the machine does meets both.
+
+    Args:
+        run: gives a pass to time, by its precision.
+        clock: in seconds; of this thread, which other programs that want the processor slow down least.
+    """
+    passes = {name: run(shape, name) for name in _NAMES}
+    for call in passes.values():
+        call()  # the library chooses its kernels
+    best = dict.fromkeys(_NAMES, float("inf"))
+    begin, rounds = clock(), 0
+    while rounds < _LEAST_ROUNDS or clock() - begin < _BUDGET:
+        for name, call in passes.items():
+            since = clock()
+            call()
+            best[name] = min(best[name], clock() - since)
+        rounds += 1
+    return {name: round(1000 * seconds, 4) for name, seconds in best.items()}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -24,10 +137,28 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def _cpu_has_bfloat16() -> bool:
-    """True where the processor has instructions for it; emulated, it would be slower than float32."""
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor has instructions for it (avx512_bf16, amx_bf16; bf16 on Arm); emulated, it is never faster."""
     try:
-        flags = Path("/proc/cpuinfo").read_text()
+        return "bf16" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def _pass(shape: Shape, precision: str) -> Callable[[], None]:
+    """Forward and backward through two linear layers as a block has them: float32 weights and float32 states between."""
+    generator = torch.Generator().manual_seed(0)  # not the global one, which belongs to the user
+
+    def draw(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator, requires_grad=True)
+
+    operands = draw(shape.rows, shape.inner), draw(shape.outer, shape.inner), draw(shape.inner, shape.outer)
+    gradient = torch.ones(shape.rows, shape.inner)
+
+    def call() -> None:
+        states, up, down = operands
+        with torch.enable_grad(), autocast(precision, torch.device("cpu")):
+            output = functional.linear(functional.linear(states, up).float(), down).float()
+        torch.autograd.grad(output, operands, gradient)
+
+    return call

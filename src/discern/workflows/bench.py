@@ -6,7 +6,7 @@ import platform
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from discern.training.flops import executed_flops
 from discern.training.interrupt import StopRequest
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.parts import Parts
-from discern.training.precision import resolve_precision
+from discern.training.precision import settle_precision, shape_of
 from discern.training.products import ProductTimer, fastest_product
 from discern.training.speed import Span, Timing, time_forward, time_training
 from discern.workflows.configuration import load_pretrain_config
@@ -80,7 +80,9 @@ def bench(request: BenchRequest, progress: Progress) -> dict[str, Any] | None:
         objective.initialise(config.train.seed)
         objective.to(ranks.device)
         listener = progress if ranks.writes else Silent()
-        parts = _parts(request, config, objective, ranks, listener)
+        tokens = (config.train.micro_batch_size or config.train.sequences_per_step // ranks.world) * config.data.sequence_length
+        precision = settle_precision(config.train.precision, ranks, shape_of(config.model, tokens))
+        parts = replace(_parts(request, config, objective, ranks, listener), precision=precision.name)
         phases = objective.phases(config.train.max_steps)
         listener.start("measuring", 1 + len(phases), "parts")
         try:
@@ -93,7 +95,7 @@ def bench(request: BenchRequest, progress: Progress) -> dict[str, Any] | None:
         finally:
             listener.finish()
         speeds = _speeds(parts, forward, list(zip(training, phases, strict=True)))
-        return _described(request, config, parts) | speeds if ranks.writes else None
+        return _described(request, config, parts) | precision.record() | speeds if ranks.writes else None
 
 
 def _parts(request: BenchRequest, config: PretrainConfig, objective: Objective, ranks: Ranks, progress: Progress) -> Parts:
@@ -109,7 +111,7 @@ def _parts(request: BenchRequest, config: PretrainConfig, objective: Objective, 
         optimizer=config.optimizer,
         train=train,
         ranks=ranks,
-        precision=resolve_precision(train.precision, ranks.device),
+        precision="float32",
         folder=Path(),
         journal=None,
         progress=progress,

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from discern.report.page import render_page
 from discern.training import checkpoint
 from discern.training.flops import run_flops
 from discern.training.journal import held_out_figures, read_metrics
-from discern.training.parallel import choose_device
+from discern.training.parallel import Ranks, choose_device
 from discern.training.place import refuse_ranks
-from discern.training.precision import resolve_precision
+from discern.training.precision import settle_precision, shape_of
 from discern.workflows.bench import processor_name
 from discern.workflows.compare_plan import ComparePlan, CompareRequest, plan_comparison
 from discern.workflows.compare_results import (
@@ -177,7 +178,7 @@ def _pretrained(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str, 
     run, folder = unit.run, unit.checkpoints_of
     hours = hours_of(plan, unit)
     assert hours is not None or reference_of(plan, unit) is None, "nothing would end the run"
-    request = run.request(unit.seed, folder, plan.request.data, plan.request.device, hours)
+    request = replace(run.request(unit.seed, folder, plan.request.data, plan.request.device, hours), like=_like(plan, unit))
     failure = None
     try:
         pretrain(request, progress)
@@ -205,6 +206,16 @@ def _pretrained(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str, 
     }
 
 
+def _like(plan: ComparePlan, unit: Unit) -> dict[str, Any] | None:
+    """Machine of another seed of the same run that is done: seeds should not differ in their precision by chance."""
+    for other in units(plan):
+        done = other.pretraining() if other.run is unit.run else None
+        if done is not None and done.get("machine", {}).get("processor") == processor_name():
+            machine: dict[str, Any] = done["machine"]
+            return machine
+    return None
+
+
 def _at_step_zero(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str, Any]:
     """A run's folder with the weights that the reference started from."""
     folder = unit.checkpoints_of
@@ -215,7 +226,9 @@ def _at_step_zero(plan: ComparePlan, unit: Unit, progress: Progress) -> dict[str
     if begin is not None:
         start_generator(objective, Path(begin), plan.data.tokenizer_fingerprint, progress.note)
     device = choose_device(plan.request.device)
-    record = make_record(plan.data, objective, arithmetic(device, resolve_precision(config.train.precision, device)))
+    shape = shape_of(config.model, config.train.sequences_per_step * config.data.sequence_length)
+    precision = settle_precision(config.train.precision, Ranks(0, 1, device), shape, _like(plan, unit))
+    record = make_record(plan.data, objective, arithmetic(device, precision.name)) | precision.record()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = (plan.data.folder / TOKENIZER_NAME).read_text(encoding="utf-8")
     write_text(folder / TOKENIZER_FILE, tokenizer)

@@ -13,7 +13,7 @@ from discern.progress import Progress, warning_to
 from discern.tasks.base import Definition, Task
 from discern.tasks.examples import Reading
 from discern.training.parallel import choose_device
-from discern.training.precision import resolve_precision
+from discern.training.precision import resolve_precision, shape_of
 from discern.training.prediction import outputs_of
 from discern.workflows.finetuned import FineTuned, load_finetuned
 from discern.workflows.own_files import OwnSource
@@ -86,7 +86,9 @@ def _figures(
     device = next(model.objective.parameters()).device
     progress.start("evaluating", len(features), "rows")
     try:
-        precision = resolve_precision(request.precision, device)
+        precision = resolve_precision(
+            request.precision, device, shape_of(model.objective.encoder.config, len(features) * task.config.sequence_length)
+        ).name
         outputs, loss = outputs_of(model.objective, task.name, features, precision=precision, progress=progress)
     finally:
         progress.finish()

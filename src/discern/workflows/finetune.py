@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
 from discern.workflows.baselines import baselines_of
 from discern.workflows.encoders import LoadedEncoder
-from discern.workflows.finetune_folder import complete_seeds, prepare_folder
+from discern.workflows.finetune_folder import complete_seeds, keep_precision, prepare_folder
 from discern.workflows.finetune_seed import Plan, run_seed
 from discern.workflows.finetune_settings import FinetuneConfig, Recipe, load_finetune_config
 from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder, write_json
@@ -162,6 +162,7 @@ def train_seeds(
     """
     with stop_on_signals() as stop, Claim() as claim:
         prepare_folder(plan, ranks, claim)
+        plan = replace(plan, precision=keep_precision(plan, ranks))
         baselines = {}
         if request.baselines and ranks.writes:
             baselines = baselines_of(plan.data, measured_in or plan.out, progress)

@@ -13,11 +13,13 @@ from discern.config.tree import flatten, nest, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
 from discern.training.parallel import Ranks
+from discern.training.precision import settle_precision, shape_of
 from discern.workflows.finetune_seed import Plan
 from discern.workflows.finetune_settings import FinetuneConfig
 from discern.workflows.finetuned import CONFIG_FILE, RECORD_FILE, SCORES_FILE, TOKENIZER_FILE, make_record, write_json
 from discern.workflows.runs import is_finetuned
 
+_ARITHMETIC = "arithmetic"
 # Of the encoder's settings those that no weight shows, and that change what it computes.
 _COMPUTES = {"encoder", "num_heads", "activation", "clamp_length", "normalisation", "layer_norm_epsilon"}
 
@@ -31,6 +33,20 @@ def prepare_folder(plan: Plan, ranks: Ranks, claim: Claim) -> None:
     ranks.by_first(lambda: _prepare(plan, claim))
 
 
+def keep_precision(plan: Plan, ranks: Ranks) -> str:
+    """The precision of all seeds: as the folder's record has it, or as it is found now and written there."""
+    path, train = plan.out / RECORD_FILE, plan.config.train
+    record = json.loads(path.read_text(encoding="utf-8")) if ranks.writes else {}
+    length = max(plan.config.task_config(name).sequence_length for name in plan.data)
+    rows = train.micro_batch_size or train.sequences_per_step // ranks.world
+    shape = shape_of(plan.loaded.encoder.config, rows * length)
+    found = settle_precision(train.precision, ranks, shape, record.get(_ARITHMETIC))
+    computed = {"device": ranks.device.type, "precision": found.name, **found.record()}
+    if ranks.writes and record.get(_ARITHMETIC) != computed:
+        write_json(path, record | {_ARITHMETIC: computed})
+    return found.name
+
+
 def complete_seeds(out: Path) -> set[int]:
     """The seeds that a folder has scores of."""
     return {int(path.parent.name.removeprefix("seed-")) for path in out.glob(f"seed-*/{SCORES_FILE}")}
@@ -42,6 +58,8 @@ def _prepare(plan: Plan, claim: Claim) -> None:
     if is_finetuned(out):
         old = json.loads((out / RECORD_FILE).read_text(encoding="utf-8"))
         _refuse_another(out, old, record, plan.config)
+        if _ARITHMETIC in old:
+            record[_ARITHMETIC] = old[_ARITHMETIC]
         for name, entry in record["tasks"].items():
             # A split that is not read this time may be the next time.
             entry["digests"] = old["tasks"][name].get("digests", {}) | entry["digests"]

@@ -20,7 +20,6 @@ from discern.training.journal import Journal, lines_of
 from discern.training.loop import train
 from discern.training.parallel import Ranks
 from discern.training.parts import Parts, State, Watch
-from discern.training.precision import resolve_precision
 from discern.training.prediction import outputs_of
 from discern.workflows.encoders import LoadedEncoder, draw_weights
 from discern.workflows.finetune_settings import FinetuneConfig
@@ -38,6 +37,7 @@ class Plan:
         data: by task.
         out: folder of the fine-tuning.
         debug: of each file only the first examples were read.
+        precision: of all seeds, 'float32' or 'bfloat16'.
     """
 
     loaded: LoadedEncoder
@@ -45,6 +45,7 @@ class Plan:
     data: dict[str, TaskData]
     out: Path
     debug: bool = False
+    precision: str = "float32"
 
 
 def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: StopRequest) -> None:
@@ -58,7 +59,6 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
         draw_weights(objective.encoder, seed)
     state = _resume(folder, objective, progress, plan.config.finetune.patience)
     objective.to(ranks.device)
-    precision = resolve_precision(config.precision, ranks.device)
     features = {name: data.train.features for name, data in plan.data.items()}
     source = TaskStream(features, seed, config.sequences_per_step, plan.config.finetune.task_alpha)
     heldout = None
@@ -77,7 +77,7 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
                 optimizer=plan.config.optimizer,
                 train=config,
                 ranks=ranks,
-                precision=precision,
+                precision=plan.precision,
                 folder=folder,
                 journal=journal,
                 progress=progress,

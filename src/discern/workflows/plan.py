@@ -13,11 +13,11 @@ from discern.model.network import Network
 from discern.model.xlnet import XLNetEncoder
 from discern.objectives.base import Objective
 from discern.objectives.passes import Pass, has_vocabulary, step_passes
-from discern.training.flops import run_flops
-from discern.training.parallel import choose_device
-from discern.training.precision import resolve_precision
+from discern.training.config import NO_STEP_LIMIT
+from discern.training.flops import RunFlops, run_flops
+from discern.training.parallel import Ranks, choose_device
 from discern.training.products import fastest_product
-from discern.workflows.pretrain import notes_on_rows, training_stream
+from discern.workflows.pretrain import notes_on_rows, precision_of, training_stream
 from discern.workflows.request import PretrainRequest, settle
 from discern.workflows.runs import build_objective, check_words, vocabulary_of
 from discern.workflows.settings import PretrainConfig
@@ -42,32 +42,41 @@ def plan(request: PretrainRequest) -> Plan:
     settled = settle(request, lambda _: None)
     config, data = settled.config, settled.data
     device = choose_device(request.device)
-    precision = resolve_precision(config.train.precision, device)
+    precision = precision_of(settled, Ranks(0, 1, device)).name
     check_words(config, data)
     vocabulary = vocabulary_of(data)
     with torch.device("meta"):
         objective = build_objective(config, vocabulary)
     parameters = sum(parameter.numel() for parameter in objective.parameters())
     rows = training_stream(data, config).num_rows
-    sequences = config.train.sequences_per_step * config.train.max_steps
     length = config.data.sequence_length
-    flops = run_flops(objective, config.train.max_steps, length, config.train.sequences_per_step).total
-    seconds = flops.executed / (fastest_product(device, precision) * _SHARE_OF_PRODUCTS)
-    hours = config.train.max_hours
+    whole = run_flops(objective, config.train.max_steps, length, config.train.sequences_per_step)
+    speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS
+    steps = _steps_in_time(config, whole, speed)
+    flops = whole.after(steps)
+    sequences = config.train.sequences_per_step * steps
     values = {
+        "steps": steps,
         "parameters": parameters,
         "parameters_by_network": {name: _size(network) for name, network in objective.networks().items()},
         "flops": flops.executed,
         "flops_paper_convention": flops.paper,
         "memory_bytes": _memory(objective, config, parameters, precision),
         "slot_memory_bytes": _slot_memory(objective, config),
-        "estimated_seconds": seconds if hours is None else min(seconds, hours * 3600),
+        "estimated_seconds": flops.executed / speed,
         "epochs": sequences / rows,
         "precision": precision,
         "device": str(device),
-        "warnings": _warnings(config, sequences / rows) + notes_on_rows(data, config),
+        "warnings": _warnings(config, steps, sequences / rows) + notes_on_rows(data, config),
     }
     return Plan(values, _text(config, values))
+
+
+def _steps_in_time(config: PretrainConfig, flops: RunFlops, speed: float) -> int:
+    """The steps that a run will have: all, or as many as its hours are enough for, by an estimate."""
+    if config.train.max_hours is None:
+        return config.train.max_steps
+    return max(1, min(config.train.max_steps, flops.steps_within(config.train.max_hours * 3600 * speed)))
 
 
 def _size(network: Network) -> int:
@@ -123,18 +132,24 @@ def _passes(objective: Objective, config: PretrainConfig) -> list[Pass]:
     return [each for phase in objective.phases(config.train.max_steps) for each in step_passes(objective, phase)]
 
 
-def _warnings(config: PretrainConfig, epochs: float) -> list[str]:
+def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:
     found = []
-    if config.optimizer.warmup_steps > config.train.max_steps // 2:
+    if config.optimizer.warmup_steps > steps // 2:
+        of = "train.max_steps" if steps == config.train.max_steps else "the steps that fit into train.max_hours, about"
         found.append(
-            f"optimizer.warmup_steps {config.optimizer.warmup_steps} is more than half of train.max_steps "
-            f"{config.train.max_steps}: the learning rate hardly leaves its warm-up"
+            f"optimizer.warmup_steps {config.optimizer.warmup_steps:,} is more than half of {of} {steps:,}: "
+            "the learning rate hardly leaves its warm-up"
         )
-    if config.train.max_hours is not None:
-        found.append(f"arithmetic and epochs are those of {config.train.max_steps:,} steps; max_hours may end the run sooner")
     if epochs > 100:
         found.append(f"the data set would be read {epochs:,.0f} times; more text, or fewer steps, serve better")
     return found
+
+
+def _steps_text(config: PretrainConfig, steps: int) -> str:
+    if config.train.max_hours is None or steps == config.train.max_steps:
+        return f"{steps:,}"
+    bound = "" if config.train.max_steps >= NO_STEP_LIMIT else f"; train.max_steps allows {config.train.max_steps:,}"
+    return f"about {steps:,} fit into {config.train.max_hours:g} hours (estimate){bound}"
 
 
 def _text(config: PretrainConfig, values: dict[str, Any]) -> str:
@@ -150,6 +165,7 @@ def _text(config: PretrainConfig, values: dict[str, Any]) -> str:
         f"# arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
         f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB (estimate){slots}",
         f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
+        f"# steps         {_steps_text(config, values['steps'])}",
         f"# epochs        {values['epochs']:,.2f}",
         *(f"# warning       {warning}" for warning in values["warnings"]),
         "# nothing was trained or written: this was a dry run",

@@ -16,7 +16,7 @@ from discern.errors import ConfigError, DataError, did_you_mean
 from discern.progress import Progress, warning_to
 from discern.tasks.base import Prediction, Task
 from discern.training.parallel import choose_device
-from discern.training.precision import resolve_precision
+from discern.training.precision import resolve_precision, shape_of
 from discern.training.prediction import outputs_of
 from discern.workflows.finetuned import FineTuned
 from discern.workflows.prediction_columns import readable_again, write_appended
@@ -139,7 +139,7 @@ def predictions_of(
     """What is said of the examples, some thousands at a time, on the device that the model is on; `unknown` counts their
     tokens."""
     device = next(model.objective.parameters()).device
-    computed = resolve_precision(precision, device)
+    computed = resolve_precision(precision, device, shape_of(model.objective.encoder.config, _BLOCK)).name
     warned = False
     for number, block in enumerate(blocks(examples, _BLOCK)):
         features = task.encode(block, model.text, labelled=False)

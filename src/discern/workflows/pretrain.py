@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from discern.training.loop import train
 from discern.training.pace import Kind, Pace
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.parts import BatchSource, Parts, State
-from discern.training.precision import resolve_precision
+from discern.training.precision import Precision, cpu_has_bfloat16, settle_precision, shape_of
 from discern.training.watchman import Watchman, settled_from, warning_of
 from discern.workflows.generator_start import start_generator
 from discern.workflows.request import PretrainRequest as PretrainRequest
@@ -59,6 +60,7 @@ class Run:
     Attributes:
         filled: what became of the model that it began with; None where it was resumed, or began with none.
         start_norm: mean length of the word embeddings that it began with; None where that is no longer known.
+        precision: 'float32' or 'bfloat16'.
     """
 
     settled: Settled
@@ -66,6 +68,7 @@ class Run:
     state: State
     filled: Filled | None
     start_norm: float | None
+    precision: str
 
 
 def pretrain(request: PretrainRequest, progress: Progress) -> dict[str, Any] | None:
@@ -154,7 +157,7 @@ def _train(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) -> dict[
                 optimizer=config.optimizer,
                 train=config.train,
                 ranks=ranks,
-                precision=resolve_precision(config.train.precision, ranks.device),
+                precision=run.precision,
                 folder=out,
                 journal=journal,
                 progress=listener,
@@ -272,19 +275,33 @@ def _start_or_resume(settled: Settled, objective: Objective, progress: Progress,
     is_known = contents is None or (settled.start is None and begin is None)  # the seed gives it again, another model does not
     start_norm = embedding_norm(objective) if is_known else None
     ranks.barrier()
+    precision = precision_of(settled, ranks)
     if ranks.writes:
-        computed = arithmetic(ranks.device, resolve_precision(config.train.precision, ranks.device))
+        computed = arithmetic(ranks.device, precision.name)
         if contents is not None:
             _note_other_arithmetic(read_record(out).get("arithmetic", computed), computed, progress)
+            if precision.name == "bfloat16" and ranks.device.type == "cpu" and not cpu_has_bfloat16():
+                progress.note("warning: this run began in bfloat16 and goes on in it; this processor has no instructions for it")
         make_folder(request, claim, progress)
-        fill_folder(out, config, make_record(data, objective, computed) | began_with(settled), data)
+        fill_folder(out, config, make_record(data, objective, computed) | precision.record() | began_with(settled), data)
     ranks.barrier()
     if contents is None:
-        return Run(settled, objective, State(), filled, start_norm)
+        return Run(settled, objective, State(), filled, start_norm, precision.name)
     checkpoint.load_model_tensors(objective, contents.model, str(out))
     objective.load_carry_state(contents.carry)
     progress.note(f"resuming {out} at step {contents.step}")
-    return Run(settled, objective, State.of(contents), None, start_norm)
+    return Run(settled, objective, State.of(contents), None, start_norm, precision.name)
+
+
+def precision_of(settled: Settled, ranks: Ranks) -> Precision:
+    """The precision of the run that is there or of one like it, or as this machine computes fastest."""
+    request, config = settled.request, settled.config
+    known: Mapping[str, Any] | None = request.like
+    if request.resume != "never" and is_run(request.out):
+        record = read_record(request.out)
+        known = {**record.get("arithmetic", {}), **{key: record[key] for key in ("precision_milliseconds",) if key in record}}
+    rows = config.train.micro_batch_size or config.train.sequences_per_step // ranks.world
+    return settle_precision(config.train.precision, ranks, shape_of(config.model, rows * config.data.sequence_length), known)
 
 
 def _said(filled: Filled) -> str:

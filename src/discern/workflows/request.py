@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from discern.artifacts.guard import check_folder
 from discern.config.resolve import Resolved
@@ -47,6 +47,7 @@ class PretrainRequest:
         device: 'auto', 'cpu', 'cuda', ...
         init_from: folder of a model whose weights the run begins with; it then has no need of a preset.
         replay: other text to mix in; only with `init_from`.
+        like: arithmetic of a run whose precision a new one takes where train.precision is 'auto', as of `settle_precision`.
     """
 
     data: Path
@@ -58,6 +59,7 @@ class PretrainRequest:
     device: str = "auto"
     init_from: Path | None = None
     replay: Replay | None = None
+    like: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""The arithmetic of a run: what is measured, what it decides, and who goes by it. No real time is measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from discern.model.config import ModelConfig
+from discern.training import precision
+from discern.training.parallel import Ranks
+from discern.training.precision import Precision, Shape, faster, measure, resolve_precision, settle_precision, shape_of
+
+CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU)
+SHAPE = Shape(8, 4, 16)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What a measurement gives on a processor with bfloat16; empty: it must not be asked for."""
+    found: dict[str, float] = {}
+
+    def measured(shape: Shape, threads: int) -> dict[str, float]:
+        assert found, "nothing was to be measured"
+        return dict(found)
+
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "measured", measured)
+    return found
+
+
+def test_the_faster_one_is_taken_where_it_wins_clearly(figures: dict[str, float]) -> None:
+    for bfloat16, name in ((0.3, "bfloat16"), (0.95, "float32"), (1.4, "float32")):
+        figures.update(float32=1.0, bfloat16=bfloat16)
+        found = resolve_precision("auto", CPU, SHAPE)
+        assert (found.name, found.record()) == (name, {"precision_milliseconds": figures})
+
+
+def test_nothing_is_measured_where_nothing_is_open(figures: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("float32", "bfloat16"):
+        assert resolve_precision(name, CPU, SHAPE) == settle_precision(name, ALONE, SHAPE) == Precision(name)
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+    assert resolve_precision("auto", CPU, SHAPE) == Precision("float32")
+    assert Precision("float32").record() == {}
+
+
+def test_the_record_of_a_run_decides_where_it_goes_on(figures: dict[str, float]) -> None:
+    known: dict[str, Any] = {"device": "cpu", "precision": "float32", "precision_milliseconds": {"float32": 1.0, "bfloat16": 3.0}}
+    assert settle_precision("auto", ALONE, SHAPE, known) == Precision("float32", known["precision_milliseconds"])
+    assert settle_precision("auto", ALONE, SHAPE, {"device": "cpu", "precision": "bfloat16"}) == Precision("bfloat16")
+    figures.update(float32=1.0, bfloat16=0.5)
+    assert settle_precision("auto", ALONE, SHAPE, known | {"device": "cuda"}).name == "bfloat16"
+    assert settle_precision("auto", ALONE, SHAPE, {}).name == "bfloat16"
+
+
+def test_all_ranks_go_by_what_the_first_finds(figures: dict[str, float]) -> None:
+    said = Precision("bfloat16", {"float32": 1.0, "bfloat16": 0.5})
+
+    class Second(Ranks):
+        def gather(self, value: Any, *, waits: bool = False) -> list[Any]:
+            assert value is None, "it measures nothing itself"
+            return [said, value]
+
+    assert settle_precision("auto", Second(1, 2, CPU), SHAPE) == said
+
+
+def test_both_are_timed_in_turns_and_the_fastest_pass_of_each_counts() -> None:
+    now, calls = [0.0], list[str]()
+    lasts = {"float32": iter([9.0, 0.004, 0.002, 0.008] + [0.01] * 20), "bfloat16": iter([9.0, 0.001, 0.003] + [0.01] * 20)}
+
+    def run(shape: Shape, name: str) -> Callable[[], None]:
+        def call() -> None:
+            calls.append(name)
+            now[0] += next(lasts[name])
+
+        return call
+
+    found = measure(SHAPE, run, lambda: now[0])
+    assert found == {"float32": 2.0, "bfloat16": 1.0}, "the first pass, in which kernels are chosen, does not count"
+    assert calls == ["float32", "bfloat16"] * (len(calls) // 2)
+    assert now[0] < 18 + 0.08, "some 50 milliseconds"
+    assert faster(found).name == "bfloat16"
+
+
+def test_what_is_measured_has_the_widths_of_the_network_and_leaves_no_trace() -> None:
+    wide = ModelConfig(hidden_size=1024, feedforward_size=4096, num_heads=16)
+    assert shape_of(wide, 10**6) == Shape(256, 512, 1024)
+    assert shape_of(ModelConfig(hidden_size=32, feedforward_size=64, num_heads=2), 100) == Shape(100, 32, 64)
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        assert precision.measured(SHAPE, 1).keys() == {"float32", "bfloat16"}
+    assert torch.equal(torch.rand(1), expected)
