@@ -34,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kinds = {"single": SINGLE, "pair": PAIR, "multi": MULTI, "number": NUMBER, "tags": TAGS, "spans": SPANS}
     for name, made in kinds.items():
         make_finetuned(root / name, own=made)
-    make_finetuned(root / "joint", own=replace(SPANS, settings={}))
+    make_finetuned(root / "joint", own=replace(SPANS, settings={"head": "joint"}))
     make_finetuned(root / "several", seeds=2, first=SINGLE, sst2=Made("classification", PAIR.labels, ("accuracy",)))
     return root
 

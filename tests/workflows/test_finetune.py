@@ -22,7 +22,7 @@ from discern.training.journal import read_metrics
 from discern.training.parallel import Ranks
 from discern.workflows import sweep as sweeping
 from discern.workflows.finetune import FinetuneRequest, prepare_finetuning
-from discern.workflows.finetune_settings import load_finetune_config
+from discern.workflows.finetune_settings import Recipe, load_finetune_config
 from discern.workflows.finetuned import load_finetuned
 from discern.workflows.sweep import sweep
 from tests.workflows.small_task import FAST, ROWS, run, write_csv
@@ -295,3 +295,19 @@ def test_debug_keeps_a_hundred_examples(request_: FinetuneRequest, tmp_path: Pat
 def test_rows_may_be_drawn(request_: FinetuneRequest) -> None:
     plan = prepare_finetuning(replace(request_, overrides=(*request_.overrides, "finetune.train_rows=7")), Silent())
     assert len(plan.data["own"].train.examples) == 7
+
+
+def test_answers_have_a_head_that_transformers_has_unless_a_recipe_is_asked_for() -> None:
+    squad, own = tasks.load("squad1"), tasks.load("sst2")
+
+    def head(recipe: Recipe | None, *overrides: str) -> str:
+        config = load_finetune_config([squad], 256, None, overrides, recipe).config.task_config("squad1")
+        found: str = config.model_dump()["head"]
+        return found
+
+    assert head(None) == "span"
+    assert head("paper") == head("google") == head(None, "finetune.recipe=paper") == "joint"
+    assert head("google", "task.head=span") == "span"
+    both = load_finetune_config([squad, own], 256, None, (), "google").config
+    assert both.task_config("squad1").model_dump()["head"] == "joint"
+    assert both.task_config("sst2").model_dump()["head"] == "linear"

@@ -53,8 +53,14 @@ def finetune(
     config: Annotated[Path | None, typer.Option("--config", metavar="TOML", help="Settings, over the recipe.")] = None,
     set_: SetOption = None,
     recipe: Annotated[
-        Literal["paper", "google"], typer.Option("--recipe", help="The paper's settings, or the released code's.")
-    ] = "paper",
+        Literal["paper", "google"] | None,
+        typer.Option(
+            "--recipe",
+            help="The paper's settings, or the released code's. Default: the paper's, but answers are found by a head that "
+            "transformers has.",
+            show_default=False,
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train this many times; median and spread are reported.")] = 1,
     untrained: Annotated[bool, typer.Option("--untrained", help="The model's sizes with fresh weights: the baseline.")] = False,
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="PATH", help="Of a preset.")] = None,

@@ -32,15 +32,15 @@ _AROUND = 80
 
 
 class QuestionConfig(TaskConfig):
-    """Settings of question answering. Defaults are those of the released code."""
+    """Settings of question answering. Defaults are those of the released code, but for the head."""
 
     sequence_length: int = Field(
         384, ge=8, description="Positions of a row: question, window of the context, three special tokens. ELECTRA: 512."
     )
     head: Literal["joint", "span"] = Field(
-        "joint",
-        description="'joint': ELECTRA's; the end depends on the start, and layers of their own say whether there is an answer. "
-        "'span': BERT's, one linear layer, which Hugging Face can load.",
+        "span",
+        description="'span': BERT's, one linear layer, which Hugging Face can load. 'joint': ELECTRA's, which --recipe paper and "
+        "google take; the end depends on the start, and layers of their own say whether there is an answer.",
     )
     max_query_length: int = Field(64, ge=1, description="Tokens that a question keeps; a third of the row at most.")
     doc_stride: int = Field(

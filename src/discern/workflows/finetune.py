@@ -56,7 +56,7 @@ class FinetuneRequest:
     tasks: Sequence[tuple[str, Path]] = ()
     config: Path | None = None
     overrides: Sequence[str] = ()
-    recipe: Recipe = "paper"
+    recipe: Recipe | None = None
     seeds: int = 1
     untrained: bool = False
     tokenizer: Path | None = None

@@ -15,6 +15,7 @@ from discern.errors import ConfigError
 from discern.model.encoder import Encoder
 from discern.tasks.base import Definition, TaskConfig
 from discern.tasks.frames import FrameName
+from discern.tasks.questions import QuestionConfig
 from discern.training.config import OptimizerConfig, TrainConfig
 
 Recipe = Literal["paper", "google"]
@@ -112,7 +113,7 @@ def load_finetune_config(
     hidden_size: int,
     file: Path | None,
     overrides: Sequence[str],
-    recipe: Recipe = "paper",
+    recipe: Recipe | None = None,
     encoder: type[Encoder] = Encoder,
 ) -> Resolved[FinetuneConfig]:
     """The resolved configuration: recipe, then what encoder and task want, then file, then `--set`.
@@ -120,6 +121,7 @@ def load_finetune_config(
     The settings of one task stand in `[task]`; of several in `[tasks.NAME]`.
 
     Args:
+        recipe: None: the paper's, but for answers the head that transformers has too.
         encoder: class of the one that is fine-tuned.
 
     Raises:
@@ -127,7 +129,8 @@ def load_finetune_config(
     """
     given = (read_file(file) if file is not None else {}) | parse_overrides(overrides)
     chosen = _chosen_recipe(given, recipe)
-    settings = _recipe_layer(definitions, hidden_size, chosen) | _encoder_layer(definitions, encoder) | given
+    published = _published_heads(definitions, chosen) if recipe is not None or "finetune.recipe" in given else {}
+    settings = _recipe_layer(definitions, hidden_size, chosen) | published | _encoder_layer(definitions, encoder) | given
     if len(definitions) > 1:
         _refuse_single_section(settings, definitions)
     resolved = resolve(_model(definitions), settings)
@@ -136,13 +139,13 @@ def load_finetune_config(
     return resolved
 
 
-def _chosen_recipe(given: Settings, asked: Recipe) -> Recipe:
+def _chosen_recipe(given: Settings, asked: Recipe | None) -> Recipe:
     """What the settings name, or else what was asked for."""
     setting = given.get("finetune.recipe")
     named = next((recipe for recipe in get_args(Recipe) if setting is not None and setting.value == recipe), None)
     if setting is None or named is None:  # `resolve` says what is wrong with another value
-        return asked
-    if asked not in ("paper", named):
+        return asked or "paper"
+    if asked not in (None, named):
         raise ConfigError(
             f"--recipe {asked}, but finetune.recipe is {named} ({setting.origin.where})", hint="leave one of the two out"
         )
@@ -214,6 +217,16 @@ def _recipe_layer(definitions: Sequence[Definition[Any]], hidden_size: int, reci
             name = key if len(definitions) == 1 else key.replace("task.", f"tasks.{each.name}.", 1)
             layer[name] = Setting(value, Origin("preset", f"task {each.name}"))
     return layer
+
+
+def _published_heads(definitions: Sequence[Definition[Any]], recipe: Recipe) -> Settings:
+    """What a recipe that was asked for has of heads: paper and released code find answers with a head of their own."""
+    keys = ("task.head" if len(definitions) == 1 else f"tasks.{each.name}.head" for each in definitions if _finds_answers(each))
+    return {key: Setting("joint", Origin("preset", f"recipe {recipe}")) for key in keys}
+
+
+def _finds_answers(definition: Definition[Any]) -> bool:
+    return issubclass(definition.family.Config, QuestionConfig)
 
 
 def _encoder_layer(definitions: Sequence[Definition[Any]], encoder: type[Encoder]) -> Settings:

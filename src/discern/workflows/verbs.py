@@ -242,7 +242,7 @@ def finetune(
     answer: str | None = None,
     config: PathLike | None = None,
     settings: Settings | None = None,
-    recipe: Recipe = "paper",
+    recipe: Recipe | None = None,
     seeds: int = 1,
     untrained: bool = False,
     tokenizer: PathLike | None = None,
@@ -264,6 +264,8 @@ def finetune(
             recognized by their names.
         words, tags: columns for tagging; in a file with one word a line their numbers, from 0.
         question, context, answer: columns for answers to questions.
+        recipe: 'paper' or 'google' (the released code), with their joint head for answers; None: the paper's settings, with the
+            head for answers that transformers has too.
         settings: single settings, over the recipe: `{"finetune.epochs": 5}`.
         seeds: how many times to train; the results have median and spread.
         debug: use only a hundred examples of each file.
