@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from discern.checksums import CHECKSUMS_NAME
 from discern.errors import DataError
 from discern.interop.config_json import MARK
 from discern.interop.folder import FILES, check_target, publish
@@ -26,7 +27,7 @@ def an_export(folder: Path, word: str = "old") -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in folder.iterdir()}
+    return {path.name: path.read_text() for path in folder.iterdir() if path.name != CHECKSUMS_NAME}
 
 
 def test_a_new_folder_and_its_parents(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from discern.checksums import checksum
 from discern.errors import CheckpointError
 from discern.training import checkpoint
 from discern.training.checkpoint import Contents
@@ -97,7 +98,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     state = json.loads((path / "state.json").read_text()) | {"format": 99}
     (path / "state.json").write_text(json.dumps(state))
     sums = json.loads((path / "checksums.json").read_text())
-    sums["state.json"] = checkpoint._checksum(path / "state.json")
+    sums["state.json"] = checksum(path / "state.json")
     (path / "checksums.json").write_text(json.dumps(sums))
     with pytest.raises(CheckpointError, match="format 99"):
         checkpoint.load(path)

@@ -14,11 +14,13 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from discern import __version__
+from discern.checksums import CHECKSUMS_NAME
 from discern.cli.export import export as export_command
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import CheckpointError, ConfigError, DataError, NumericsError
 from discern.interop.config_json import ENCODER_KEYS, MARK
 from discern.interop.folder import FILES
+from discern.interop.names import CONFIG_NAME, WEIGHTS_NAME
 from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.training import checkpoint
@@ -74,7 +76,7 @@ def test_transformers_gives_our_logits(kind: str, tmp_path: Path) -> None:
 def test_the_first_network_is_the_default(run: Path, tmp_path: Path) -> None:
     done = exported(run, tmp_path / "out")
     assert (done.networks, done.architecture, done.step) == (("discriminator",), "ElectraForPreTraining", 20)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*FILES, CHECKSUMS_NAME])
 
 
 def test_a_masked_language_model(tmp_path: Path) -> None:
@@ -133,7 +135,9 @@ def test_all_networks_stand_in_one_folder(tmp_path: Path) -> None:
     done = exported(tmp_path / "run", tmp_path / "out", all_networks=True)
     assert done.networks == ("discriminator", "generator")
     files = files_in(tmp_path / "out")
-    assert sorted(files) == sorted([*FILES, "generator/config.json", "generator/model.safetensors"])
+    assert sorted(files) == sorted(
+        [*FILES, CHECKSUMS_NAME, *(f"generator/{name}" for name in (CONFIG_NAME, WEIGHTS_NAME, CHECKSUMS_NAME))]
+    )
     assert done.num_bytes == sum(map(len, files.values()))
     inputs = encoded(tmp_path / "out", HARD[0])
     for name, network in objective.networks().items():
@@ -145,7 +149,7 @@ def test_all_networks_stand_in_one_folder(tmp_path: Path) -> None:
     expected = objective.networks()["generator"].token_logits(inputs["input_ids"])
     torch.testing.assert_close(model.eval()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
     assert exported(tmp_path / "run", tmp_path / "out").networks == ("discriminator",), "it may be replaced"
-    assert sorted(files_in(tmp_path / "out")) == sorted(FILES)
+    assert sorted(files_in(tmp_path / "out")) == sorted([*FILES, CHECKSUMS_NAME])
 
 
 def test_the_generator_at_the_root_and_all_networks_are_refused(run: Path, tmp_path: Path) -> None:
@@ -267,7 +271,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         objective.networks()["generator"].head.bias[3] = float("nan")
     contents = checkpoint.Contents(checkpoint.model_tensors(objective), {}, {}, {"step": 40})
     checkpoint.save(tmp_path / "run" / "checkpoints", contents, 2)
-    with pytest.raises(NumericsError, match=r"'generator_lm_head\.bias' holds values that are not finite"):
+    with pytest.raises(NumericsError, match=r"model.safetensors: 'generator_head\.bias' holds NaN \(1 of"):
         exported(tmp_path / "run", tmp_path / "out", "generator")
     assert not (tmp_path / "out").exists()
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from discern.checksums import CHECKSUMS_NAME
 from discern.cli.main import main
 from discern.errors import CheckpointError, DataError
 from discern.interop.folder import FILES, SETTINGS_NAME
@@ -136,7 +137,7 @@ def test_a_joint_head_stands_beside_the_encoder(folders: Path, tmp_path: Path) -
 
 def test_what_the_folder_holds(folders: Path, tmp_path: Path) -> None:
     done = exported(folders / "several", tmp_path / "my-model", task="first", seed=0)
-    assert sorted(path.name for path in done.folder.iterdir()) == sorted(set(FILES) - {SETTINGS_NAME})
+    assert sorted(path.name for path in done.folder.iterdir()) == sorted({*FILES, CHECKSUMS_NAME} - {SETTINGS_NAME})
     assert (done.task, done.seed) == ("first", 0)
     assert done.num_bytes == sum(path.stat().st_size for path in done.folder.iterdir())
     config = json.loads((done.folder / "config.json").read_text())

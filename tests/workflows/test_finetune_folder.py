@@ -131,8 +131,9 @@ def test_what_was_stopped_while_it_began_begins_again(request_: FinetuneRequest)
 
 
 def test_the_same_weights_with_another_tokenizer_or_other_heads_are_another_model(
-    request_: FinetuneRequest, small_model: Path, tmp_path: Path
+    request_: FinetuneRequest, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DISCERN_VERIFY", "0")  # the export is edited
     folder = tmp_path / "export"
     export(ExportRequest(small_model, folder), Silent(), pytest.fail)
     few = replace(request_, model=str(folder), overrides=(*request_.overrides, "train.max_steps=1"))

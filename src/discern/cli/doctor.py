@@ -1,4 +1,4 @@
-"""`discern doctor`: what ails a run, or this machine."""
+"""`discern doctor`: what ails a run, the files of a folder, or this machine."""
 
 from __future__ import annotations
 
@@ -7,31 +7,80 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from discern.cli.console import JsonOption, command
+from discern.cli.console import Console, JsonOption, command
+from discern.errors import ConfigError
 
 if TYPE_CHECKING:
     from discern.training.diagnosis import Finding
     from discern.workflows.doctor import Diagnosis
+    from discern.workflows.doctor_files import Accepted
 
 
 def doctor(
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="Folder of a pre-training run; without it this machine is looked at.")
+        Path | None,
+        typer.Argument(
+            metavar="[FOLDER]",
+            help="A pre-training run; without it this machine is looked at. With --files and --accept also an export, a "
+            "fine-tuning or a data set.",
+        ),
     ] = None,
+    files: Annotated[bool, typer.Option("--files", help="Compare every file of the folder with its checksum.")] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Take the files of the folder as they are: write their checksums anew.")
+    ] = False,
     sequences: Annotated[int, typer.Option("--sequences", min=1, help="Rows of text to look at.")] = 500,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Tell what is wrong with a run: each figure with its usual band, the likely cause and the setting to turn.
 
+    With --files: which files of a folder are not as they were written; exit code 1 where there is one.
+
     Example: discern doctor runs/first
     """
     with command(json_output=json_output) as console:
+        if files or accept:
+            _files(run, accept, console)
+            return
         from discern.workflows.doctor import examine
 
         found = examine(run, sequences, device, console.progress, console.warn)
         findings = [_plain(finding) for finding in found.findings]
         console.result({**found.facts, "findings": findings}, text=_text(found))
+
+
+def _files(folder: Path | None, accept: bool, console: Console) -> None:
+    """Check the files of a folder, or accept them."""
+    from discern.workflows.doctor_files import accept_folder, check_folder
+
+    if folder is None:
+        raise ConfigError("no folder is given", hint=f"discern doctor {'--accept' if accept else '--files'} FOLDER")
+    if accept:
+        changes = accept_folder(folder, lambda change: console.print(f"{change.name}: {_digests(change)}"))
+        number = len(changes)
+        verdict = "nothing had changed" if not changes else f"accepted {number} file{'s' if number > 1 else ''} as they are now"
+        console.result({"folder": folder, "accepted": [vars(change) for change in changes]}, text=f"{folder}: {verdict}")
+        return
+    found = check_folder(folder, console.progress)
+    marks = {"ok": "ok", "differs": "DIFFERS", "missing": "MISSING", "damaged": "DAMAGED", "unknown": "-"}
+    lines = [f"  {marks[each.state]:<8} {each.name}" + (f": {each.reason}" if each.reason else "") for each in found.files]
+    number = len(found.problems)
+    verdict = "every file is as it was written" if not number else f"{number} of {len(found.files)} checks failed"
+    if not number and any(each.state == "unknown" for each in found.files):
+        verdict = "it can be read; `discern doctor --accept FOLDER` gives it checksums"
+    values = {"folder": folder, "kind": found.kind, "problems": number, "files": [vars(each) for each in found.files]}
+    console.result(values, text="\n".join([f"{found.kind} {folder}: {verdict}", *lines]))
+    if found.problems:
+        if found.kind != "data set":
+            console.warn(f"copy these files again; what was edited on purpose is accepted by: discern doctor --accept {folder}")
+        console.fail()
+
+
+def _digests(change: Accepted) -> str:
+    if change.after is None:
+        return "it is gone"
+    return f"{change.after[:12]}..., new" if change.before is None else f"{change.before[:12]}... -> {change.after[:12]}..."
 
 
 def _plain(finding: Finding) -> dict[str, object]:

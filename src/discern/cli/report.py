@@ -29,6 +29,6 @@ def report(
         from discern.workflows.report_finetuned import report_finetuned
         from discern.workflows.runs import is_finetuned
 
-        target = report_finetuned(run, out) if is_finetuned(run) else write_report(run, out)
+        target = report_finetuned(run, out) if is_finetuned(run) else write_report(run, out, warn=console.warn)
         size = target.stat().st_size
         console.result({"out": target, "bytes": size}, text=f"{target}: {size / 1000:,.0f} kB, opens in any browser")

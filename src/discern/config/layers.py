@@ -12,6 +12,7 @@ from typing import Any, Literal
 from discern.config.presets import preset_names, preset_path
 from discern.errors import ConfigError
 from discern.parsing import toml_tables
+from discern.records import read_text
 
 _DEEPEST = 16
 """Parts that a dotted key may have; ours have two or three."""
@@ -136,7 +137,7 @@ def _read_layer(
         chain = " -> ".join(Path(step).name for step in (*above[above.index(identity) :], identity))
         raise ConfigError(f"{label}: 'extends' goes round in a circle: {chain}", hint="remove one of these lines")
     text = _text(path)
-    tree = _parse(text, label)
+    tree = parse_toml(text, label)
     base = tree.pop("extends", None)
     if base is not None and base_is_given not in (None, base):
         raise ConfigError(
@@ -177,15 +178,19 @@ def _existing(path: Path) -> Path:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", hint="a configuration is a TOML file") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    # Editors on Windows begin a file with a byte order mark.
+    return read_text(path, hint="a configuration is a TOML file, in UTF-8", error=ConfigError).removeprefix("\ufeff")
 
 
-def _parse(text: str, label: str) -> dict[str, Any]:
+def parse_toml(text: str, label: str) -> dict[str, Any]:
+    """The tree that a TOML text stands for.
+
+    Args:
+        label: what it is called in messages.
+
+    Raises:
+        ConfigError: it is not TOML.
+    """
     try:
         return toml_tables(text)
     except tomllib.TOMLDecodeError as error:

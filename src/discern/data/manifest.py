@@ -10,11 +10,12 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, model_validator
 
 from discern.config.base import Section
 from discern.data.problems import Problem
 from discern.errors import DataError
+from discern.records import read_object, understood
 
 FORMAT = "discern-data"
 FORMAT_VERSION = 1
@@ -31,18 +32,39 @@ SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 class FileInfo(Section):
     """A file of the data set: its size in bytes and the hash of its content."""
 
-    size: int
-    sha256: str
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class ShardInfo(Section):
     """One shard: `files` maps the suffix (tokens, documents, sentences, words) to the file."""
 
-    name: str
-    num_tokens: int
-    num_documents: int
-    num_sentences: int
+    name: str = Field(pattern=r"^[\w-]+$")
+    num_tokens: int = Field(ge=0)
+    num_documents: int = Field(ge=0)
+    num_sentences: int = Field(ge=0)
     files: dict[str, FileInfo]
+
+    def check_sizes(self, itemsize: int) -> None:
+        """Make sure that the counts are those of files of these sizes.
+
+        Args:
+            itemsize: bytes of a token.
+
+        Raises:
+            ValueError: they are not.
+        """
+        expected = {
+            "tokens": self.num_tokens * itemsize,
+            "documents": 8 * (self.num_documents + 1),
+            "sentences": 8 * (self.num_sentences + 1),
+            "words": (self.num_tokens + 7) // 8,
+        }
+        if self.files.keys() != expected.keys():
+            raise ValueError(f"{self.name} has files {', '.join(self.files) or 'none'}, expected {', '.join(expected)}")
+        for suffix, size in expected.items():
+            if self.files[suffix].size != size:
+                raise ValueError(f"{self.name}.{suffix} has {self.files[suffix].size:,} bytes, but its counts make {size:,}")
 
 
 class SplitInfo(Section):
@@ -52,6 +74,14 @@ class SplitInfo(Section):
     num_documents: int
     num_sentences: int
     shards: tuple[ShardInfo, ...]
+
+    @model_validator(mode="after")
+    def _sums_agree(self) -> SplitInfo:
+        for name in ("num_tokens", "num_documents", "num_sentences"):
+            total = sum(getattr(shard, name) for shard in self.shards)
+            if getattr(self, name) != total:
+                raise ValueError(f"{name} is {getattr(self, name):,}, but its shards come to {total:,}")
+        return self
 
 
 class TokenizerInfo(Section):
@@ -100,6 +130,23 @@ class Manifest(Section):
     configuration: dict[str, Setting]
     versions: dict[str, str]
 
+    @model_validator(mode="after")
+    def _counts_fit_files(self) -> Manifest:
+        missing = [name for name in SPLITS if name not in self.splits]
+        if missing:
+            raise ValueError(f"splits has no '{missing[0]}'")
+        for split in self.splits.values():
+            for shard in split.shards:
+                shard.check_sizes(int(self.dtype.removeprefix("uint")) // 8)
+        if self.token_counts.size != 8 * self.tokenizer.vocab_size:
+            raise ValueError(f"{COUNTS_NAME} has {self.token_counts.size:,} bytes for {self.tokenizer.vocab_size:,} entries")
+        beyond = [token for token, number in self.tokenizer.special_tokens.items() if not 0 <= number < self.tokenizer.vocab_size]
+        if beyond:
+            raise ValueError(f"special_tokens.{beyond[0]} is beyond the {self.tokenizer.vocab_size:,} entries of vocab_size")
+        if data_fingerprint(self.tokenizer.fingerprint, self.splits) != self.fingerprint:
+            raise ValueError("the fingerprint is not that of its checksums: one of them was changed")
+        return self
+
 
 def data_fingerprint(tokenizer_fingerprint: str, splits: dict[SplitName, SplitInfo]) -> str:
     """sha256 over the tokenizer's fingerprint and every shard's checksums, in order."""
@@ -115,41 +162,33 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a data set.
 
     Raises:
-        DataError: the folder holds none, or one of another format or version.
+        DataError: the folder holds none, or one that is damaged or of another format or version.
     """
     path = folder / MANIFEST_NAME
-    hint = (
+    none = (
         "make one with: discern prepare TEXT --out DATA --train-tokenizer wordpiece --vocab-size 8000; "
         "for a model that there is, with its tokenizer: --tokenizer MODEL"
     )
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise DataError(f"{folder} is not a data set: {path.name} {_reason(problem)}", hint=hint) from problem
-    except ValueError as problem:
-        raise DataError(f"{path} is not valid JSON: {problem}", hint=hint) from problem
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise DataError(f"{path} is not the manifest of a discern data set", hint=hint)
+    if not path.exists():
+        raise DataError(f"{folder} is not a data set: {path.name} is missing", hint=none)
+    hint = "copy the file back, or run the same `discern prepare` again with --overwrite"
+    raw = read_object(path, hint=hint)
+    if raw.get("format") != FORMAT:
+        raise DataError(f"{path} is not the manifest of a discern data set", hint=none)
     if raw.get("format_version") != FORMAT_VERSION:
         found = raw.get("format_version")
         raise DataError(
-            f"{folder}: data format version {found}, but this discern reads version {FORMAT_VERSION}",
+            f"{path} has data format version {found}, but this discern reads version {FORMAT_VERSION}",
             hint="prepare the data again with this version of discern",
         )
-    try:
+    with understood(path, hint=hint):
         return Manifest.model_validate(raw)
-    except ValidationError as problem:
-        raise DataError(f"{path} is damaged: {problem.error_count()} fields are wrong\n{problem}", hint=hint) from problem
 
 
 def is_data_set(folder: Path) -> bool:
     """Whether a folder says that it is a discern data set, of whatever version and however damaged."""
     try:
         raw = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and raw.get("format") == FORMAT
-
-
-def _reason(problem: OSError) -> str:
-    return "is missing" if isinstance(problem, FileNotFoundError) else f"cannot be read ({problem.strerror})"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Int
 
-from discern.data.manifest import COUNTS_NAME, TOKENIZER_NAME, Manifest, ShardInfo, SplitInfo, SplitName, read_manifest
+from discern.checksums import digest_of, verification_is_on
+from discern.data.manifest import COUNTS_NAME, TOKENIZER_NAME, FileInfo, Manifest, ShardInfo, SplitInfo, SplitName, read_manifest
 from discern.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,8 +25,25 @@ if TYPE_CHECKING:
     import discern.types
 
 
+PREPARE_AGAIN = "the data set is damaged: copy the file back, or run the same `discern prepare` again with --overwrite"
+_CHECKED_AT_ONCE = 1 << 20
+
+
+def check_file(path: Path, expected: FileInfo) -> None:
+    """Compare a file of a data set with the checksum in its manifest, unless verification is switched off.
+
+    Raises:
+        DataError: its content is another.
+    """
+    if verification_is_on() and (found := digest_of(path)) != expected.sha256:
+        raise DataError(
+            f"{path} is damaged: its SHA-256 is {found[:12]}..., but the manifest has {expected.sha256[:12]}...",
+            hint=PREPARE_AGAIN,
+        )
+
+
 class Shard:
-    """One shard, mapped into memory when first touched.
+    """One shard, mapped into memory when first touched; each of its files is then compared with its checksum.
 
     Attributes:
         info: the shard's entry in the manifest.
@@ -46,12 +64,12 @@ class Shard:
     @cached_property
     def document_starts(self) -> Int[np.ndarray, " bounds"]:
         """(D+1,) where each document begins, then the number of tokens; relative to the shard."""
-        return self._map("documents", np.dtype("<i8"))
+        return self._starts("documents")
 
     @cached_property
     def sentence_starts(self) -> Int[np.ndarray, " bounds"]:
         """(S+1,) where each sentence begins, then the number of tokens; relative to the shard."""
-        return self._map("sentences", np.dtype("<i8"))
+        return self._starts("sentences")
 
     def word_starts(self, start: int, stop: int) -> Bool[np.ndarray, " n"]:
         """True where a word begins, for tokens `start` to `stop` of the shard."""
@@ -63,8 +81,31 @@ class Shard:
     def _word_bits(self) -> np.memmap:
         return self._map("words", np.dtype("u1"))
 
+    def _starts(self, suffix: str) -> np.memmap:
+        """An index, once it is known to be one: what reads it makes arrays as long as it says."""
+        starts = self._map(suffix, np.dtype("<i8"))
+        sound = starts[0] == 0 and starts[-1] == self.info.num_tokens
+        for first in range(0, len(starts) - 1, _CHECKED_AT_ONCE):
+            sound = sound and bool((np.diff(starts[first : first + _CHECKED_AT_ONCE + 1]) >= 0).all())
+        if not sound:
+            raise DataError(
+                f"{self._folder / self.info.name}.{suffix} is damaged: expected positions from 0 to {self.info.num_tokens:,} "
+                "in ascending order",
+                hint=PREPARE_AGAIN,
+            )
+        return starts
+
     def _map(self, suffix: str, dtype: np.dtype) -> np.memmap:
-        return np.memmap(self._folder / f"{self.info.name}.{suffix}", dtype=dtype, mode="r")
+        """A file of the shard, compared with its checksum when it is first used."""
+        path, expected = self._folder / f"{self.info.name}.{suffix}", self.info.files[suffix]
+        try:
+            size = path.stat().st_size
+            if size != expected.size:
+                raise DataError(f"{path} has {size:,} bytes, but the manifest says {expected.size:,}", hint=PREPARE_AGAIN)
+            check_file(path, expected)
+            return np.memmap(path, dtype=dtype, mode="r")
+        except OSError as problem:
+            raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint=PREPARE_AGAIN) from problem
 
     def __getstate__(self) -> dict[str, object]:
         # A memory map pickles as a copy of its content; the other process maps the file itself.
@@ -133,7 +174,7 @@ class TokenData:
 
     @classmethod
     def open(cls, folder: Path) -> TokenData:
-        """The data set in `folder`; checks the size of every file, reads none of them.
+        """The data set in `folder`; checks the size of every file, reads none of them. A shard is checked when it is first used.
 
         Raises:
             DataError: not a data set, another format version, or a file that is missing or cut short.
@@ -149,7 +190,7 @@ class TokenData:
                 state = "is missing" if found is None else f"has {found} bytes"
                 raise DataError(
                     f"{folder / name} {state}, but the manifest says {size} bytes",
-                    hint="the data set is damaged: run the same `discern prepare` again with --overwrite",
+                    hint=PREPARE_AGAIN,
                 )
         if not (folder / TOKENIZER_NAME).is_file():
             raise DataError(f"{folder / TOKENIZER_NAME} is missing", hint="copy it back, or prepare the data again")
@@ -203,5 +244,14 @@ class TokenData:
         return tokenizer
 
     def token_counts(self) -> Int[np.ndarray, " V"]:
-        """(V,) how often each id occurs in the train split."""
-        return np.fromfile(self.folder / COUNTS_NAME, dtype="<i8").astype(np.int64)
+        """(V,) how often each id occurs in the train split.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        path = self.folder / COUNTS_NAME
+        check_file(path, self.manifest.token_counts)
+        counts = np.fromfile(path, dtype="<i8").astype(np.int64)
+        if len(counts) != self.vocab_size or (counts < 0).any():
+            raise DataError(f"{path} is damaged: expected {self.vocab_size:,} counts of 0 or more", hint=PREPARE_AGAIN)
+        return counts

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from discern.checksums import verify
 from discern.errors import ConfigError, DataError
 from discern.parsing import json_value
+from discern.records import read_object
 
 if TYPE_CHECKING:
     import discern.types
@@ -38,7 +40,7 @@ def load_tokenizer(path: Path, lowercase: bool | None = None) -> Tokenizer:
     """
     file = _tokenizer_file(path)
     content = _read(file)
-    if content.lstrip().startswith("{"):
+    if file.suffix == ".json" or content.lstrip().startswith("{"):
         tokenizer = _from_json(content, file)
         if lowercase is not None and lowercases(tokenizer) != lowercase:
             found, asked = ("lower-cases", "--cased") if not lowercase else ("keeps case", "--lowercase")
@@ -178,9 +180,13 @@ def _tokenizer_file(path: Path) -> Path:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        content = file.read_bytes()
     except OSError as problem:
-        raise DataError(f"tokenizer {file} cannot be read: {problem.strerror}") from problem
+        reason = problem.strerror or problem
+        raise DataError(f"tokenizer {file} cannot be read: {reason}", hint="check its permissions") from problem
+    verify(file, content)
+    try:
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise DataError(
             f"tokenizer {file} is not text; a SentencePiece .model is not read directly",
@@ -192,8 +198,9 @@ def _from_json(content: str, file: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(content)
     except Exception as problem:  # the library raises bare Exception
+        found = f"{file} is not a tokenizer.json: {problem}" if content.strip() else f"{file} is empty"
         raise DataError(
-            f"{file} is not a tokenizer.json: {problem}", hint="give the file that save_pretrained writes"
+            found, hint="copy it again from where the model came from, or give the file that save_pretrained writes"
         ) from problem
 
 
@@ -217,11 +224,7 @@ def _from_vocabulary(content: str, file: Path, lowercase: bool | None) -> Tokeni
 def _settings(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        settings = json_value(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
-        raise DataError(f"{path} is not valid JSON: {problem}") from problem
-    settings = settings if isinstance(settings, dict) else {}
+    settings = read_object(path, hint="copy it again from where the model came from, or remove it")
     for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
         if not isinstance(settings.get(key), bool | None):
             raise DataError(f"{path}: {key} is {settings[key]!r}", hint=f"{key} is true, false or left out")

@@ -27,6 +27,7 @@ from discern.model.embeddings import Embeddings
 from discern.model.heads import MaskedLMHead, ReplacedTokenHead
 from discern.model.network import Network
 from discern.objectives.base import Vocabulary
+from discern.training.finite import check_finite
 
 Head = Literal["replaced", "words", "none"]
 """What a network predicts: which tokens were replaced, words, or nothing."""
@@ -83,6 +84,7 @@ def adopt(description: Description, weights: Weights, vocabulary: Vocabulary, pa
 
     Raises:
         CheckpointError: one is missing, or of another shape than the sizes say.
+        NumericsError: one holds values that are not finite.
     """
     built = _build(description)
     missing = sorted(built.expected.keys() - weights.keys())
@@ -150,4 +152,5 @@ def _checked(tensor: Tensor, parameter: Tensor, name: str, path: Path) -> Tensor
             f"{path}: '{name}' has shape {list(tensor.shape)}, and the others make it {list(parameter.shape)}",
             hint="the files must all come from the same ELECTRA or BERT",
         )
+    check_finite({name: tensor}, path)
     return tensor.float().contiguous()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from discern.config.problems import quoted
 from discern.errors import CheckpointError
@@ -14,7 +14,7 @@ from discern.interop.names import CONFIG_NAME
 from discern.model.config import ModelConfig
 from discern.model.encoder import Encoder
 from discern.objectives.base import Vocabulary
-from discern.parsing import json_value
+from discern.records import Record, read_object, understood
 
 MARK = "discern"
 """Key of config.json that tells an export of ours from somebody else's model."""
@@ -25,6 +25,7 @@ ENCODER_KEYS = frozenset(
     "summary_last_dropout dtype".split()
 )
 """What `encoder_config` states: all that an export says of a network, in words of transformers."""
+_AGAIN = "export or download the model again"
 SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 """What our encoder computes, by the keys of config.json that could say otherwise: GELU by the error function, and so on."""
 
@@ -39,20 +40,46 @@ def read_huggingface_config(folder: Path, families: Sequence[str] = ("electra",)
         CheckpointError: it is missing, unreadable, or that of another family.
     """
     path = folder / CONFIG_NAME
-    try:
-        config = json_value(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise CheckpointError(
             f"{folder} is not a Hugging Face folder: it has no {CONFIG_NAME}",
             hint="give the folder that `discern export RUN --out DIR` wrote, or one made by save_pretrained()",
-        ) from None
-    except (OSError, ValueError) as problem:
-        raise CheckpointError(f"{path} cannot be read: {problem}", hint="export or download the model again") from problem
-    kind = config.get("model_type") if isinstance(config, dict) else None
+        )
+    config = read_object(path, hint=_AGAIN, error=CheckpointError)
+    kind = config.get("model_type")
     if kind not in families:
         expected, wanted = " or ".join(map(repr, families)), " or ".join(map(str.upper, families))
         raise CheckpointError(f"{path}: model_type is {kind!r}, expected {expected}", hint=f"give an {wanted} model")
-    return dict(config)
+    with understood(path, hint=_AGAIN, error=CheckpointError):
+        (_Export if MARK in config else _Model).model_validate(config)
+    return config
+
+
+class _Mark(Record):
+    """What discern wrote of an export. The names of networks are names of folders too."""
+
+    networks: Annotated[list[Annotated[str, Field(pattern=r"^[\w-]+$")]], Field(min_length=1)] | None = None
+    step: Annotated[int, Field(ge=0)] | None = None
+    tokenizer_fingerprint: str | None = None
+    objective: str | None = None
+    imported: str | None = None
+    task: str | None = None
+
+
+class _Model(Record):
+    """What config.json of a model must hold as it is read here, where it holds it."""
+
+    architectures: list[str] | None = None
+    id2label: dict[str, Any] | None = None
+
+
+class _Export(Record):
+    """What config.json of an export must hold."""
+
+    architectures: Annotated[list[str], Field(min_length=1)]
+    vocab_size: Annotated[int, Field(ge=1)]
+    id2label: dict[str, Any] | None = None
+    discern: _Mark
 
 
 def read_mark(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from discern.artifacts.files import cannot_write
+from discern.artifacts.files import cannot_write, sync_folder
 from discern.artifacts.folders import staged
 from discern.artifacts.guard import check_folder
+from discern.checksums import CHECKSUMS_NAME, record_checksums
 from discern.errors import DataError
 from discern.interop.config_json import read_mark
 from discern.interop.names import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
@@ -21,7 +22,8 @@ CARD_NAME = "README.md"
 SETTINGS_NAME = "discern.toml"
 FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_NAME, SETTINGS_NAME)
 """What every export holds. One with a head that ELECTRA has no place for also holds `HEAD_NAME`, and one of several
-networks a folder for each but the first, with the files of a `HuggingFaceModel`."""
+networks a folder for each but the first, with the files of a `HuggingFaceModel`. Each folder has the checksums of its files,
+but for the card, which is there to be edited."""
 
 
 def check_target(out: Path, *reads: Path | None) -> None:
@@ -46,8 +48,8 @@ def check_target(out: Path, *reads: Path | None) -> None:
             f"{out} is not empty and not an earlier export (it holds {_listed(names)})", hint="choose another --out, or empty it"
         )
     folders = [name for name in names if name in mark.get("networks", ()) and (out / name).is_dir()]
-    others = [name for name in names if name not in (*FILES, HEAD_NAME, CALIBRATION_NAME, *folders)]
-    own = (CONFIG_NAME, WEIGHTS_NAME, HEAD_NAME)
+    others = [name for name in names if name not in (*FILES, HEAD_NAME, CALIBRATION_NAME, CHECKSUMS_NAME, *folders)]
+    own = (CONFIG_NAME, WEIGHTS_NAME, HEAD_NAME, CHECKSUMS_NAME)
     others += [f"{name}/{path.name}" for name in folders for path in (out / name).iterdir() if path.name not in own]
     if others:
         raise DataError(
@@ -66,6 +68,9 @@ def publish(out: Path, write: Callable[[Path], None]) -> None:
         with staged(out) as folder:
             check_target(out)
             write(folder.path)
+            for each in (folder.path, *(path for path in folder.path.rglob("*") if path.is_dir())):
+                record_checksums(each, (path.name for path in each.iterdir() if path.is_file() and path.name != CARD_NAME))
+                sync_folder(each)
             folder.publish(replace=True)
     except (OSError, SafetensorError) as problem:
         raise cannot_write(out, problem) from problem

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from discern.artifacts.files import sync_file, write_file
+from discern.checksums import verify
 from discern.errors import CheckpointError
 from discern.interop.allocation import allocate
 from discern.interop.config_json import (
@@ -52,6 +53,7 @@ from discern.model.heads import BilinearTerm, CopyMLMHead, EnergyHead, MaskedLMH
 from discern.model.network import Network
 from discern.model.two_tower import TwoTowerEncoder, two_tower_generator
 from discern.objectives.base import Vocabulary
+from discern.training.finite import check_finite
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types that weights can be stored in, by their names in config.json."""
@@ -98,7 +100,9 @@ class HuggingFaceModel:
         contents: list[dict[str, Tensor]] = []
         for name in (WEIGHTS_NAME, HEAD_NAME) if _has_head_beside(config) else (WEIGHTS_NAME,):
             with opened(folder, name) as weights:
-                contents.append({key: weights.get_tensor(key).to(dtype) for key in weights.keys()})  # noqa: SIM118
+                stored = {key: weights.get_tensor(key) for key in weights.keys()}  # noqa: SIM118
+            check_finite(stored, folder / name)
+            contents.append({key: tensor.to(dtype) for key, tensor in stored.items()})
         config = {key: value for key, value in config.items() if key in ENCODER_KEYS} | {"dtype": precision}
         return cls(config | ({MARK: own} if own else {}), contents[0], contents[1] if len(contents) > 1 else {})
 
@@ -229,9 +233,10 @@ def load_huggingface_weights(network: Network, folder: Path) -> None:
             present = set(weights.keys())
             _check_names(present, set(names.values()), network, path)
             for ours, theirs in names.items():
-                parameter = parameters[ours]
-                check_shape(theirs, weights.get_slice(theirs).get_shape(), parameter, path)
-                parameter.copy_(weights.get_tensor(theirs))
+                check_shape(theirs, weights.get_slice(theirs).get_shape(), parameters[ours], path)
+                tensor = weights.get_tensor(theirs)
+                check_finite({theirs: tensor}, path)
+                parameters[ours].copy_(tensor)
             if _TIED_OUTPUT in present and not torch.equal(weights.get_tensor(_TIED_OUTPUT), weights.get_tensor(_WORD_TABLE)):
                 raise CheckpointError(
                     f"{path}: '{_TIED_OUTPUT}' differs from the word embeddings, and ours are tied",
@@ -303,7 +308,7 @@ def opened(folder: Path, name: str = WEIGHTS_NAME) -> Any:
     """A file of weights, open; a context manager.
 
     Raises:
-        CheckpointError: it is missing or damaged.
+        CheckpointError: it is missing or damaged, or not the file that its checksum was taken of.
     """
     path = folder / name
     if not path.is_file() and name == HEAD_NAME:
@@ -317,6 +322,7 @@ def opened(folder: Path, name: str = WEIGHTS_NAME) -> Any:
             f"{folder} has no {name}" + (f", only {other}, which is a pickle" if other else ""),
             hint="load the model with transformers and write it again with save_pretrained(), which makes one",
         )
+    verify(path, error=CheckpointError)
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as problem:

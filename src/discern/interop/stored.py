@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from discern.checksums import verify
 from discern.errors import CheckpointError
 from discern.interop.huggingface import and_more, opened
 from discern.interop.names import CONFIG_NAME, WEIGHTS_NAME
-from discern.parsing import json_value
+from discern.records import Record, read_record
+from discern.training.finite import check_finite
 
 PICKLE_NAME = "pytorch_model.bin"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
@@ -45,6 +47,7 @@ class Stored:
 
         Raises:
             CheckpointError: it is of a type that is no number of 16 bits or more.
+            NumericsError: it holds values that are not finite.
         """
         tensor = self.tensors[name]()
         if tensor.dtype not in _READABLE:
@@ -53,6 +56,7 @@ class Stored:
                 f"{self.path}: '{name}' is of type {found}: the model is quantised",
                 hint="give the model as it was before, with weights of 16 or 32 bits",
             )
+        check_finite({name: tensor}, self.path)
         return tensor
 
 
@@ -87,11 +91,8 @@ def _refuse_loose_shards(folder: Path) -> None:
 
 def _shards(index: Path) -> list[str]:
     """The files that an index names, all of which stand beside it."""
-    try:
-        placed = json_value(index.read_text(encoding="utf-8"))["weight_map"]
-        files = sorted({Path(file) for file in placed.values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise CheckpointError(f"{index} cannot be read: {problem!r}", hint="download the model again") from problem
+    placed = read_record(index, _Index, hint="download the model again", error=CheckpointError)["weight_map"]
+    files = sorted({Path(file) for file in placed.values()})
     missing = [str(file) for file in files if file.name != str(file) or not (index.parent / file).is_file()]
     if missing:
         raise CheckpointError(
@@ -101,8 +102,15 @@ def _shards(index: Path) -> list[str]:
     return [file.name for file in files]
 
 
+class _Index(Record):
+    """Which file each tensor is in."""
+
+    weight_map: dict[str, str]
+
+
 def _unpickled(path: Path) -> dict[str, Tensor]:
     """The tensors of a pickle, by name; code in it is not run."""
+    verify(path, error=CheckpointError)
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as problem:  # what an unpickler stumbles over decides what it raises

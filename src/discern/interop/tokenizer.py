@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from discern.data.tokenizer import load_tokenizer, lowercases, special_ids, special_names
 from discern.errors import DataError
 from discern.interop.names import UNLIMITED_POSITIONS
-from discern.parsing import json_value
+from discern.records import read_object
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
@@ -99,18 +99,18 @@ def read_max_length(folder: Path, max_positions: int) -> int:
     Raises:
         DataError: tokenizer_config.json is damaged.
     """
-    stated = _read_settings(folder / TOKENIZER_CONFIG_NAME).get("model_max_length")
-    if isinstance(stated, int | float) and 2 < stated < max_positions:
+    path = folder / TOKENIZER_CONFIG_NAME
+    stated = _read_settings(path).get("model_max_length")
+    if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int | float) or not stated > 2):
+        raise DataError(
+            f"{path}: model_max_length is {stated!r}, expected a number of tokens above 2",
+            hint="write down the length that the model was trained on, or remove the key",
+        )
+    if stated is not None and stated < max_positions:
         return int(stated)
     return max_positions if max_positions < UNLIMITED_POSITIONS else _USUAL_LENGTH
 
 
 def _read_settings(path: Path) -> Mapping[str, Any]:
     """A JSON object; empty where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        settings = json_value(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise DataError(f"{path} cannot be read: {problem}", hint="export or download the model again") from problem
-    return settings if isinstance(settings, dict) else {}
+    return read_object(path, hint="export or download the model again") if path.is_file() else {}

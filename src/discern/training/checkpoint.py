@@ -6,7 +6,6 @@ be loaded. No pickle anywhere; no time and no path inside `model.safetensors`, s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -14,18 +13,23 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from discern.artifacts.files import sync_file, sync_folder
-from discern.errors import CheckpointError
+from discern.checksums import CHECKSUMS_NAME, checksum, read_checksums, verification_is_on
+from discern.errors import CheckpointError, DataError
+from discern.records import Record, read_record
+from discern.training.finite import check_finite
 
 FORMAT = 1
 MODEL_FILE, OPTIMIZER_FILE, CARRY_FILE = "model.safetensors", "optimizer.safetensors", "carry.safetensors"
-STATE_FILE, CHECKSUM_FILE = "state.json", "checksums.json"
+STATE_FILE, CHECKSUM_FILE = "state.json", CHECKSUMS_NAME
+_EARLIER = "take an earlier checkpoint: remove this folder, and the one before is used"
 
 
 @dataclass(frozen=True)
@@ -130,16 +134,18 @@ def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True
 
     Raises:
         CheckpointError: there are checkpoints, but none is sound.
+        NumericsError: the newest sound one holds weights that are not finite; whether to go back further is its owner's choice.
     """
-    candidates = found(folder)
+    candidates, newest = found(folder), ""
     for path in candidates:
         try:
             return load(path, carry=carry)
         except CheckpointError as problem:
+            newest = newest or problem.message
             warn(f"{problem.message}; trying the one before")
     if candidates:
         raise CheckpointError(
-            f"none of the {len(candidates)} checkpoints in {folder} is sound",
+            f"none of the {len(candidates)} checkpoints in {folder} is sound; the newest: {newest}",
             hint="start over with --resume never, or restore the folder from a copy",
         )
     return None
@@ -153,19 +159,49 @@ def load(path: Path, *, carry: bool = True) -> Contents:
 
     Raises:
         CheckpointError: a file is missing, cut short or altered, or of another format version.
+        NumericsError: a weight is not finite.
+    """
+    check_files(path)
+    state = read_record(path / STATE_FILE, _State, hint=_EARLIER, version=FORMAT, error=CheckpointError)
+    carried = _tensors(path / CARRY_FILE) if carry and (path / CARRY_FILE).exists() else {}
+    model = _tensors(path / MODEL_FILE)
+    check_finite(model, path / MODEL_FILE)
+    return Contents(model, _tensors(path / OPTIMIZER_FILE), carried, state)
+
+
+def check_files(path: Path) -> None:
+    """Compare every file of a checkpoint with its checksum.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or altered.
     """
     try:
-        sums = json.loads((path / CHECKSUM_FILE).read_text())
-        for name, expected in sums.items():
-            if _checksum(path / name) != expected:
-                raise CheckpointError(f"{path}: {name} is damaged (its checksum differs)")
-        state = json.loads((path / STATE_FILE).read_text())
-        if state.get("format") != FORMAT:
-            raise CheckpointError(f"{path} has format {state.get('format')}, this version of discern reads {FORMAT}")
-        carried = load_file(path / CARRY_FILE) if carry and (path / CARRY_FILE).exists() else {}
-        return Contents(load_file(path / MODEL_FILE), load_file(path / OPTIMIZER_FILE), carried, state)
-    except (OSError, ValueError, SafetensorError) as problem:
-        raise CheckpointError(f"{path} cannot be read: {problem}") from problem
+        sums = read_checksums(path)
+        if not {MODEL_FILE, OPTIMIZER_FILE, STATE_FILE} <= sums.keys():
+            raise CheckpointError(f"{path / CHECKSUM_FILE} is missing, or does not name every file", hint=_EARLIER)
+        for name, expected in sums.items() if verification_is_on() else ():
+            if checksum(path / name) != expected:
+                raise CheckpointError(f"{path}: {name} is damaged (its checksum differs)", hint=_EARLIER)
+    except DataError as problem:
+        raise CheckpointError(problem.message, hint=_EARLIER) from problem
+    except OSError as problem:
+        raise CheckpointError(f"{path} cannot be read: {problem}", hint=_EARLIER) from problem
+
+
+class _State(Record):
+    """What the state of a checkpoint must hold."""
+
+    format: int
+    step: Annotated[int, Field(ge=0)]
+    tokens: Annotated[int, Field(ge=0)] = 0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError) as problem:
+        raise CheckpointError(f"{path} is damaged: {problem}", hint=_EARLIER) from problem
 
 
 def clean(folder: Path) -> None:
@@ -184,7 +220,7 @@ def _write_files(folder: Path, contents: Contents) -> None:
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name, {"format": "pt"})
             names.append(name)
     (folder / STATE_FILE).write_text(json.dumps({"format": FORMAT, **contents.state}, indent=1) + "\n")
-    sums = {name: _checksum(folder / name) for name in [*names, STATE_FILE]}
+    sums = {name: checksum(folder / name) for name in [*names, STATE_FILE]}
     (folder / CHECKSUM_FILE).write_text(json.dumps(sums, indent=1) + "\n")
     mode = (folder / STATE_FILE).stat().st_mode
     for name in [*names, STATE_FILE, CHECKSUM_FILE]:
@@ -201,8 +237,3 @@ def _discard(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from discern.artifacts.files import write_text
-from discern.errors import CheckpointError
+from discern.errors import CheckpointError, DataError
 from discern.parsing import json_value
 
 METRICS_FILE = "metrics.jsonl"
@@ -78,18 +78,38 @@ class Journal:
             self._events.close()
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run, oldest first; a line cut short by a kill is left out."""
+def read_metrics(folder: Path, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """The records of a run, oldest first; each has a step. A line cut short by a kill is left out, and so are damaged ones.
+
+    Args:
+        warn: told how many lines are damaged, and which is the first.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     path = folder / METRICS_FILE
-    if not path.exists():
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json_value(line))
-        except json.JSONDecodeError:
-            continue
-    return records
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint="check its permissions") from problem
+    found = [_record(line) for line in lines]
+    # What follows the last end of a line is nothing, or a line that a kill cut short.
+    damaged = [number for number, (line, record) in enumerate(zip(lines[:-1], found, strict=False), 1) if line and record is None]
+    if damaged and warn is not None:
+        count = "1 line is" if len(damaged) == 1 else f"{len(damaged)} lines are"
+        warn(f"{path}: {count} damaged and left out, the first is line {damaged[0]}: expected a JSON object with a step")
+    return [record for record in found if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line of the journal; None: it is none."""
+    try:
+        found = json_value(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
 
 def lines_of(folder: Path, step: int) -> list[dict[str, Any]]:
@@ -127,7 +147,7 @@ def _is_loss(key: str) -> bool:
 def _truncate(path: Path, step: int) -> None:
     if not path.exists():
         return
-    kept = [record for record in read_metrics(path.parent) if record.get("step", 0) <= step]
+    kept = [record for record in read_metrics(path.parent) if record["step"] <= step]
     write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 

@@ -18,6 +18,7 @@ from discern.data.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.progress import Progress, warning_to
+from discern.records import Record, read_record
 from discern.training.evaluation import evaluate
 from discern.training.interrupt import agree_to_stop, stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
@@ -208,8 +209,14 @@ def perplexity(figures: Mapping[str, float]) -> float:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    hint = "remove it: what was measured before the training is then measured on the weights as they began"
+    return read_record(path, _Adaptation, hint=hint) if path.is_file() else {}
+
+
+class _Adaptation(Record):
+    texts: dict[str, str]
+    sequences: int
+    start: str
+    fresh: list[str]
+    added_tokens: int
+    before: dict[str, dict[str, float]]

@@ -7,15 +7,17 @@ OUT/results/NAME/seed-N/TASK.json          the scores of its fine-tunings on a t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from discern.artifacts.files import write_text
 from discern.config.tree import flatten, plain, to_toml
 from discern.errors import ConfigError, DataError
+from discern.records import Record, read_record
 from discern.training.journal import held_out_figures
 from discern.workflows.compare_plan import ComparePlan, PlannedRun
 from discern.workflows.compare_tasks import TaskFolder
@@ -74,11 +76,11 @@ class Unit:
 
     def pretraining(self) -> dict[str, Any] | None:
         """What came of the pre-training; None where it is not over."""
-        return _read(self.results / _PRETRAINING)
+        return _read(self.results / _PRETRAINING, _Pretraining)
 
     def scores(self, task: TaskFolder) -> dict[str, Any] | None:
         """What came of its fine-tunings on a task; None where there is nothing yet."""
-        return _read(self.results / f"{task.name}.json")
+        return _read(self.results / f"{task.name}.json", _Scores)
 
     def is_judged(self, plan: ComparePlan, task: TaskFolder) -> bool:
         """Whether it has been fine-tuned on a task as often as is asked."""
@@ -245,13 +247,32 @@ def curve(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def _read(path: Path, form: type[Record]) -> dict[str, Any] | None:
+    if not path.exists():
         return None
-    except (OSError, ValueError) as problem:
-        raise DataError(f"{path} cannot be read: {problem}", hint="remove it, and that part is done again") from problem
-    if found.get("format") != FORMAT:
-        raise DataError(f"{path} has format {found.get('format')}; this version of discern reads {FORMAT}")
-    return found
+    return read_record(path, form, hint="remove it, and that part is done again", version=FORMAT)
+
+
+class _Pretraining(Record):
+    """What came of a pre-training."""
+
+    format: int
+    data_fingerprint: str
+    network: str | None
+    statistics: dict[str, Any] = Field(default_factory=dict)
+    failure: str | None = None
+    steps: int
+    seconds: Annotated[float, Field(ge=0)]
+    tokens: int
+    held_out: dict[str, float | None]
+    curve: list[dict[str, Any]]
+
+
+class _Scores(Record):
+    """What came of the fine-tunings on a task."""
+
+    format: int
+    seeds: list[int]
+    scores: list[float | None]
+    failed_seeds: dict[str, str]
+    asked: dict[str, Any] | None = None

@@ -37,6 +37,21 @@ def load_pretrain_config(file: Path | None, preset: str | None, overrides: Seque
     return resolve_pretrain_config(collect(preset, file, overrides))
 
 
+def read_written_config(path: Path) -> PretrainConfig:
+    """The configuration that discern wrote into the folder of a run or of an export.
+
+    Raises:
+        ConfigError: it is missing or damaged; the message names the file.
+    """
+    try:
+        return load_pretrain_config(path, None).config
+    except ConfigError as problem:
+        if str(path) in problem.message:
+            raise
+        hint = "copy the file again from where the folder came from"
+        raise ConfigError(f"{path} is damaged: {problem.message}", hint=hint) from problem
+
+
 def resolve_pretrain_config(settings: Settings) -> Resolved[PretrainConfig]:
     """The resolved configuration of settings that are already gathered.
 

@@ -15,6 +15,7 @@ from discern.data.documentation import collect
 from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import DataError
 from discern.progress import Progress
+from discern.records import Record, read_record
 from discern.scoring.detection import Detection
 from discern.training.place import refuse_ranks
 from discern.workflows.demo_task import LabelledTask, labelled_task
@@ -113,12 +114,19 @@ def demo(request: DemoRequest, progress: Progress, warn: Callable[[str], None]) 
     return DemoResult(text, figures, sentences, page, seconds, task)
 
 
+class _Sizes(Record):
+    documents: int
+    characters: int
+    modules: int
+    packages: int
+
+
 def _collect(request: DemoRequest, progress: Progress) -> dict[str, int]:
     """Write the corpus, unless it is there; gives its size."""
     out, facts = request.out, request.out / "text.json"
     if facts.is_file():
-        sizes: dict[str, int] = json.loads(facts.read_text())
-        return sizes
+        sizes = read_record(facts, _Sizes, hint=f"remove {facts} and text.jsonl: the text is collected again")
+        return {name: sizes[name] for name in _Sizes.model_fields}
     if out.exists() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} - {"text.jsonl"}:
         raise DataError(f"{out} is not empty and holds no demonstration", hint="choose another --out, or empty the folder")
     out.mkdir(parents=True, exist_ok=True)

@@ -6,9 +6,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from discern.artifacts.files import write_text
+from discern.checksums import CHECKSUMS_NAME, record_checksums
 from discern.data.packed import PackedRows
 from discern.data.shards import TokenData
 from discern.data.stream import ExampleStream
@@ -16,6 +19,7 @@ from discern.errors import ConfigError, DataError
 from discern.interop.names import CALIBRATION_NAME
 from discern.objectives.metrics import area_under_curve
 from discern.progress import Progress
+from discern.records import Record, read_record
 from discern.scoring.calibration import FEWEST_MARKED, Judged, find_threshold, head_fingerprint, judge_corrupted
 from discern.scoring.detection import Detector
 from discern.scoring.thresholds import Rates
@@ -179,6 +183,8 @@ def _keep(model: Path, values: Mapping[str, Any], weights: str, warn: Callable[[
         write_text(
             model / CALIBRATION_NAME, json.dumps({"format": _FORMAT, **values, "head_fingerprint": weights}, indent=1) + "\n"
         )
+        if (model / CHECKSUMS_NAME).is_file():
+            record_checksums(model, [CALIBRATION_NAME])
     except OSError as problem:
         warn(f"the threshold is not kept: {model / CALIBRATION_NAME}: {problem.strerror}; give it with --threshold")
         return False
@@ -186,12 +192,13 @@ def _keep(model: Path, values: Mapping[str, Any], weights: str, warn: Callable[[
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        sound = kept["format"] == _FORMAT and 0 <= kept["threshold"] <= 1 and 0 <= kept["wanted_precision"] <= 1
-        sound = sound and isinstance(kept["head_fingerprint"], str)
-    except (OSError, ValueError, KeyError, TypeError):
-        sound = False
-    if not sound:
-        raise DataError(f"{path} is damaged, or of another version", hint="delete it, calibrate again, or give --threshold")
-    return dict(kept)
+    return read_record(path, _Kept, hint="delete it, calibrate again, or give --threshold", version=_FORMAT)
+
+
+class _Kept(Record):
+    """What the calibration of a detector must hold."""
+
+    format: int
+    threshold: Annotated[float, Field(ge=0, le=1)]
+    wanted_precision: Annotated[float, Field(ge=0, le=1)]
+    head_fingerprint: str

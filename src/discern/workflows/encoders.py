@@ -24,7 +24,7 @@ from discern.model.config import ModelConfig
 from discern.model.embeddings import DisentangledEmbeddings
 from discern.model.encoder import Encoder, build_embeddings, build_encoder
 from discern.model.initialisation import initialise
-from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.configuration import load_pretrain_config, read_written_config
 from discern.workflows.models import folder_config
 from discern.workflows.runs import TEXT_LICENSE, is_run, load_run
 
@@ -143,7 +143,7 @@ def _untrained(config: ModelConfig, vocabulary_size: int, embedding_size: int, s
 
 def _recall_initialisation(encoder: Encoder, settings: Path) -> None:
     """Take from an export's settings how its weights began, of which config.json knows the scale alone."""
-    began = load_pretrain_config(settings, None).config.model.initialisation
+    began = read_written_config(settings).model.initialisation
     encoder.config = encoder.config.model_copy(update={"initialisation": began})
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from discern import __version__
 from discern.artifacts.files import write_file
 from discern.data.tokenizer import load_tokenizer, lowercases
-from discern.errors import ConfigError, did_you_mean
+from discern.errors import CheckpointError, ConfigError, did_you_mean
 from discern.interop.adopted_card import AdoptedFacts, adopted_card
-from discern.interop.config_json import MARK, read_huggingface_config, read_mark
+from discern.interop.config_json import MARK, model_config, read_huggingface_config, read_mark
 from discern.interop.families import NETWORK_TYPES
 from discern.interop.folder import CARD_NAME, SETTINGS_NAME, check_target, publish
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
@@ -19,7 +19,10 @@ from discern.interop.markdown import code, escaped
 from discern.interop.names import CONFIG_NAME, FAMILIES
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, read_max_length, tokenizer_files
 from discern.progress import Progress
+from discern.records import read_text, understood
 from discern.workflows.export import Exported, ExportRequest, check_finite, refuse_alone, write_networks
+
+_COPY = "copy the file again from where the export came from, or remove it: then the new export goes without it"
 
 
 def is_export(folder: Path) -> bool:
@@ -49,16 +52,18 @@ def export_again(request: ExportRequest, progress: Progress) -> Exported:
             hint="export the run again: discern export RUN --out DIR --precision ...",
         )
     mark = read_mark(config)
+    if not mark.get("networks"):
+        raise CheckpointError(f"{source / CONFIG_NAME} does not say which networks the export has", hint="export the run again")
     models = _models(source, mark["networks"], request)
     (name, first), *others = models.items()
     first.config[MARK] = {key: value for key, value in mark.items() if key not in ("head", "gives")} | first.config.get(MARK, {})
     first.config[MARK] |= {"version": __version__, "networks": list(models)}
     progress.advance(1)
     tokenizer = load_tokenizer(source)
-    length = read_max_length(source, first.config["max_position_embeddings"])
+    length = read_max_length(source, first.config.get("max_position_embeddings", 512))
     # Those of an import were made for all of its networks; what a run was trained by holds for each.
     keeps = "objective" in mark or list(models) == mark["networks"]
-    settings = (source / SETTINGS_NAME).read_bytes() if keeps and (source / SETTINGS_NAME).is_file() else None
+    settings = read_text(source / SETTINGS_NAME, hint=_COPY).encode() if keeps and (source / SETTINGS_NAME).is_file() else None
     facts = AdoptedFacts(
         title=request.out.resolve().name,
         origin=_origin(mark, name),
@@ -66,10 +71,12 @@ def export_again(request: ExportRequest, progress: Progress) -> Exported:
         version=__version__,
         tokenizer=f"{type(tokenizer.model).__name__}, {'lower-cased' if lowercases(tokenizer) else 'cased'}",
         max_length=length,
-        step=step if isinstance(step := mark.get("step"), int) else None,
-        source_card=(source / CARD_NAME).read_text(encoding="utf-8") if (source / CARD_NAME).is_file() else "",
+        step=mark.get("step"),
+        source_card=read_text(source / CARD_NAME, hint=_COPY) if (source / CARD_NAME).is_file() else "",
     )
-    files, card = tokenizer_files(tokenizer, length), adopted_card(facts)
+    files = tokenizer_files(tokenizer, length)
+    with understood(source / CONFIG_NAME, hint="export the run again", error=CheckpointError):
+        card = adopted_card(facts)
 
     def write(folder: Path) -> None:
         write_networks(folder, first, others)
@@ -101,7 +108,10 @@ def _models(source: Path, present: list[str], request: ExportRequest) -> dict[st
         beside = read_huggingface_config(source / name, FAMILIES)
         refuse_alone(name, beside["architectures"][0])
     wanted = present if request.all_networks else [name]
-    models = {each: HuggingFaceModel.read(source if each == present[0] else source / each, request.precision) for each in wanted}
+    folders = {each: source if each == present[0] else source / each for each in wanted}
+    for folder in folders.values():
+        model_config(read_huggingface_config(folder, FAMILIES), folder / CONFIG_NAME, {})  # the sizes are in order
+    models = {each: HuggingFaceModel.read(folder, request.precision) for each, folder in folders.items()}
     for model in models.values():
         check_finite(model, source)
     return models

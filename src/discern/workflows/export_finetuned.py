@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,23 @@ from discern.interop.task_card import TaskFacts, task_card
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
+from discern.records import understood
 from discern.tasks.answer_heads import SpanHead
 from discern.tasks.base import Task
 from discern.tasks.classification import ClassificationHead
 from discern.tasks.frames import FrameName
 from discern.tasks.tagging import TaggingHead
 from discern.workflows.export import check_finite
-from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, TOKENIZER_FILE, FineTuned, load_finetuned, seed_folder
+from discern.workflows.finetuned import (
+    RESULTS_FILE,
+    SCORES_FILE,
+    TOKENIZER_FILE,
+    FineTuned,
+    load_finetuned,
+    read_results,
+    read_scores,
+    seed_folder,
+)
 from discern.workflows.predict import chosen_task
 from discern.workflows.prediction_input import known_definition
 from discern.workflows.runs import TEXT_LICENSE
@@ -105,7 +114,9 @@ def export_task(request: TaskExportRequest, progress: Progress) -> ExportedTask:
     model.config[MARK] = task_mark(loaded, task.name) | ({TASK_HEAD: HEAD_NAME} if model.head else {})
     progress.advance(1)
     tokenizer = to_huggingface_tokenizer(request.model / TOKENIZER_FILE, task.config.sequence_length, head.frame)
-    card = task_card(_facts(loaded, task, model, head, request.out.resolve().name))
+    hint = "remove it for a card without scores, or run the same `discern finetune` command, which writes it again"
+    with understood(request.model / RESULTS_FILE, hint=hint):
+        card = task_card(_facts(loaded, task, model, head, request.out.resolve().name))
     progress.advance(1)
 
     def write(folder: Path) -> None:
@@ -150,8 +161,9 @@ def bio_labels(names: Sequence[str]) -> tuple[str, ...]:
 def _facts(loaded: FineTuned, task: Task[Any], model: HuggingFaceModel, head: HeadWeights | OwnHead, title: str) -> TaskFacts:
     """What is known of the model; no path, no name of a machine."""
     record, of_task = loaded.record, loaded.record["tasks"][task.name]
-    results = _json(loaded.folder / RESULTS_FILE)
-    scores = _json(seed_folder(loaded.folder, loaded.seed) / SCORES_FILE)
+    seed = seed_folder(loaded.folder, loaded.seed)
+    results = read_results(loaded.folder) if (loaded.folder / RESULTS_FILE).is_file() else {}
+    scores = read_scores(seed) if (seed / SCORES_FILE).is_file() else {}
     own = results.get("tasks", {}).get(task.name, results if results.get("task") == task.name else {})
     settings = {
         key: value
@@ -176,15 +188,7 @@ def _facts(loaded: FineTuned, task: Task[Any], model: HuggingFaceModel, head: He
         seeds=results.get("seeds", [loaded.seed]),
         of_seed=(scores.get("tasks", {}).get(task.name) or {}).get(own.get("metric")),
         settings=settings,
-        versions={"discern": record["discern"], **record["versions"]},
+        versions=({"discern": record["discern"]} if "discern" in record else {}) | record.get("versions", {}),
         language=record.get("language"),
         text_license=record.get(TEXT_LICENSE),
     )
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    """A JSON object; empty where there is no file."""
-    if not path.is_file():
-        return {}
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value

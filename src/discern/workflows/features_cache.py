@@ -5,32 +5,34 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from discern.artifacts.files import write_bytes
+from discern.checksums import cache_folder, verification_is_on
 from discern.data.tokenizer import fingerprint
 from discern.tasks.base import Task, TextEncoder
 from discern.tasks.features import Column, Features, Ragged
 
 # Below this many examples encoding is faster than reading back.
 _WORTH_KEEPING = 2000
+_SAID = "discern"
 
 
 def cached_features(task: Task[Any], examples: Sequence[Any], text: TextEncoder, *, labelled: bool) -> Features:
     """The rows of some examples, from the cache where they are there.
 
     The key is a hash of the examples, the tokenizer, every setting and label of the task, and the code of its family: a file
-    that changed, another length or casing, a debug run with fewer examples are other keys. A cache that cannot be written or
-    read is passed over.
+    that changed, another length or casing, a debug run with fewer examples are other keys. A file of the cache holds its
+    key and a hash of its rows: one that is damaged, or another's, is passed over and written again, as other rows would give
+    other weights. So is a cache that cannot be written or read.
     """
     if len(examples) < _WORTH_KEEPING:
         return task.encode(examples, text, labelled=labelled)
@@ -45,8 +47,7 @@ def cached_features(task: Task[Any], examples: Sequence[Any], text: TextEncoder,
 
 
 def _folder() -> Path:
-    root = os.environ.get("DISCERN_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "discern"
-    return Path(root) / "features"
+    return cache_folder() / "features"
 
 
 def _key(task: Task[Any], examples: Sequence[Any], text: TextEncoder, labelled: bool) -> str:
@@ -87,15 +88,29 @@ def _write(path: Path, features: Features) -> None:
             tensors[name] = column
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    write_bytes(path, save(arrays, {"notes": json.dumps(features.notes)}))
+    said = {"key": path.stem, "sha256": _digest(arrays, features.notes), "notes": features.notes}
+    write_bytes(path, save(arrays, {_SAID: json.dumps(said)}))  # one entry: several would come in any order
+
+
+def _digest(arrays: Mapping[str, np.ndarray], notes: Sequence[str]) -> str:
+    digest = hashlib.sha256(json.dumps(list(notes)).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"\0{name} {array.dtype.str} {array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return digest.hexdigest()
 
 
 def _read(path: Path) -> Features:
-    from safetensors import safe_open
+    """Rows from the cache.
 
+    Raises:
+        OSError, SafetensorError, KeyError, TypeError, ValueError: the file is damaged, or holds other rows.
+    """
     tensors = load_file(path)
     with safe_open(path, "numpy") as file:
-        notes = json.loads(file.metadata()["notes"])
+        said = json.loads(file.metadata()[_SAID])
+    if said["key"] != path.stem or (verification_is_on() and said["sha256"] != _digest(tensors, said["notes"])):
+        raise ValueError(f"{path} is damaged")
     columns: dict[str, Column] = {}
     for name, array in tensors.items():
         if name.endswith(":values"):
@@ -111,5 +126,5 @@ def _read(path: Path) -> Features:
         tensors["example"],
         {name.removeprefix("target."): column for name, column in columns.items() if name.startswith("target.")},
         {name.removeprefix("place."): column for name, column in columns.items() if name.startswith("place.")},
-        tuple(notes),
+        tuple(said["notes"]),
     )

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from discern.artifacts.files import cannot_write, write_text
 from discern.artifacts.locks import Claim
+from discern.checksums import CHECKSUMS_NAME, record_checksums
+from discern.config.layers import parse_toml
 from discern.config.tree import flatten, nest, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
+from discern.records import read_text
 from discern.training.parallel import Ranks
 from discern.training.precision import settle_precision, shape_of
 from discern.workflows.finetune_seed import Plan
 from discern.workflows.finetune_settings import FinetuneConfig
-from discern.workflows.finetuned import CONFIG_FILE, RECORD_FILE, SCORES_FILE, TOKENIZER_FILE, make_record, write_json
+from discern.workflows.finetuned import (
+    CONFIG_FILE,
+    RECORD_FILE,
+    SCORES_FILE,
+    TOKENIZER_FILE,
+    make_record,
+    read_finetuned,
+    write_json,
+)
 from discern.workflows.runs import is_finetuned
 
 _ARITHMETIC = "arithmetic"
@@ -56,7 +66,7 @@ def _prepare(plan: Plan, claim: Claim) -> None:
     out, record = plan.out, _record_of(plan)
     claim.take(out)
     if is_finetuned(out):
-        old = json.loads((out / RECORD_FILE).read_text(encoding="utf-8"))
+        old = read_finetuned(out)
         _refuse_another(out, old, record, plan.config)
         if _ARITHMETIC in old:
             record[_ARITHMETIC] = old[_ARITHMETIC]
@@ -70,6 +80,7 @@ def _prepare(plan: Plan, claim: Claim) -> None:
         claim.take(out)
         write_text(out / TOKENIZER_FILE, load_tokenizer(plan.loaded.tokenizer_path).to_str())
         write_text(out / CONFIG_FILE, to_toml(plan.config))
+        record_checksums(out, (TOKENIZER_FILE, CONFIG_FILE))
         write_json(out / RECORD_FILE, record)
     except OSError as problem:
         raise cannot_write(out, problem) from problem
@@ -79,7 +90,7 @@ def _may_hold_finetuning(out: Path) -> bool:
     """Whether a folder is free: absent, empty, or left by a fine-tuning that was stopped while it began."""
     if not out.exists():
         return True
-    own = {TOKENIZER_FILE, CONFIG_FILE, RECORD_FILE}
+    own = {TOKENIZER_FILE, CONFIG_FILE, RECORD_FILE, CHECKSUMS_NAME}
     return out.is_dir() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} <= own
 
 
@@ -113,7 +124,7 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
         for key in ("labels", "files")
         if json.loads(json.dumps(record["tasks"][name][key])) != old["tasks"][name][key]
     ]
-    before = tomllib.loads((out / CONFIG_FILE).read_text(encoding="utf-8"))
+    before = parse_toml(read_text(out / CONFIG_FILE, hint=hint), str(out / CONFIG_FILE))
     now = nest({key: plain(value) for key, value in flatten(config).items() if value is not None})
     differing += sorted(_differing(before, now))
     if differing:

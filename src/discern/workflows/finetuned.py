@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from discern import __version__
 from discern.artifacts.files import write_bytes, write_text
+from discern.checksums import verify, write_checksums
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model.config import ModelConfig
 from discern.model.encoder import Encoder, build_embeddings, build_encoder
+from discern.records import Record, read_record, understood
 from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Source, Task, TextEncoder
 from discern.tasks.frames import FrameName
 from discern.tasks.supervised import SupervisedObjective
 from discern.training.checkpoint import load_model_tensors, model_tensors
+from discern.training.finite import check_finite
 from discern.workflows.encoders import LoadedEncoder
 from discern.workflows.runs import FINETUNED_FILE, TEXT_LICENSE, is_finetuned
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, RESULTS_FILE = "config.toml", FINETUNED_FILE, "tokenizer.json", "results.json"
 MODEL_FILE, SCORES_FILE = "model.safetensors", "scores.json"
 FORMAT = 1
+_RECORD_HINT = "copy the file back, or fine-tune again with another --out"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +131,9 @@ def write_weights(folder: Path, objective: SupervisedObjective) -> None:
     """The weights of a seed, whole or not at all; the same weights give the same bytes."""
     try:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in model_tensors(objective).items()}
-        write_bytes(folder / MODEL_FILE, save(tensors, {"format": "pt"}))
+        content = save(tensors, {"format": "pt"})
+        write_bytes(folder / MODEL_FILE, content)
+        write_checksums(folder, {MODEL_FILE: hashlib.sha256(content).hexdigest()})
     except OSError as problem:
         raise CheckpointError(
             f"cannot write to {folder}: {problem}", hint="free some space, then run the same command"
@@ -146,36 +155,156 @@ def load_finetuned(folder: Path, seed: int | None = None) -> FineTuned:
 
     Raises:
         ConfigError: that seed was not trained.
-        DataError: the folder holds no fine-tuning, or an unfinished one, or the seed diverged.
+        DataError: the folder holds no fine-tuning, or an unfinished one, or one of its files is damaged, or the seed diverged.
         CheckpointError: its weights are missing or damaged.
+        NumericsError: a weight is not finite.
     """
     if not is_finetuned(folder):
         state = "does not exist" if not folder.exists() else f"holds no {RECORD_FILE}"
         raise DataError(f"{folder} {state}", hint="give the folder that `discern finetune MODEL --out OUT` wrote")
-    record: dict[str, Any] = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
-    if record.get("format") != FORMAT:
-        raise DataError(f"{folder} has format {record.get('format')}; this version of discern reads {FORMAT}")
+    record = read_finetuned(folder)
     if seed is not None and not seed_folder(folder, seed).is_dir():
         trained = sorted(int(path.name.removeprefix("seed-")) for path in folder.glob("seed-*"))
         raise ConfigError(f"{folder} has no seed {seed}", hint=f"trained: {', '.join(map(str, trained)) or 'none'}")
     seed = _best_seed(folder) if seed is None else seed
     path = seed_folder(folder, seed) / MODEL_FILE
     _refuse_failed(folder, seed)
-    tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
-    objective = SupervisedObjective(_encoder(record), tasks, frame=_frame(record))
-    try:
-        load_model_tensors(objective, load_file(path), str(path))
-    except (OSError, SafetensorError) as problem:
+    weights = _weights(path)
+    # Before tables of such sizes are made.
+    if all(tensor.shape != (record["vocab_size"], record["embedding_size"]) for tensor in weights.values()):
         raise CheckpointError(
-            f"{path} cannot be read: {problem}", hint=f"remove {path.parent}, then run the same `discern finetune` command"
-        ) from problem
+            f"{folder / RECORD_FILE} describes a table of {record['vocab_size']:,} by {record['embedding_size']:,} embeddings, "
+            f"which {path} has not",
+            hint=_RECORD_HINT,
+        )
+    with understood(folder / RECORD_FILE, hint=_RECORD_HINT):
+        tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
+        objective = SupervisedObjective(_encoder(record), tasks, frame=_frame(record))
+    load_model_tensors(objective, weights, str(path))
     return FineTuned(folder, objective.eval(), load_tokenizer(folder / TOKENIZER_FILE), seed, record)
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a seed, compared with their checksum.
+
+    Raises:
+        CheckpointError: they are missing or damaged.
+        NumericsError: one is not finite.
+    """
+    hint = f"remove {path.parent}, then run the same `discern finetune` command"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing", hint=hint)
+    verify(path, error=CheckpointError)
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError, ValueError) as problem:
+        raise CheckpointError(f"{path} is damaged: {problem}", hint=hint) from problem
+    check_finite(tensors, path)
+    return tensors
+
+
+class _TaskRecord(Record):
+    family: str
+    metrics: Annotated[list[str], Field(min_length=1)]
+    labels: dict[str, Any]
+    config: dict[str, Any]
+    files: dict[str, Any]
+    source: dict[str, Any]
+    digests: dict[str, str] = Field(default_factory=dict)
+
+
+class _Finetuned(Record):
+    """What finetuned.json must hold."""
+
+    format: int
+    model: str
+    encoder_fingerprint: str
+    vocab_size: Annotated[int, Field(ge=1, lt=2**31)]
+    embedding_size: Annotated[int, Field(ge=1, lt=2**31)]
+    encoder: dict[str, Any]
+    frame: FrameName = "cls-first"
+    tasks: Annotated[dict[str, _TaskRecord], Field(min_length=1)]
+    debug: bool = False
+    discern: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+
+
+def read_finetuned(folder: Path) -> dict[str, Any]:
+    """finetuned.json.
+
+    Raises:
+        DataError: it is missing or damaged, or of another format.
+    """
+    return read_record(folder / RECORD_FILE, _Finetuned, hint=_RECORD_HINT, version=FORMAT)
+
+
+class _Scores(Record):
+    """What scores.json must hold."""
+
+    tasks: dict[str, dict[str, float]]
+    failure: str | None = None
+    failures: dict[str, str] = Field(default_factory=dict)
+    seconds: float = 0.0
+    padding_fraction: float | None = None
+
+
+def read_scores(folder: Path) -> dict[str, Any]:
+    """scores.json of a seed.
+
+    Args:
+        folder: of the seed.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    hint = f"remove {folder}, then run the same `discern finetune` command to train this seed again"
+    return read_record(folder / SCORES_FILE, _Scores, hint=hint)
+
+
+class _Entry(Record):
+    """The results of one task."""
+
+    task: Annotated[str, Field(max_length=200)]
+    metric: str
+    scores: list[float | None]
+    metrics: dict[str, float]
+    median: float | None
+    failed_seeds: dict[str, str]
+
+
+class _Results(_Entry):
+    """What results.json must hold. Of several tasks, what is measured on one split stands with each."""
+
+    split: str = ""
+    train_examples: int = 0
+    examples: int = 0
+    model: str = ""
+    seconds: float = 0.0
+    discern: str = ""
+    best_seed: Annotated[int, Field(ge=0)]
+    seeds: Annotated[list[int], Field(min_length=1)]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    tasks: dict[str, _Entry] = Field(default_factory=dict)
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """results.json.
+
+    Raises:
+        DataError: it is damaged, or the fine-tuning is not finished.
+    """
+    path = folder / RESULTS_FILE
+    if not path.exists():
+        raise DataError(
+            f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to go on"
+        )
+    return read_record(path, _Results, hint=f"remove {path}, then run the same `discern finetune` command: it writes it again")
 
 
 def _refuse_failed(folder: Path, seed: int) -> None:
     """A seed that diverged has scores, which say so, and no weights."""
-    scores = seed_folder(folder, seed) / SCORES_FILE
-    failure = json.loads(scores.read_text(encoding="utf-8")).get("failure") if scores.is_file() else None
+    scores = seed_folder(folder, seed)
+    failure = read_scores(scores).get("failure") if (scores / SCORES_FILE).is_file() else None
     if failure is not None:
         others = sorted(int(path.parent.name.removeprefix("seed-")) for path in folder.glob(f"seed-*/{MODEL_FILE}"))
         raise DataError(
@@ -229,13 +358,7 @@ def _check_found_again(name: str, task: Task[Any], source: Source[Any]) -> None:
 
 
 def _best_seed(folder: Path) -> int:
-    try:
-        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(
-            f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to go on"
-        ) from None
-    return int(results["best_seed"])
+    return int(read_results(folder)["best_seed"])
 
 
 def _encoder(record: dict[str, Any]) -> Encoder:

@@ -21,7 +21,7 @@ from discern.model.embeddings import DisentangledEmbeddings
 from discern.model.network import Network
 from discern.objectives.base import Objective, Vocabulary
 from discern.objectives.config import ObjectiveConfig
-from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.configuration import read_written_config
 from discern.workflows.runs import build_objective, is_finetuned, is_run, load_run
 from discern.workflows.settings import PretrainConfig
 
@@ -168,7 +168,7 @@ def settings_of(folder: Path, mark: Mapping[str, Any]) -> PretrainConfig | None:
         ConfigError: the settings are damaged.
     """
     settings = folder / SETTINGS_NAME
-    return load_pretrain_config(settings, None).config if "objective" in mark and settings.is_file() else None
+    return read_written_config(settings) if "objective" in mark and settings.is_file() else None
 
 
 def fingerprints_of(trained_with: str | None, tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ def load_objective(folder: Path, *, warn: Callable[[str], None]) -> TrainedObjec
             f"{folder} is a model without {missing} it was trained with ({SETTINGS_NAME}), so there is nothing to measure it by",
             hint="give a run, or what `discern export RUN --out DIR --all-networks` writes",
         )
-    config = load_pretrain_config(folder / SETTINGS_NAME, None).config
+    config = read_written_config(folder / SETTINGS_NAME)
     tokenizer = tokenizer_in(folder)
     objective = build_objective(config, Vocabulary(model["vocab_size"], special_tokens(tokenizer)))
     _fill(objective, folder, mark["networks"])

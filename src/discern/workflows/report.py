@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from discern.config.tree import to_toml
 from discern.errors import DataError
 from discern.model.config import ModelConfig
 from discern.objectives.base import Vocabulary
+from discern.records import Record, read_record, understood
 from discern.report.evaluation import evaluation_pictures, evaluation_tables
 from discern.report.journal import last_held_out, run_charts
 from discern.report.minimal_pairs import blimp_tables
@@ -22,13 +22,14 @@ from discern.report.page import Page, render_page
 from discern.report.shading import ShadedText
 from discern.scoring.detection import Detection
 from discern.training.journal import METRICS_FILE, is_number, read_metrics
-from discern.types import SpecialTokens
-from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.runs import CONFIG_FILE, EVALUATION_FILE, build_objective, read_record
+from discern.workflows.configuration import read_written_config
+from discern.workflows.runs import CONFIG_FILE, EVALUATION_FILE, build_objective, special_in
+from discern.workflows.runs import read_record as read_run_record
 from discern.workflows.settings import PretrainConfig
-from discern.workflows.suite import read_kept
+from discern.workflows.suite import BLIMP_FILE, JUDGE_AGAIN, read_kept
 
 REPORT_FILE = "report.html"
+_MEASURE = "remove it for a page without it; `discern evaluate RUN` writes it again"
 
 _OBJECTIVES = {
     "rtd": "replaced token detection (ELECTRA)",
@@ -39,34 +40,44 @@ _OBJECTIVES = {
 _UNKNOWN = "not recorded"
 
 
-def report(run: Path, out: Path | None, detections: Sequence[Detection] = ()) -> Path:
+def report(
+    run: Path, out: Path | None, detections: Sequence[Detection] = (), *, warn: Callable[[str], None] = lambda message: None
+) -> Path:
     """Write a page about a run; gives the file. The same run gives the same bytes.
 
     Args:
         out: HTML file, replaced where it stands; None: report.html in the folder of the run.
         detections: texts whose tokens are shown, shaded.
+        warn: told of damaged lines of the journal, which are left out.
 
     Raises:
         ConfigError: `out` is a folder, or lies inside the run under another name.
-        DataError: the folder holds no run, its journal is empty, or the file cannot be written.
+        DataError: the folder holds no run, its journal is empty, a file of it is damaged, or the page cannot be written.
     """
     target = out or run / REPORT_FILE
     check_output("--out", target, REPORT_FILE, run, own=(REPORT_FILE,))
-    record = read_record(run)
-    lines = [line for line in read_metrics(run) if isinstance(line, dict) and isinstance(line.get("step"), int)]
+    record = read_run_record(run)
+    lines = read_metrics(run, warn)
     if not lines:
+        path = run / METRICS_FILE
+        if path.is_file() and path.stat().st_size:
+            raise DataError(f"{path} is damaged: no line of it can be read", hint="copy it back, or train on: lines are added")
         raise DataError(
             f"{run} has nothing to show yet: its {METRICS_FILE} holds no line",
             hint="let `discern pretrain` do its first step",
         )
-    config = load_pretrain_config(run / CONFIG_FILE, None, []).config
+    config = read_written_config(run / CONFIG_FILE)
     step, figures = last_held_out(lines)
     evaluation = _evaluation(run)
+    with understood(run / EVALUATION_FILE, hint=_MEASURE):
+        measured = (evaluation_pictures(evaluation), evaluation_tables(evaluation)) if evaluation else ((), ())
+    with understood(run / BLIMP_FILE, hint=JUDGE_AGAIN):
+        preferences = blimp_tables(read_kept(run))
     page = Page(
         title=f"discern: {run.resolve().name}",
         facts=_facts(config, record, lines[-1]),
-        curves=[*run_charts(lines), *evaluation_pictures(evaluation)],
-        tables=[*(evaluation_tables(evaluation) if evaluation else ()), *blimp_tables(read_kept(run))],
+        curves=[*run_charts(lines), *measured[0]],
+        tables=[*measured[1], *preferences],
         figures=figures,
         evaluated_at=step,
         detections=[ShadedText(found.text, found.offsets, found.replaced_probability) for found in detections],
@@ -84,18 +95,24 @@ def report(run: Path, out: Path | None, detections: Sequence[Detection] = ()) ->
 
 
 def _evaluation(run: Path) -> dict[str, Any]:
-    """What the last `discern evaluate` left in the run; nothing where there is none, or a damaged one."""
-    try:
-        found = json.loads((run / EVALUATION_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and {"step", "rows"} <= found.keys() else {}
+    """What the last `discern evaluate` left in the run; nothing where there is none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    path = run / EVALUATION_FILE
+    return read_record(path, _Evaluation, hint=_MEASURE) if path.is_file() else {}
+
+
+class _Evaluation(Record):
+    step: int
+    rows: int
 
 
 def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The head of the page; no path and no name of a machine, so that the page can be shown around."""
     with torch.device("meta"):
-        objective = build_objective(config, Vocabulary(record["vocab_size"], SpecialTokens(**record["special_tokens"])))
+        objective = build_objective(config, Vocabulary(record["vocab_size"], special_in(record)))
     sizes = {name: network.encoder.config for name, network in objective.networks().items()}
     statistics = record.get("statistics", {})
     unknown = statistics.get("unknown_fraction")

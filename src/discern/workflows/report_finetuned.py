@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,11 @@ from typing import Any
 from discern.artifacts.files import write_text
 from discern.artifacts.guard import check_output
 from discern.errors import DataError
+from discern.records import parse_json, read_text, understood
 from discern.report.page import Page, Table, render_page
 from discern.tasks.published import published_scores
 from discern.workflows.baselines import verdict
-from discern.workflows.finetuned import CONFIG_FILE, RESULTS_FILE, seed_folder
+from discern.workflows.finetuned import CONFIG_FILE, RESULTS_FILE, read_results, seed_folder
 
 REPORT_FILE = "report.html"
 
@@ -34,19 +33,17 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
     """
     target = out or folder / REPORT_FILE
     check_output("--out", target, REPORT_FILE, folder, own=(REPORT_FILE,))
-    try:
-        results: dict[str, Any] = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(
-            f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to go on"
-        ) from None
+    results = read_results(folder)
     tasks: Mapping[str, Any] = results.get("tasks", {results["task"]: results})
+    hint = "remove it, then run the same `discern finetune` command: it writes it again"
+    with understood(folder / RESULTS_FILE, hint=hint):
+        facts, tables = _facts(results), [*_scores(tasks), *_baselines(tasks), *_published(tasks)]
     page = Page(
         title=f"discern: {folder.resolve().name}",
-        facts=_facts(results),
+        facts=facts,
         curves=(),
-        tables=[*_scores(tasks), *_baselines(tasks), *_published(tasks), *_mistakes(folder, results["best_seed"], tasks)],
-        configuration=(folder / CONFIG_FILE).read_text(encoding="utf-8"),
+        tables=[*tables, *_mistakes(folder, results["best_seed"], tasks)],
+        configuration=read_text(folder / CONFIG_FILE, hint="copy it back, or fine-tune again with another --out"),
         notes=["Scores are fractions in 0-1; correlations in -1 to 1. The median of the seeds is the figure to quote."],
     )
     try:
@@ -137,11 +134,13 @@ def _mistakes(folder: Path, seed: int, tasks: Mapping[str, Any]) -> Iterator[Tab
         path = seed_folder(folder, seed) / f"mistakes-{name}.jsonl"
         if not path.is_file():
             continue
-        with path.open(encoding="utf-8") as stream:
-            records = [json.loads(line) for line in itertools.islice(stream, _WORST)]
-        rows: list[list[str | float]] = [
-            [_text(record), _short(record["gold"]), _said(record), record["badness"]] for record in records
-        ]
+        hint = f"remove it for a page without mistakes; removing {path.parent} and fine-tuning again writes it"
+        lines = read_text(path, hint=hint).splitlines()[:_WORST]
+        with understood(path, hint=hint):
+            records = [parse_json(line, path, hint=hint) for line in lines]
+            rows: list[list[str | float]] = [
+                [_text(record), _short(record["gold"]), _said(record), float(record["badness"])] for record in records
+            ]
         if rows:
             yield Table(f"Worst mistakes of seed {seed}: {name}", ("Text", "Gold", "Said", "Badness"), rows)
 

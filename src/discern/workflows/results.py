@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import torch
 from discern import __version__
 from discern.config.tree import flatten, plain
 from discern.workflows.baselines import Baselines, compared
-from discern.workflows.finetuned import SCORES_FILE, seed_folder
+from discern.workflows.finetuned import read_scores, seed_folder
 from discern.workflows.task_files import TaskData
 
 
@@ -36,7 +35,7 @@ def summarise(
     A seed that failed (it diverged, or says the same of every example) counts in the median like any other, unless it has no
     score at all; it is named beside.
     """
-    scores = {seed: json.loads((seed_folder(out, seed) / SCORES_FILE).read_text(encoding="utf-8")) for seed in seeds}
+    scores = {seed: read_scores(seed_folder(out, seed)) for seed in seeds}
     # Weights that were chosen by a split's scores flatter themselves on it.
     chosen = config.finetune.keep == "best"
     each = {

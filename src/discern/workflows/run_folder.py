@@ -9,13 +9,14 @@ from typing import Any
 
 from discern.artifacts.files import cannot_write, write_text
 from discern.artifacts.locks import Claim
+from discern.checksums import CHECKSUMS_NAME, record_checksums
 from discern.config.tree import flatten, to_toml
 from discern.data.manifest import TOKENIZER_NAME
 from discern.data.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.progress import Progress
 from discern.training import checkpoint
-from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.configuration import read_written_config
 from discern.workflows.request import PretrainRequest, Settled
 from discern.workflows.runs import (
     CHECKPOINTS,
@@ -71,9 +72,11 @@ def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data:
     """
     try:
         checkpoint.clean(out / CHECKPOINTS)
+        data.tokenizer()  # it is the one that the ids are of
         write_text(out / TOKENIZER_FILE, (data.folder / TOKENIZER_NAME).read_text(encoding="utf-8"))
         write_counts(out, data)
         write_text(out / CONFIG_FILE, to_toml(config))
+        record_checksums(out, (TOKENIZER_FILE, COUNTS_FILE, CONFIG_FILE))
         write_text(out / RECORD_FILE, json.dumps(record, indent=1) + "\n")
     except OSError as problem:
         raise _refused(out, problem) from problem
@@ -87,7 +90,7 @@ def may_hold_run(out: Path) -> bool:
     """Whether a folder is free for a run: absent, empty, or left by one that was killed while it began."""
     if not out.exists():
         return True
-    own = {CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, COUNTS_FILE}
+    own = {CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, COUNTS_FILE, CHECKSUMS_NAME}
     return out.is_dir() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} <= own
 
 
@@ -98,7 +101,7 @@ def refuse_another_run(out: Path, settled: Settled) -> None:
     if record["data_fingerprint"] != data.fingerprint:
         raise DataError(f"{out} was trained on another data set ({record['data']}) than {data.folder}", hint=hint)
     _refuse_another_beginning(out, record, settled, hint)
-    old, new = flatten(load_pretrain_config(out / CONFIG_FILE, None, []).config), flatten(config)
+    old, new = flatten(read_written_config(out / CONFIG_FILE)), flatten(config)
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in MAY_CHANGE)
     if differing:
         lines = [f"  {key}: {old.get(key)} there, {new.get(key)} now" for key in differing]

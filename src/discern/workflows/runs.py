@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy
 import tokenizers
 import torch
+from pydantic import Field, model_validator
 
 from discern import __version__, kernels
 from discern.artifacts.files import write_text
@@ -21,10 +21,12 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
 from discern.objectives.config import PositionsConfig
+from discern.records import Record, read_text, understood
+from discern.records import read_record as read_record_of
 from discern.training import checkpoint
 from discern.training.memory import machine_memory
 from discern.types import SpecialTokens
-from discern.workflows.configuration import load_pretrain_config
+from discern.workflows.configuration import read_written_config
 from discern.workflows.settings import PretrainConfig
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, CHECKPOINTS = "config.toml", "run.json", "tokenizer.json", "checkpoints"
@@ -35,6 +37,9 @@ EVALUATION_FILE = "evaluation.json"
 FORMAT = 1
 TEXT_LICENSE = "text_license"
 """Key of records, and of the mark of exports, for the license of the text that a model was pre-trained on."""
+
+Id: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+"""Of a token, in a record."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +82,34 @@ def load_run(folder: Path, *, warn: Callable[[str], None]) -> LoadedRun:
         warn: told of damaged checkpoints that were passed over.
 
     Raises:
-        DataError: the folder holds no run.
+        DataError: the folder holds no run, or one of its files is damaged.
         CheckpointError: it holds no sound checkpoint.
     """
     record = read_record(folder)
-    config = load_pretrain_config(folder / CONFIG_FILE, None, []).config
-    vocabulary = Vocabulary(record["vocab_size"], SpecialTokens(**record["special_tokens"]), _read_counts(folder))
+    config = read_written_config(folder / CONFIG_FILE)
+    vocabulary = Vocabulary(record["vocab_size"], special_in(record), _read_counts(folder, record["vocab_size"]))
     contents = checkpoint.load_newest(folder / CHECKPOINTS, warn, carry=False)
     if contents is None:
         raise CheckpointError(
             f"{folder} has no checkpoint yet",
             hint="let `discern pretrain` reach train.checkpoint_every_steps, or stop it with Ctrl-C",
         )
+    # Before a table of that size is made.
+    if all(tensor.shape[:1] != (vocabulary.size,) for tensor in contents.model.values()):
+        raise CheckpointError(
+            f"{folder / RECORD_FILE} has a vocab_size of {vocabulary.size:,}, but no weight of the checkpoint has so many rows",
+            hint="the file is damaged: copy it back",
+        )
     objective = build_objective(config, vocabulary)
     checkpoint.load_model_tensors(objective, contents.model, str(folder))
     return LoadedRun(folder, config, objective.eval(), contents.step, vocabulary, folder / TOKENIZER_FILE, record)
+
+
+def special_in(record: Mapping[str, Any]) -> SpecialTokens:
+    """The ids of the special tokens that run.json names."""
+    return SpecialTokens(
+        **{role: record["special_tokens"][role] for role in _Special.model_fields if role in record["special_tokens"]}
+    )
 
 
 def vocabulary_of(data: TokenData) -> Vocabulary:
@@ -120,10 +138,21 @@ def write_counts(folder: Path, data: TokenData) -> None:
     write_text(folder / COUNTS_FILE, "".join(f"{count}\n" for count in data.token_counts().tolist()))
 
 
-def _read_counts(folder: Path) -> torch.Tensor | None:
-    """What `write_counts` kept; None in runs made before it was."""
+def _read_counts(folder: Path, entries: int) -> torch.Tensor | None:
+    """What `write_counts` kept; None in runs made before it was.
+
+    Raises:
+        DataError: the file is damaged, or not of a vocabulary of so many entries.
+    """
     path = folder / COUNTS_FILE
-    return torch.tensor([int(line) for line in path.read_text().split()]) if path.is_file() else None
+    if not path.is_file():
+        return None
+    hint = "copy the file back, or remove it: the objectives that go by how often a token occurs cannot do without it"
+    with understood(path, hint=hint):
+        counts = [int(line) for line in read_text(path, hint=hint).split()]
+        if len(counts) != entries or not all(0 <= count < 2**63 for count in counts):
+            raise ValueError(f"expected {entries:,} counts, one for each entry of the vocabulary, found {len(counts):,} numbers")
+        return torch.tensor(counts)
 
 
 def build_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
@@ -160,15 +189,65 @@ def read_record(folder: Path) -> dict[str, Any]:
     """run.json.
 
     Raises:
-        DataError: there is none, or of another format.
+        DataError: there is none, or it is damaged or of another format.
     """
     if not is_run(folder):
         state = "does not exist" if not folder.exists() else f"holds no {CONFIG_FILE} and {RECORD_FILE}"
         raise DataError(f"{folder} is not a run: it {state}", hint="a run is what `discern pretrain --out RUN` makes")
-    record: dict[str, Any] = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
-    if record.get("format") != FORMAT:
-        raise DataError(f"{folder} has format {record.get('format')}; this version of discern reads {FORMAT}")
-    return record
+    hint = "copy the file back, or train the run again: the checkpoints are of no use without it"
+    return read_record_of(folder / RECORD_FILE, _Run, hint=hint, version=FORMAT)
+
+
+class _Special(Record):
+    pad: Id
+    unk: Id
+    cls: Id
+    sep: Id
+    mask: Id
+    eod: Id | None = None
+
+
+class _Statistics(Record):
+    documents: Annotated[int, Field(ge=0)] = 0
+    duplicates: Annotated[int, Field(ge=0)] = 0
+    tokens: Annotated[int, Field(ge=0)] = 0
+    unknown_fraction: float | None = None
+
+
+class _Start(Record):
+    model: str
+    description: str
+    weights: str
+
+
+class _Replay(Record):
+    data: str
+    data_fingerprint: str
+    share: float
+
+
+class _Run(Record):
+    """What run.json must hold."""
+
+    format: int
+    data: str
+    data_fingerprint: str = ""
+    tokenizer_fingerprint: str
+    vocab_size: Annotated[int, Field(ge=1, lt=2**31)]
+    special_tokens: _Special
+    statistics: _Statistics = Field(default_factory=_Statistics)
+    versions: dict[str, str] = Field(default_factory=dict)
+    arithmetic: dict[str, Any] = Field(default_factory=dict)
+    start: _Start | None = None
+    replay: _Replay | None = None
+    discern: str = ""
+
+    @model_validator(mode="after")
+    def _special_tokens_are_entries(self) -> _Run:
+        beyond = [role for role, number in self.special_tokens if isinstance(number, int) and number >= self.vocab_size]
+        if beyond:
+            raise ValueError(f"special_tokens.{beyond[0]} is beyond the {self.vocab_size:,} entries of vocab_size")
+        return self
 
 
 def arithmetic(device: torch.device, precision: str) -> dict[str, Any]:

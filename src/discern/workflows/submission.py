@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
+from discern.records import parse_json, read_text, understood
 from discern.tasks.readers.glue import GLUE
 from discern.tasks.submission import SUBMISSION_FILES, write_submission
 from discern.workflows.finetune_seed import Plan, predict_split
@@ -65,5 +65,8 @@ def _answers(plan: Plan, seed: int, task: str, split: str, device: torch.device)
     path = predictions_file(seed_folder(plan.out, seed), task, split)
     if not path.is_file():
         predict_split(plan, load_finetuned(plan.out, seed).objective.to(device), task, split, path)
-    said = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [each["label"] if "label" in each else each["score"] for each in said]
+    hint = f"remove {path}, then run the same command: it is written again"
+    lines = read_text(path, hint=hint).splitlines()
+    with understood(path, hint=hint):
+        said = [parse_json(line, path, hint=hint) for line in lines]
+        return [each["label"] if "label" in each else each["score"] for each in said]

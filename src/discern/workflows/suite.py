@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from discern.artifacts.files import write_text
-from discern.errors import ConfigError
+from discern.errors import ConfigError, DataError
 from discern.progress import Progress
+from discern.records import read_object
 from discern.scoring.base import Scorer
 from discern.scoring.minimal_pairs import MinimalPair, Preferences, blocks, read_blimp
 from discern.workflows.runs import is_run
 from discern.workflows.score import load_scorer
 
 BLIMP_FILE = "blimp.json"
+JUDGE_AGAIN = "remove it; `discern evaluate RUN --suite blimp --data DIR` writes it again"
 
 _BLOCK = 512
 
@@ -62,12 +65,13 @@ def run_blimp(request: SuiteRequest, progress: Progress, warn: Callable[[str], N
 
 
 def read_kept(run: Path) -> dict[str, Any]:
-    """What `run_blimp` left in a run, by scorer; nothing where there is none, or a damaged one."""
-    try:
-        found = json.loads((run / BLIMP_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    """What `run_blimp` left in a run, by scorer; nothing where there is none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    path = run / BLIMP_FILE
+    return read_object(path, hint=JUDGE_AGAIN) if path.is_file() else {}
 
 
 def _judged(scorer: Scorer, pairs: Sequence[MinimalPair], limit: int | None, progress: Progress) -> dict[str, Any]:
@@ -87,6 +91,8 @@ def _judged(scorer: Scorer, pairs: Sequence[MinimalPair], limit: int | None, pro
 def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None:
     """Leave the figures with the run, beside those of other scorers; a folder that cannot be written to is no reason to fail."""
     try:
-        write_text(run / BLIMP_FILE, json.dumps(read_kept(run) | found, indent=1) + "\n")
+        with suppress(DataError):  # a damaged file is replaced
+            found = read_kept(run) | found
+        write_text(run / BLIMP_FILE, json.dumps(found, indent=1) + "\n")
     except OSError as problem:
         warn(f"the figures are not kept for the report: {run / BLIMP_FILE}: {problem.strerror}")
