@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from discern.report.charts import Picture, chart_svg
 from discern.report.journal import HeldOutFigure
 from discern.report.shading import ShadedText, cut
+from discern.report.tagged import TaggedTexts
 
 _TEMPLATE = "page.html"
 
@@ -36,10 +37,12 @@ class Page:
 
     Attributes:
         facts: (name, value) pairs for the head of the page.
+        verdict: sentences on what the model does well and what it does not, a paragraph each, before all else.
         curves: charts in the order of the page.
         figures: of the last evaluation.
         evaluated_at: the step of that evaluation.
         tables: below the figures, in the order of the page.
+        tagged: texts with their entities marked, below the tables.
         detections: texts whose tokens are shaded.
         configuration: TOML, shown as it is.
         notes: paragraphs on how to read the page.
@@ -51,9 +54,11 @@ class Page:
     figures: Sequence[HeldOutFigure] = ()
     evaluated_at: int | None = None
     tables: Sequence[Table] = ()
+    tagged: Sequence[TaggedTexts] = ()
     detections: Sequence[ShadedText] = ()
     configuration: str = ""
     notes: Sequence[str] = ()
+    verdict: Sequence[str] = ()
 
 
 def render_page(page: Page) -> str:

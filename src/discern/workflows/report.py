@@ -10,18 +10,21 @@ import torch
 
 from discern.artifacts.files import write_text
 from discern.artifacts.guard import check_output
-from discern.config.tree import to_toml
+from discern.config.tree import flatten, to_toml
 from discern.errors import DataError
 from discern.model.config import ModelConfig
-from discern.objectives.base import Vocabulary
+from discern.objectives.base import Objective, Vocabulary
 from discern.records import Record, read_record, understood
 from discern.report.evaluation import evaluation_pictures, evaluation_tables
 from discern.report.journal import last_held_out, run_charts
 from discern.report.minimal_pairs import blimp_tables
 from discern.report.page import Page, render_page
 from discern.report.shading import ShadedText
+from discern.report.verdict import run_verdict
 from discern.scoring.detection import Detection
-from discern.training.journal import METRICS_FILE, is_number, read_metrics
+from discern.training.diagnosis import expectations, judge_duplicates, judge_held_out
+from discern.training.journal import HELD_OUT, METRICS_FILE, held_out_figures, is_number, read_metrics
+from discern.training.watchman import settled_from, too_early
 from discern.workflows.configuration import read_written_config
 from discern.workflows.runs import CONFIG_FILE, EVALUATION_FILE, build_objective, special_in
 from discern.workflows.runs import read_record as read_run_record
@@ -75,6 +78,7 @@ def report(
         preferences = blimp_tables(read_kept(run))
     page = Page(
         title=f"discern: {run.resolve().name}",
+        verdict=_verdict(config, record, lines, step),
         facts=_facts(config, record, lines[-1]),
         curves=[*run_charts(lines), *measured[0]],
         tables=[*measured[1], *preferences],
@@ -94,6 +98,28 @@ def report(
     return target
 
 
+def _verdict(
+    config: PretrainConfig, record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], evaluated: int | None
+) -> list[str]:
+    """What the last held-out figures say, as `discern doctor` judges them; without looking at weights or data."""
+    last: Mapping[str, Any] = next((line for line in reversed(lines) if line["step"] == evaluated and held_out_figures(line)), {})
+    # By the names that an evaluation gives them.
+    figures = {name.removeprefix(HELD_OUT): value for name, value in held_out_figures(last).items()}
+    expected = expectations(_objective(config, record), config.train.max_steps, flatten(config))
+    settled = settled_from(config.optimizer.warmup_steps, config.train.max_steps)
+    statistics = record.get("statistics", {})
+    findings = judge_held_out(figures, expected)
+    findings += judge_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
+    step = lines[-1]["step"]
+    return run_verdict(step, config.train.max_steps, figures, [too_early(each, evaluated or 0, settled) for each in findings])
+
+
+def _objective(config: PretrainConfig, record: Mapping[str, Any]) -> Objective:
+    """Of the run, without weights."""
+    with torch.device("meta"):
+        return build_objective(config, Vocabulary(record["vocab_size"], special_in(record)))
+
+
 def _evaluation(run: Path) -> dict[str, Any]:
     """What the last `discern evaluate` left in the run; nothing where there is none.
 
@@ -111,8 +137,7 @@ class _Evaluation(Record):
 
 def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The head of the page; no path and no name of a machine, so that the page can be shown around."""
-    with torch.device("meta"):
-        objective = build_objective(config, Vocabulary(record["vocab_size"], special_in(record)))
+    objective = _objective(config, record)
     sizes = {name: network.encoder.config for name, network in objective.networks().items()}
     statistics = record.get("statistics", {})
     unknown = statistics.get("unknown_fraction")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from discern.artifacts.guard import check_output
 from discern.errors import DataError
 from discern.records import parse_json, read_text, understood
 from discern.report.page import Page, Table, render_page
+from discern.report.tagged import TaggedTexts, marked
+from discern.report.verdict import task_verdict
 from discern.tasks.published import published_scores
 from discern.workflows.baselines import verdict
 from discern.workflows.finetuned import CONFIG_FILE, RESULTS_FILE, read_results, seed_folder
@@ -18,6 +21,7 @@ from discern.workflows.finetuned import CONFIG_FILE, RESULTS_FILE, read_results,
 REPORT_FILE = "report.html"
 
 _WORST = 10
+_READ = 10_000  # mistakes that are counted by kind
 _LONGEST = 300
 
 
@@ -38,11 +42,18 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
     hint = "remove it, then run the same `discern finetune` command: it writes it again"
     with understood(folder / RESULTS_FILE, hint=hint):
         facts, tables = _facts(results), [*_scores(tasks), *_baselines(tasks), *_published(tasks)]
+    mistakes = {name: _mistakes(folder, results["best_seed"], name) for name in tasks}
+    with understood(folder / RESULTS_FILE, hint=hint):
+        said = [
+            line for name, entry in tasks.items() for line in task_verdict(name, entry, mistakes[name].records, verdict(entry))
+        ]
     page = Page(
         title=f"discern: {folder.resolve().name}",
+        verdict=said,
         facts=facts,
         curves=(),
-        tables=[*tables, *_mistakes(folder, results["best_seed"], tasks)],
+        tables=[*tables, *(each.table for each in mistakes.values() if each.table is not None)],
+        tagged=[each.tagged for each in mistakes.values() if each.tagged is not None],
         configuration=read_text(folder / CONFIG_FILE, hint="copy it back, or fine-tune again with another --out"),
         notes=["Scores are fractions in 0-1; correlations in -1 to 1. The median of the seeds is the figure to quote."],
     )
@@ -129,20 +140,33 @@ def _published(tasks: Mapping[str, Any]) -> Iterator[Table]:
         yield Table("Published scores", columns, rows, note)
 
 
-def _mistakes(folder: Path, seed: int, tasks: Mapping[str, Any]) -> Iterator[Table]:
-    for name in tasks:
-        path = seed_folder(folder, seed) / f"mistakes-{name}.jsonl"
-        if not path.is_file():
-            continue
-        hint = f"remove it for a page without mistakes; removing {path.parent} and fine-tuning again writes it"
-        lines = read_text(path, hint=hint).splitlines()[:_WORST]
-        with understood(path, hint=hint):
-            records = [parse_json(line, path, hint=hint) for line in lines]
-            rows: list[list[str | float]] = [
-                [_text(record), _short(record["gold"]), _said(record), float(record["badness"])] for record in records
-            ]
-        if rows:
-            yield Table(f"Worst mistakes of seed {seed}: {name}", ("Text", "Gold", "Said", "Badness"), rows)
+@dataclass(frozen=True)
+class _Mistakes:
+    """What a seed got wrong, worst first; the worst as a table, or of tagging as texts with their entities marked."""
+
+    records: list[dict[str, Any]]
+    table: Table | None = None
+    tagged: TaggedTexts | None = None
+
+
+def _mistakes(folder: Path, seed: int | None, name: str) -> _Mistakes:
+    path = seed_folder(folder, seed) / f"mistakes-{name}.jsonl" if seed is not None else None
+    if path is None or not path.is_file():
+        return _Mistakes([])
+    title = f"Worst mistakes of seed {seed}: {name}"
+    hint = f"remove it for a page without mistakes; removing {path.parent} and fine-tuning again writes it"
+    lines = read_text(path, hint=hint).splitlines()[:_READ]
+    with understood(path, hint=hint):
+        records: list[dict[str, Any]] = [parse_json(line, path, hint=hint) for line in lines]
+        rows: list[list[str | float]] = []
+        texts = []
+        for record in records[:_WORST]:
+            if "words" in record and "tags" in record:
+                texts.append(marked(record))
+            else:
+                rows.append([_text(record), _short(record["gold"]), _said(record), float(record["badness"])])
+    table = Table(title, ("Text", "Gold", "Said", "Badness"), rows) if rows else None
+    return _Mistakes(records, table, TaggedTexts(title, texts) if texts else None)
 
 
 def _text(record: Mapping[str, Any]) -> str:

@@ -1,0 +1,93 @@
+"""What the top of a page says, and how entities are marked in a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from discern.report.page import Page, render_page
+from discern.report.tagged import TaggedTexts, marked
+from discern.report.verdict import run_verdict, task_verdict
+from discern.training.diagnosis import Finding
+
+WORDS = "Ann Lee went to New York and Paris on Monday".split()
+RECORD: dict[str, Any] = {
+    "words": WORDS,
+    "tags": [],
+    "gold": [],
+    "spans": [[0, 2, "PER"], [5, 6, "LOC"], [7, 8, "ORG"], [9, 10, "LOC"]],
+    "invented": [[5, 6, "LOC"], [7, 8, "ORG"], [9, 10, "LOC"]],
+    "missed": [[4, 6, "LOC"], [7, 8, "LOC"]],
+}
+
+
+def test_entities_are_marked_in_the_text_with_what_went_wrong() -> None:
+    pieces = marked(RECORD)
+    assert "".join(piece.text + piece.after for piece in pieces) == " ".join(WORDS)
+    assert [(piece.text, piece.mark, piece.label) for piece in pieces if piece.mark] == [
+        ("Ann Lee", "right", "PER"),
+        ("New", "missed", "LOC missed"),
+        ("York", "right", "LOC"),  # its boundary is wrong, not its name
+        ("Paris", "confused", "ORG, not LOC"),
+        ("Monday", "invented", "LOC invented"),
+    ]
+
+
+def test_chinese_has_no_blanks() -> None:
+    record = {"words": list("我在北京ok"), "spans": [[2, 4, "LOC"]], "invented": [], "missed": []}
+    assert "".join(piece.text + piece.after for piece in marked(record)) == "我在北京o k"
+
+
+def test_tags_of_single_words_are_marked_where_they_are_wrong() -> None:
+    record = {"words": ["time", "flies", "fast"], "gold": ["NN", "VB", "RB"], "tags": ["NN", "NNS", "RB"]}
+    assert [(piece.text, piece.label) for piece in marked(record) if piece.mark] == [("flies", "NNS, not VB")]
+
+
+def test_the_page_begins_with_the_verdict_and_escapes_what_it_shows() -> None:
+    record = {"words": ["<b>Ann</b>", "went"], "spans": [[0, 1, "<i>"]], "invented": [[0, 1, "<i>"]], "missed": []}
+    page = Page("t", [("fact", "1")], (), verdict=["It is good & small."], tagged=[TaggedTexts("Worst", [marked(record)])])
+    html = render_page(page)
+    assert html.index("It is good &amp; small.") < html.index("<dt>fact</dt>")
+    assert '<span class="entity invented">&lt;b&gt;Ann&lt;/b&gt;<small>&lt;i&gt; invented</small></span> went' in html
+
+
+def test_a_verdict_on_a_run() -> None:
+    figures = {"discriminator_auc": 0.737, "discriminator_precision": 0.595, "discriminator_recall": 0.078}
+    (said, usual) = run_verdict(2000, 2000, figures | {"generator_accuracy": 0.25}, [])
+    assert "tells replaced tokens from original ones clearly (AUC 0.737; 0.5 is guessing)" in said
+    assert "marks 8% of the replaced tokens, and 60% of what it marks was replaced" in said
+    assert "The generator guesses 25% of the masked tokens." in said
+    assert usual == "No figure is outside its usual band."
+    ill = Finding("discriminator_recall", 0.0, (0.02, 1.0), "low", "it answers 'original' to everything", "a lower rate")
+    assert run_verdict(2000, 2000, figures, [ill])[1] == "Not as usual: it answers 'original' to everything. Try a lower rate."
+    early = Finding("discriminator_recall", 0.0, (0.02, 1.0), "unknown", "too early to tell at step 209")
+    found = run_verdict(209, 22_000, figures, [early])
+    assert found[0].startswith("Step 209 of 22,000. ")
+    assert found[-1] == "It is too early to tell how the run will turn out."
+    assert "nothing was evaluated" in run_verdict(5, 10, {}, [])[0]
+
+
+def test_a_verdict_on_a_task() -> None:
+    entry: dict[str, Any] = {
+        "metric": "accuracy",
+        "median": 0.8125,
+        "examples": 320,
+        "split": "dev",
+        "metrics": {"accuracy": 0.8125},
+        "baselines": {"majority": {"title": "the most frequent class", "metrics": {"accuracy": 0.5}}},
+        "beats_baselines": True,
+    }
+    mistakes = [{"gold": "bad", "label": "good"}] * 3 + [{"gold": "good", "label": "bad"}]
+    score, confusion = task_verdict("own", entry, mistakes, None)
+    assert score == (
+        "own: accuracy 0.812 on 320 examples (dev), which beats every simple baseline (the best, the most frequent class: 0.500)."
+    )
+    assert confusion == "The most frequent mistake: 'bad' taken for 'good' (3 of 4 mistakes)."
+    assert task_verdict("own", entry, [], "The model does not beat X (0.9).")[0].endswith(
+        "(dev). The model does not beat X (0.9)."
+    )
+    spans = entry | {"metrics": {"f1": 0.4, "precision": 0.6, "recall": 0.3}, "baselines": {}}
+    assert task_verdict("own", spans, [RECORD], None)[1:] == [
+        "It finds 30% of the spans, and 60% of those it names are right.",
+        "Most often missed: LOC (2 of 2 missed spans).",
+    ]
+    assert "no seed has a score" in task_verdict("own", entry | {"median": None}, [], None)[0]
