@@ -306,7 +306,7 @@ def test_another_beginning_is_another_run(world: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="at step 32 has other weights"):
         go(world, out, model=tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="began with weights of its own"):
-        go(world, world / "run", data=general)
+        go(world, Path(shutil.copytree(world / "run", tmp_path / "begun")), data=general)
     assert json.loads(held)["start"]["weights"] == read_record(out)["start"]["weights"]
 
 

@@ -67,7 +67,7 @@ def check_output(option: str, out: Path | None, example: str, *reads: Path | Non
 
 def check_folder(option: str, out: Path, *reads: Path | None) -> None:
     """Raise where an output folder and what the command reads would be mixed up, before any work; see `check_apart`."""
-    check_apart(option, out, *reads, hint=f"choose another folder: {option} {_beside(out, reads)}")
+    check_apart(option, out, *reads)
 
 
 def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str] = (), hint: str | None = None) -> None:
@@ -87,14 +87,14 @@ def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str
     """
     if os.path.exists(out) and not (out.is_file() or out.is_dir()):  # a device or a pipe, of which nothing is replaced
         return
-    hint = hint or f"choose another place: {option} {_beside(out, reads)}"
     for read in existing(reads):
+        instead = hint or _elsewhere(option, out, read)
         if os.path.exists(out) and out.samefile(read):
             what = "is what the command reads, and would replace itself" if read.is_dir() else "is the input"
-            raise ConfigError(f"{out} {what}", hint=hint)
-        check_not_inside(option, out, read, own=own, hint=hint)
+            raise ConfigError(f"{out} {what}", hint=instead)
+        check_not_inside(option, out, read, own=own, hint=instead)
         if out.is_dir() and is_inside(read, out):
-            raise ConfigError(f"{out} holds {read}, which the command reads", hint=hint)
+            raise ConfigError(f"{out} holds {read}, which the command reads", hint=instead)
 
 
 def check_not_inside(option: str, out: Path, read: Path | None, *, own: Collection[str] = (), hint: str | None = None) -> None:
@@ -105,7 +105,7 @@ def check_not_inside(option: str, out: Path, read: Path | None, *, own: Collecti
     """
     if read is None or not read.is_dir() or not is_kept_whole(read) or _is_own(out, read, own):
         return
-    hint = hint or f"choose another place: {option} {_beside(out, (read,))}"
+    hint = hint or _elsewhere(option, out, read)
     if is_inside(out, read):
         raise ConfigError(f"{out} lies inside {read}, which the command reads", hint=hint)
     _refuse_linked(out, read, hint)
@@ -150,7 +150,8 @@ def _refuse_linked(out: Path, folder: Path, hint: str) -> None:
             raise ConfigError(f"{out} is the same file as {path}, which the command reads", hint=hint)
 
 
-def _beside(out: Path, reads: Collection[Path | None]) -> str:
-    """A name in the folder that holds the first thing read, for a hint."""
-    read = next(existing(reads), None)
-    return out.name if read is None else str(read.parent / f"{read.name}-{out.name}")
+def _elsewhere(option: str, out: Path, read: Path) -> str:
+    """A hint: a name beside what is read."""
+    whole = Path(os.path.realpath(read))
+    folder = whole.parent if read.name in ("", "..") else read.parent
+    return f"choose another place: {option} {folder / f'{whole.name}-{2 if out.name == read.name else out.name}'}"
