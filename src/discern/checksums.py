@@ -179,6 +179,4 @@ def _remember(path: Path, stamp: tuple[int, ...], digest: str) -> None:
     with suppress(OSError, RuntimeError):
         note = _note(path)
         note.parent.mkdir(parents=True, exist_ok=True)
-        aside = note.with_name(f".{note.name}.{os.getpid()}")
-        aside.write_text(json.dumps({"file": str(path.resolve()), "stamp": list(stamp), "sha256": digest}), encoding="utf-8")
-        aside.replace(note)
+        write_text(note, json.dumps({"file": str(path.resolve()), "stamp": list(stamp), "sha256": digest}))

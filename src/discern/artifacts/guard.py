@@ -25,7 +25,7 @@ _MARKS = (
 """Files that tell a data set, a run, a fine-tuning, a comparison or a model from a plain folder."""
 
 
-_ESSENTIAL = frozenset().union(*_MARKS) | {"config.json", "config.toml", "metrics.jsonl", "results.json", "state.json"}
+_ESSENTIAL = frozenset().union(*_MARKS) | {"config.json", "config.toml", "metrics.jsonl", "results.json", "checksums.json"}
 """Files that such a folder is nothing without. No results go over one, be it of the model at hand or of another."""
 
 
