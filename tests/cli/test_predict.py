@@ -44,6 +44,17 @@ def test_lines_go_to_stdout_and_nothing_else_does(
     assert "logits" in json.loads(capsys.readouterr().out.splitlines()[0])
 
 
+def test_json_without_a_file_holds_the_predictions(
+    model: Path, table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, model, table) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert call(monkeypatch, model, table, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"rows", "seconds", "rows_per_second", "predictions"}
+    assert found["predictions"] == lines
+
+
 def test_json_sums_up_what_was_written(
     model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,8 +71,6 @@ def test_json_sums_up_what_was_written(
 def test_wrong_questions_and_failures(
     model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, model, table, "--json") == 2
-    assert "add --out FILE" in capsys.readouterr().err
     assert call(monkeypatch, model, table, "--text", "y") == 2
     assert call(monkeypatch, model, tmp_path / "nowhere.csv") == 1
     assert "nowhere.csv" in capsys.readouterr().err

@@ -98,6 +98,15 @@ def test_an_export_reads_files_by_the_columns_of_the_training_file(folders: Path
     assert discern.load(folders / "pair").predict([("second", "first")])[0]["label"] == found[0][0]["label"]
 
 
+def test_an_export_is_evaluated_as_its_fine_tuning(folders: Path, tmp_path: Path) -> None:
+    rows = "".join(f"{text},{label}\n" for text, label in (("the chef", "good"), ("hello", "bad"), ("guests ate", "so-so")))
+    (tmp_path / "dev.csv").write_text(f"review,stars\n{rows}")
+    ours, theirs = (
+        discern.evaluate(folders / name, data=tmp_path / "dev.csv", device="cpu") for name in ("single", "single-out")
+    )
+    assert theirs == ours | {"loss": pytest.approx(ours["loss"], abs=1e-4)}
+
+
 def test_what_the_answers_hold(folders: Path) -> None:
     (tags, _) = discern.load(folders / "tags-out").predict(WORDS)
     assert tags["words"] == WORDS[0]
@@ -204,6 +213,7 @@ def test_a_model_of_transformers(folders: Path, tmp_path: Path, kind: str, endin
     import transformers
 
     labels = {0: "O", 1: "B-X", 2: "I-X"}
+    (tmp_path / "dev.csv").write_text("text,label\nhello,O\n")
     config = small(kind, tokenizer=folders / "single" / "tokenizer.json", id2label=labels)
     if ending == "ForQuestionAnswering":
         config.num_labels = 2
@@ -211,6 +221,8 @@ def test_a_model_of_transformers(folders: Path, tmp_path: Path, kind: str, endin
     theirs.save_pretrained(tmp_path)
     tokenizer = load_tokenizer(folders / "single" / "tokenizer.json")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="does not say which columns"):
+        discern.evaluate(tmp_path, data=tmp_path / "dev.csv")
     model = discern.load(tmp_path, device="cpu")
     if ending == "ForQuestionAnswering":
         encoded = tokenizer.encode(*QUESTIONS[0])

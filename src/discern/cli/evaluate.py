@@ -75,9 +75,10 @@ def evaluate(
             return
         if limit is not None or scorer:
             raise ConfigError("--limit and --scorer are for suites of minimal pairs", hint="add --suite blimp, or leave them out")
-        from discern.workflows.runs import is_finetuned, is_run
+        from discern.workflows.runs import is_run
+        from discern.workflows.task_models import holds_task
 
-        if is_finetuned(model):
+        if holds_task(model):
             if sequences:
                 raise ConfigError("--sequences is for runs; a fine-tuned model is judged on the whole file", hint="leave it out")
             if batch_size is not None:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.errors import ConfigError
 
 _COLUMNS = ("text", "pair", "words", "question", "context")
 
@@ -69,10 +68,6 @@ def predict(
     """
     with command(json_output=json_output) as console:
         model = console.local_model(model)
-        if json_output and out is None:
-            raise ConfigError(
-                "--json sums up what was written to a file", hint="add --out FILE; without --json the lines come to stdout"
-            )
         from discern.workflows.predict import PredictRequest
         from discern.workflows.predict import predict as run
 
@@ -90,8 +85,13 @@ def predict(
             precision=precision,
             append=append,
         )
-        done = run(request, console.records, console.progress)
+        gathered: list[dict[str, Any]] = []
+        done = run(request, gathered.extend if json_output else console.records, console.progress)
         rate = done.rows / max(done.seconds, 1e-9)
+        values: dict[str, Any] = {"rows": done.rows, "seconds": done.seconds, "rows_per_second": rate}
         if out is not None:
-            values = {"rows": done.rows, "seconds": done.seconds, "rows_per_second": rate, "out": out}
-            console.result(values, text=f"{out}: {done.rows:,} rows in {done.seconds:.1f} s ({rate:,.0f} a second)")
+            console.result(
+                values | {"out": out}, text=f"{out}: {done.rows:,} rows in {done.seconds:.1f} s ({rate:,.0f} a second)"
+            )
+        elif json_output:
+            console.result(values | {"predictions": gathered}, text="")

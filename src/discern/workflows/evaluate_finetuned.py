@@ -15,11 +15,12 @@ from discern.tasks.examples import Reading
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision, shape_of
 from discern.training.prediction import outputs_of
-from discern.workflows.finetuned import FineTuned, load_finetuned
+from discern.workflows.finetuned import FineTuned
 from discern.workflows.own_files import OwnSource
 from discern.workflows.predict import chosen_task
 from discern.workflows.prediction_input import known_definition
 from discern.workflows.task_files import has_labels
+from discern.workflows.task_models import load_task_model
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class JudgeRequest:
     """What to judge on what.
 
     Attributes:
-        model: what `discern finetune` wrote.
+        model: what `discern finetune` wrote, or an export of it.
         data: a file as the training file is; of a named task also a folder of its files.
         task: which, where there are several.
-        seed: whose weights; None: those of the best.
+        seed: of a fine-tuning, whose weights; None: those of the best.
     """
 
     model: Path
@@ -51,7 +52,7 @@ def judge(request: JudgeRequest, progress: Progress) -> dict[str, Any]:
     """
     if request.data is None:
         raise ConfigError(f"{request.model} is fine-tuned: on which labelled file is it to be judged?", hint="add --data FILE")
-    model = load_finetuned(request.model, request.seed)
+    model = load_task_model(request.model, request.seed)
     task = chosen_task(model, request.task)
     model.objective.to(choose_device(request.device))
     found: dict[str, Any] = {}
@@ -104,6 +105,11 @@ def _readings(task: Task[Any], record: Mapping[str, Any], data: Path) -> list[tu
         raise ConfigError(f"{data} is a folder", hint="give a labelled file, with the columns of the training file: --data FILE")
     if definition is not None:
         return [("", data.name, data, definition.source.read(data, "dev"))]
+    if not record.get("source"):
+        raise ConfigError(
+            f"the model does not say which columns of {data} hold the text and the label",
+            hint="fine-tunings and their exports can be evaluated; `discern predict` takes any model",
+        )
     columns = record["source"]["columns"]
     source = OwnSource.of_record(task.labels.kind, record["source"])
     try:

@@ -66,7 +66,10 @@ def holds_task(folder: Path) -> bool:
         return True
     if not (folder / CONFIG_NAME).is_file():
         return False
-    config = read_huggingface_config(folder, ENCODER_TYPES)
+    try:
+        config = read_huggingface_config(folder, ENCODER_TYPES)
+    except CheckpointError:  # whoever reads it for something else says what is wrong
+        return False
     return _kind(config) is not None or TASK_HEAD in read_mark(config)
 
 

@@ -38,6 +38,7 @@ from discern.workflows.plan import plan
 from discern.workflows.prediction_input import InputFormat
 from discern.workflows.request import Replay
 from discern.workflows.runs import is_finetuned
+from discern.workflows.task_models import holds_task
 
 PathLike = str | Path
 Settings = Mapping[str, Any]
@@ -201,7 +202,7 @@ def evaluate(
     """Measure a pre-trained model on held-out text, or a fine-tuned one on a labelled file, as `discern evaluate` does.
 
     Args:
-        model: a run, an export with all its networks, or a fine-tuning.
+        model: a run, an export with all its networks, a fine-tuning, or an export of that.
         data: data set whose held-out part is used (default: the one of the run); of a fine-tuning, a labelled file.
         sequences: held-out rows to measure on; 0: all.
         task: of a fine-tuning with several tasks.
@@ -216,7 +217,7 @@ def evaluate(
     """
     listener = progress or Logged()
     folder = local_model(model, listener.note)
-    if is_finetuned(folder):
+    if holds_task(folder):
         return judge(JudgeRequest(folder, _path(data), task, seed, device, precision), listener)
     if task is not None or seed is not None:
         raise ConfigError(f"task and seed are for fine-tuned models, and {model} is none", hint="leave them out")
