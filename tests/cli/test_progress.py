@@ -109,6 +109,16 @@ def test_a_narrow_terminal_leaves_out_whole_figures():
     assert "…" not in last
 
 
+def test_a_note_on_a_terminal_breaks_between_words():
+    stream = io.StringIO()
+    bar = Bar(Console(file=stream, force_terminal=True, width=40, color_system=None))
+    bar.note("step 145: held out loss 14.8669, generator_loss 3.9528, generator_accuracy 0.0359")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 1
+    assert "generator_accuracy" in " ".join(lines).split()
+    assert max(map(len, lines)) <= 40
+
+
 def test_a_long_description_keeps_whole_words():
     stream = io.StringIO()
     bar = Bar(Console(file=stream, force_terminal=True, width=60, color_system=None))

@@ -35,6 +35,12 @@ def test_no_number_of_an_evaluation_is_cut(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
+def test_the_name_of_a_row_stays_on_a_line() -> None:
+    rows = [{"group": "second quarter"} | {f"figure_{number}": 0.5 for number in range(9)}]
+    for part in shown(_groups("part of the row", rows), 60).split("part of")[1:]:
+        assert "second quarter" in part
+
+
 def test_a_table_that_fits_stays_whole() -> None:
     table = Table("name", "value")
     table.add_row("a", "1")

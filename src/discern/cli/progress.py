@@ -56,7 +56,7 @@ class Bar:
         self._live.update(task, advance=amount, figures=tuple(_word(*each) for each in self._figures.items()))
 
     def note(self, message: str) -> None:
-        self._console.print(Text(printable(message)), soft_wrap=True)
+        self._console.print(Text(printable(message)))  # breaks between words
 
     def finish(self) -> None:
         if self._live is not None:
