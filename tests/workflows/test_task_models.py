@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,35 @@ def test_a_head_beside_the_encoder(folders: Path, tmp_path: Path) -> None:
     assert {key: list(value) for key, value in info.items() if value} == {}
     (tmp_path / "out" / HEAD_NAME).unlink()
     with pytest.raises(CheckpointError, match=HEAD_NAME):
+        load_task_model(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda config: config["discern"]["record"].pop("tasks"), "what it says of the task"),
+        (lambda config: config["discern"]["record"].update(tasks=[]), "what it says of the task"),
+        (lambda config: config["discern"]["record"]["tasks"]["own"].update(labels=3), "what it says of the task"),
+        (
+            lambda config: config["discern"]["record"]["tasks"]["own"]["config"].update(sequence_length=-1),
+            "what it says of the task",
+        ),
+        (
+            lambda config: (config.pop("discern"), config.pop("id2label"), config.update(num_labels=10**9)),
+            "num_labels is 1000000000",
+        ),
+        (lambda config: (config.pop("discern"), config.update(id2label={"x": "y"})), "id2label is not a label"),
+    ],
+)
+def test_a_damaged_record_is_named(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    monkeypatch.setenv("DISCERN_VERIFY", "0")
+    shutil.copytree(folders / "single-out", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    damage(config)
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=says):
         load_task_model(tmp_path / "out")
 
 

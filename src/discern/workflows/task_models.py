@@ -50,6 +50,7 @@ _PROBLEMS = {
     "regression": "number",
 }
 _NAME = "own"
+_MOST_LABELS = 100_000
 # The layers of a classifier by family, ours -> theirs: the one before the activation and the last one.
 _CLASSIFIERS = {
     "electra": {"summary": "classifier.dense", "output": "classifier.out_proj"},
@@ -100,8 +101,14 @@ def load_task_model(folder: Path, seed: int | None = None) -> FineTuned:
         )
     encoder, tokenizer = family_in(folder).encoder_from(folder), tokenizer_in(folder)
     check_rows(tokenizer, encoder.embeddings.vocab_size, folder)
-    record = _record(folder, config, mark, encoder)
-    tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
+    try:
+        record = _record(folder, config, mark, encoder)
+        tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        raise CheckpointError(
+            f"{folder / CONFIG_NAME}: what it says of the task cannot be read ({problem!r:.120})",
+            hint="export or download the model again",
+        ) from problem
     objective = SupervisedObjective(encoder, tasks, frame=record["frame"])
     _fill(objective.heads[next(iter(tasks))], folder, config)
     return FineTuned(folder, objective.eval(), tokenizer, mark.get("seed", 0), record)
@@ -186,7 +193,10 @@ def _label_names(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     """The label of each output, in order; LABEL_0 and so on where config.json has no names, as in transformers."""
     named = config.get("id2label")
     if named is None:
-        return tuple(f"LABEL_{number}" for number in range(config.get("num_labels", 2)))
+        count = config.get("num_labels", 2)
+        if not isinstance(count, int) or not 0 < count <= _MOST_LABELS:
+            raise CheckpointError(f"{folder / CONFIG_NAME}: num_labels is {count!r}", hint="export or download the model again")
+        return tuple(f"LABEL_{number}" for number in range(count))
     try:
         return tuple(str(named[str(number)]) for number in range(len(named)))
     except (KeyError, TypeError):
