@@ -15,6 +15,12 @@ from typing import Any
 _LONG_KEY = re.compile(r"(?<![\w.-])(?:[\w-]++[ \t]*+\.[ \t]*+){100}")
 
 
+# How a byte of a file name is written that is not UTF-8; JSON reads that by itself, and TOML has no place for it.
+_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
+_STAND_INS = 0x10FE00
+_STAND_IN = re.compile(f"[{chr(_STAND_INS + 0x80)}-{chr(_STAND_INS + 0xFF)}]")
+
+
 def json_value(text: str | bytes) -> Any:
     """What a JSON text stands for; NaN and infinities are let through.
 
@@ -40,11 +46,22 @@ def toml_tables(text: str) -> dict[str, Any]:
     if _LONG_KEY.search(text):
         raise tomllib.TOMLDecodeError("a key in it has more than 100 parts")
     try:
+        if _BYTE.search(text):
+            return dict(_with_bytes(tomllib.loads(_BYTE.sub(lambda found: chr(_STAND_INS + int(found[1], 16)), text))))
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
     except (RecursionError, ValueError) as problem:
         raise tomllib.TOMLDecodeError(_reason(problem)) from problem
+
+
+def _with_bytes(value: Any) -> Any:
+    """A value with the bytes that are not UTF-8 as Python has them in file names."""
+    if isinstance(value, str):
+        return _STAND_IN.sub(lambda found: chr(0xDC00 + ord(found[0]) - _STAND_INS), value)
+    if isinstance(value, dict):
+        return {_with_bytes(key): _with_bytes(item) for key, item in value.items()}
+    return [_with_bytes(item) for item in value] if isinstance(value, list) else value
 
 
 def _reason(problem: Exception) -> str:

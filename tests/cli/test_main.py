@@ -202,3 +202,11 @@ with open({str(tmp_path / "file")!r}, "w") as file:
 """
     subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", script], check=True)
     assert (tmp_path / "file").read_text() == "(True, '')"
+
+
+def test_texts_from_the_command_line_are_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (("detect", "model", "--text", "caf\udce9"), ("fill", "model", "caf\udce9")):
+        assert call(monkeypatch, *arguments) == 2
+        said = capsys.readouterr().err
+        assert "is not UTF-8: byte 0xe9 at character 4" in said
+        assert "iconv" in said

@@ -44,7 +44,7 @@ def make_run(
     objective = build_objective(config, Vocabulary(vocab_size(built), special_tokens(built)))
     make_noisy(objective)
     folder.mkdir(parents=True)
-    built.save(str(folder / TOKENIZER_FILE))
+    (folder / TOKENIZER_FILE).write_text(built.to_str(pretty=True), encoding="utf-8")  # `save` takes UTF-8 names only
     (folder / CONFIG_FILE).write_text(to_toml(config))
     record = {
         "format": FORMAT,

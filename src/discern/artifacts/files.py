@@ -19,6 +19,7 @@ import os
 import re
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,8 +62,11 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write or replace a text file, UTF-8; see `write_bytes`."""
-    write_bytes(path, text.encode())
+    """Write or replace a text file, UTF-8; see `write_bytes`.
+
+    A byte of a file name that is not UTF-8 becomes an escape, which JSON reads back as that byte.
+    """
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -83,7 +87,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
         DataError: it cannot be written, or another process is writing it.
     """
     with whole_binary_file(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="\n")
         try:
             yield text
         finally:
@@ -113,6 +117,21 @@ def cannot_write(path: Path, problem: Exception) -> DataError:
     return DataError(
         f"cannot write {path}: {reason}", hint="free some space, or choose another --out" if full else "choose another --out"
     )
+
+
+@contextmanager
+def utf8_name(path: Path) -> Iterator[Path]:
+    """A path to the same file for a library that opens none whose name is not UTF-8, as safetensors; good until the block ends.
+
+    A file that has been opened by it, or mapped into memory, stays so.
+    """
+    if os.fsencode(path).decode("utf-8", "replace") == str(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="discern-") as folder:
+        link = Path(folder) / "file"
+        link.symlink_to(path.absolute())
+        yield link
 
 
 def partial_name(name: str) -> str:

@@ -33,6 +33,7 @@ from discern.training.place import missing_of_place, place
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
+_PANIC = "PanicException"
 INTERRUPTED = 130
 _COMMANDS = ("discern ", "pip ", "hint: discern ", "AutoTokenizer.", "AutoModel")
 
@@ -163,6 +164,16 @@ def _explained(error: BaseException, console: Console) -> int:
     if isinstance(error, DiscernError):
         console.explain(error)
         return error.exit_code
+    if type(error).__name__ == _PANIC:  # of the tokenizers library, and no Exception
+        print_error(
+            f"the tokenizer cannot work with this text: {error}",
+            "a pattern or a table in tokenizer.json is damaged, or takes forever on this text; use another tokenizer or model",
+        )
+        return 1
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = os.fsdecode(error.filename) if error.filename else "a file name"
+        print_error(f"{name[:200]}... is too long a name for this disk", "choose a shorter name")
+        return 1
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         print_error("there is no space left where the output goes", "free some space, then run the same command again")
         return 1

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.detection_text import Shown
+from discern.cli.options import typed_text
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def _texts(text: list[str] | None, source: Path | None, field: str | None) -> It
     from discern.workflows.detect_input import InputText, read_texts
 
     if text:
+        text = [typed_text(each, "--text") for each in text]
         if field is not None:
             raise ConfigError("--text-field is for JSON lines, and --text is given", hint="leave one of them out")
         return [InputText(f"text {number}" if len(text) > 1 else "the text", number, each) for number, each in enumerate(text, 1)]

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from discern.cli.console import JsonOption, command
+from discern.cli.options import typed_text
 
 
 def fill(
@@ -26,6 +27,7 @@ def fill(
     Example: discern fill runs/first "The [MASK] sat on the mat."
     """
     with command(json_output=json_output) as console:
+        text = typed_text(text, "TEXT")
         model = console.local_model(model)
         from discern.workflows.fill import fill as run_fill
 

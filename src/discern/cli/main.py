@@ -51,6 +51,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES, _OLD_LIMIT = -1, -3, 2**30, 2
 def main() -> None:
     """Entry point of the command; leaves with its exit code."""
     _open_standard_streams()
+    # A panic of the tokenizers library is told in our words; its backtrace helps nobody but who debugs.
+    if "DISCERN_DEBUG" not in os.environ:
+        os.environ["RUST_BACKTRACE"] = "0"
     # Read by OpenMP when torch is loaded. By default a thread that waits for another spins for milliseconds; where other
     # programs want the cores too, that made training of small networks several times slower.
     if "OMP_WAIT_POLICY" not in os.environ:

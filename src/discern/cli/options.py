@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -10,6 +11,7 @@ import typer
 
 from discern.cli.console import Console
 from discern.config.presets import preset_names
+from discern.errors import ConfigError
 from discern.training.place import place
 
 
@@ -56,6 +58,26 @@ def launch_ranks(nproc: int, console: Console) -> None:
     from discern.training.launch import launch
 
     raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc, console.warn))
+
+
+def typed_text(text: str, name: str) -> str:
+    """A text from the command line, which a shell hands over as bytes.
+
+    Args:
+        name: of the argument, for the message.
+
+    Raises:
+        ConfigError: it is not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        byte = os.fsencode(text[problem.start])[0] if 0xDC80 <= ord(text[problem.start]) <= 0xDCFF else 0
+        raise ConfigError(
+            f"{name} is not UTF-8: byte 0x{byte:02x} at character {problem.start + 1}",
+            hint="in a terminal set to another encoding, put the text into a file and convert it with iconv",
+        ) from problem
+    return text
 
 
 def without_nproc(arguments: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from discern.data.blocks import DIGEST_BYTES, TokenBlock
-from discern.data.tokenizer import prepared, special_ids, vocab_size
+from discern.data.tokenizer import naming_panics, prepared, special_ids, vocab_size
 from discern.data.word_cache import WordCache
 from discern.data.words import SegmenterName, Sentences, word_finder
 
@@ -90,7 +90,8 @@ class Encoder:
             return Sentences(texts, np.array(found[0], dtype=self._dtype), found[1], None)
         # The fast variant leaves out offsets and words.
         encode = self._tokenizer.encode_batch if self._words.needs_encodings else self._tokenizer.encode_batch_fast
-        encodings = encode(texts, add_special_tokens=False)
+        with naming_panics("the tokenizer"):
+            encodings = encode(texts, add_special_tokens=False)
         lengths = np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings))
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths.sum()))
         return Sentences(texts, ids, lengths, encodings)

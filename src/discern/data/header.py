@@ -70,5 +70,6 @@ def write_header(
         versions={"discern": discern.__version__, "tokenizers": version("tokenizers")},
     )
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    write_file(folder / MANIFEST_NAME, text.encode() + b"\n")
+    # A byte of a file name that is not UTF-8 becomes an escape of JSON's.
+    write_file(folder / MANIFEST_NAME, text.encode(errors="backslashreplace") + b"\n")
     return manifest

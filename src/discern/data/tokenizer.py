@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,8 @@ SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"
 _XLNET_NAMES = {role: token.lower().replace("[", "<").replace("]", ">") for role, token in SPECIAL_TOKENS.items()}
 END_OF_DOCUMENT = "<eod>"  # as XLNet's vocabulary has it; only Unigram tokenizers trained here do
 _TRAIN_HINT = "or train one on your text: --train-tokenizer wordpiece --vocab-size 8000"
+PANIC = "PanicException"
+"""Class of what Rust code raises where it gives up; pyo3 has no name to import it by."""
 _DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
 
 
@@ -64,8 +69,9 @@ def prepared(tokenizer: Tokenizer, name: str) -> Tokenizer:
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
-    if not _frames_correctly(tokenizer):
-        tokenizer.post_processor = frame(tokenizer)
+    with naming_panics(name):
+        if not _frames_correctly(tokenizer):
+            tokenizer.post_processor = frame(tokenizer)
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -194,9 +200,43 @@ def _read(file: Path) -> str:
         ) from problem
 
 
+@contextmanager
+def naming_panics(name: str) -> Iterator[None]:
+    """Turns a panic of the tokenizers library, which is no `Exception`, into a DataError that names the tokenizer."""
+    try:
+        yield
+    except BaseException as problem:
+        if type(problem).__name__ != PANIC:
+            raise
+        raise DataError(
+            f"{name}: the tokenizers library cannot work with it: {problem}",
+            hint="a pattern or a table in tokenizer.json is damaged, or takes forever on this text; use another tokenizer",
+        ) from problem
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Nothing gets to stderr: Rust announces a panic there, past Python, before we can say it in our words."""
+    try:
+        before = os.dup(2)
+    except OSError:  # closed
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
 def _from_json(content: str, file: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_str(content)
+        with naming_panics(str(file)), _without_stderr():
+            return Tokenizer.from_str(content)
+    except DataError:
+        raise
     except Exception as problem:  # the library raises bare Exception
         found = f"{file} is not a tokenizer.json: {problem}" if content.strip() else f"{file} is empty"
         raise DataError(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from discern.data.tokenizer import SPECIAL_TOKENS
+from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics
 
 _CAPACITY = 1 << 17
 _MISSES_WORTH_IT = 0.5
@@ -60,7 +60,8 @@ class WordCache:
         if len(self._ids) + len(new) > _CAPACITY:
             self._ids = {}
             new = list(set(chain.from_iterable(pieces)))
-        encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        with naming_panics("the tokenizer"):
+            encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
         self._ids.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
         find = self._ids.__getitem__
         flat: list[int] = []

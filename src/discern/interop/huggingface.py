@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from discern.artifacts.files import sync_file, write_file
+from discern.artifacts.files import sync_file, utf8_name, write_file
 from discern.checksums import verify
 from discern.errors import CheckpointError
 from discern.interop.allocation import allocate
@@ -324,6 +324,7 @@ def opened(folder: Path, name: str = WEIGHTS_NAME) -> Any:
         )
     verify(path, error=CheckpointError)
     try:
-        return safe_open(path, framework="pt")
+        with utf8_name(path) as readable:
+            return safe_open(readable, framework="pt")
     except (SafetensorError, OSError) as problem:
         raise CheckpointError(f"{path} is damaged: {problem}", hint="export or download the model again") from problem

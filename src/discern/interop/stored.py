@@ -112,7 +112,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     """The tensors of a pickle, by name; code in it is not run."""
     verify(path, error=CheckpointError)
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as problem:  # what an unpickler stumbles over decides what it raises
         raise CheckpointError(
             f"{path} cannot be loaded ({type(problem).__name__}): it is damaged, or holds more than tensors, maybe code",

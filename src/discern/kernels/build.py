@@ -93,7 +93,7 @@ def _compiler() -> str | None:
 def _openmp_runtime() -> Path | None:
     """The one that torch has loaded: a second would bring a second set of threads, which fight over the cores."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     loaded = (Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/") > 0)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from discern.artifacts.files import sync_file, sync_folder
+from discern.artifacts.files import sync_file, sync_folder, utf8_name
 from discern.checksums import CHECKSUMS_NAME, checksum, read_checksums, verification_is_on
 from discern.errors import CheckpointError, DataError
 from discern.records import Record, read_record
@@ -199,7 +199,8 @@ class _State(Record):
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
+        with utf8_name(path) as readable:
+            return load_file(readable)
     except (OSError, SafetensorError, ValueError) as problem:
         raise CheckpointError(f"{path} is damaged: {problem}", hint=_EARLIER) from problem
 

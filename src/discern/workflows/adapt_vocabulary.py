@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from discern.artifacts.files import write_text
+from discern.artifacts.files import utf8_name, write_text
 from discern.data.build import BuildOptions
 from discern.data.corpus import Corpus, CorpusOptions
 from discern.data.extension import extend_tokenizer, frequent_splits, word_form, word_forms
@@ -84,7 +84,8 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
     progress.note(f"adding {len(forms):,} tokens: {', '.join(forms[:8])}{', ...' if len(forms) > 8 else ''}")
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "tokenizer.json"
-        extend_tokenizer(tokenizer, forms).save(str(path))
+        with utf8_name(path.parent) as folder:
+            extend_tokenizer(tokenizer, forms).save(str(folder / path.name))
         request = PrepareRequest(
             inputs=data.manifest.inputs,
             out=target,

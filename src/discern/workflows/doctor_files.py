@@ -11,6 +11,7 @@ from typing import Literal
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from discern.artifacts.files import utf8_name
 from discern.checksums import CHECKSUMS_NAME, checksum, read_checksums, write_checksums
 from discern.data.manifest import COUNTS_NAME, MANIFEST_NAME, read_manifest
 from discern.data.shards import Shard, TokenData
@@ -264,7 +265,8 @@ def _compare(path: Path, expected: str) -> None:
 
 def _weights(path: Path, *, known: bool = True) -> None:
     try:
-        check_finite(load_file(path), path)
+        with utf8_name(path) as readable:
+            check_finite(load_file(readable), path)
     except (SafetensorError, ValueError) as problem:
         raise DataError(f"it cannot be read: {problem}") from problem
     if not known:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from discern import __version__
-from discern.artifacts.files import write_bytes, write_text
+from discern.artifacts.files import utf8_name, write_bytes, write_text
 from discern.checksums import verify, write_checksums
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError
@@ -196,7 +196,8 @@ def _weights(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is missing", hint=hint)
     verify(path, error=CheckpointError)
     try:
-        tensors = load_file(path)
+        with utf8_name(path) as readable:
+            tensors = load_file(readable)
     except (OSError, SafetensorError, ValueError) as problem:
         raise CheckpointError(f"{path} is damaged: {problem}", hint=hint) from problem
     check_finite(tensors, path)
