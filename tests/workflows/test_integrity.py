@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from discern.workflows.encoders import load_encoder
 from discern.workflows.export import ExportRequest, export
 from discern.workflows.export_again import export_again
 from discern.workflows.finetuned import load_finetuned
+from discern.workflows.library import load
 from discern.workflows.models import load_model, load_objective
 from discern.workflows.run_folder import fill_folder
 from discern.workflows.runs import load_run, read_record
@@ -266,3 +268,25 @@ def test_large_weights_are_finite_although_their_sum_is_not(made: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
     accept_folder(made / "export", lambda change: None)
     load_encoder(made / "export", warn=pytest.fail)
+
+
+@pytest.mark.parametrize("verb", ["detect", "encode", "fill", "score"])
+def test_what_overflows_in_the_network_is_no_answer(verb: str, made: Path) -> None:
+    for folder in (made / "export", made / "export" / "generator"):
+        tensors = load_file(folder / "model.safetensors")
+        for name in tensors:
+            if "LayerNorm.weight" in name or "dense" in name:
+                tensors[name].fill_(1e38)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    accept_folder(made / "export", lambda change: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of words that the vocabulary lacks
+        model = load(made / "export", device="cpu")
+        asked: dict[str, Callable[[], object]] = {
+            "detect": lambda: model.detect("the file"),
+            "encode": lambda: model.encode(["the file"]),
+            "fill": lambda: model.fill("the [MASK]"),
+            "score": lambda: model.score(["the file"]),
+        }
+        with pytest.raises(NumericsError, match="not finite"):
+            asked[verb]()

@@ -10,7 +10,7 @@ from tokenizers import Encoding, Tokenizer
 
 from discern.data.tokenizer import special_tokens
 from discern.model.network import Network
-from discern.scoring.rows import TOKENS_PER_BATCH, batches, framed
+from discern.scoring.rows import TOKENS_PER_BATCH, batches, finite, framed
 from discern.scoring.windows import best_places, windows_of
 
 
@@ -84,5 +84,6 @@ def detect_replaced(
 def _judge(detector: Detector, texts: Sequence[Sequence[int]]) -> list[list[float]]:
     """Probabilities of the tokens of each text, which is given as ids and fits."""
     device = detector.network.encoder.embeddings.weights.device
-    logits = detector.network.token_logits(*framed(texts, special_tokens(detector.tokenizer), device))
+    input_ids, mask = framed(texts, special_tokens(detector.tokenizer), device)
+    logits = finite(detector.network.token_logits(input_ids, mask), mask)
     return [row[1 : len(ids) + 1] for row, ids in zip(logits.sigmoid().tolist(), texts, strict=True)]

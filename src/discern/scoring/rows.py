@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from discern.errors import NumericsError
 from discern.model.encoder import Encoder
 from discern.model.network import Network
 from discern.tasks.frames import FRAMES
@@ -55,9 +56,13 @@ def padded(
 
 
 def read(encoder: Encoder, input_ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L D"]:
-    """Hidden states of rows `[CLS] text [SEP]` and padding, in that order, laid before the encoder as it expects them."""
+    """Hidden states of rows `[CLS] text [SEP]` and padding, in that order, laid before the encoder as it expects them.
+
+    Raises:
+        NumericsError: they are not finite.
+    """
     if encoder.fine_tuning.get("finetune.frame") != "cls-last":
-        return encoder(input_ids, mask)  # type: ignore[no-any-return]
+        return finite(encoder(input_ids, mask), mask)
     real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
     rows, length = input_ids.shape
     tokens = TokenBatch(
@@ -72,7 +77,24 @@ def read(encoder: Encoder, input_ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B 
         slot=torch.arange(rows),
         full=mask is None,
     )
-    return FRAMES["cls-last"].states(encoder, tokens)
+    return finite(FRAMES["cls-last"].states(encoder, tokens), mask)
+
+
+def finite(values: Tensor, mask: Bool[Tensor, "B L"] | None = None) -> Tensor:
+    """What a network says of the tokens of rows, (B, L) or (B, L, D), unchanged.
+
+    Args:
+        mask: where there is no padding; None: nowhere is any.
+
+    Raises:
+        NumericsError: some of it is not finite, although the weights were when they were loaded.
+    """
+    if not torch.isfinite(values if mask is None else values[mask]).all():
+        raise NumericsError(
+            "what the network computes is not finite: its weights are so large that they overflow",
+            hint="the file is damaged, or training diverged: take an earlier checkpoint, or make the model again",
+        )
+    return values
 
 
 def device_of(network: Network) -> torch.device:
@@ -90,4 +112,4 @@ def log_probabilities(
         logits: Tensor = network.head(part).float() / temperature
         chosen = torch.tensor(list(islice(numbers, len(part))), device=part.device)
         found.append(logits.gather(1, chosen[:, None]).squeeze(1) - logits.logsumexp(1))
-    return torch.cat(found)
+    return finite(torch.cat(found))
