@@ -195,6 +195,10 @@ class _State(Record):
     step: Annotated[int, Field(ge=0)]
     tokens: Annotated[int, Field(ge=0)] = 0
     seconds: Annotated[float, Field(ge=0)] = 0.0
+    updates: Annotated[int, Field(ge=0)] = 0
+    waited: Annotated[int, Field(ge=0)] = 0
+    interval: dict[str, Any] = Field(default_factory=dict)
+    owed: dict[str, Any] | None = None
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
