@@ -202,10 +202,12 @@ def _fail(parts: Parts, state: State, moments: Moments, problem: Exception, *, s
         except CheckpointError as another:
             parts.progress.note(f"warning: {another.message}")
     found = problem.message if isinstance(problem, DataError) else f"{type(problem).__name__}: {' '.join(str(problem).split())}"
-    mend = f"{problem.hint}; then" if isinstance(problem, DataError) and problem.hint else "when the cause is removed,"
-    goes_on = f"repeats only the evaluation: the weights of step {state.step} are saved" if saved else "goes on"
+    mend = "restore what is missing or damaged, as a rule the held-out files of the data"
+    if isinstance(problem, DataError) and problem.hint:
+        mend = problem.hint
+    goes_on = f"repeats only the evaluation, as the weights of step {state.step} are saved" if saved else "goes on"
     raise DataError(
-        f"step {state.step}: the evaluation on held-out examples failed: {found}", hint=f"{mend} the same command {goes_on}"
+        f"step {state.step}: the evaluation on held-out examples failed: {found}", hint=f"{mend}; the same command then {goes_on}"
     ) from problem
 
 
