@@ -20,6 +20,7 @@ from discern.tasks import tasks
 from discern.tasks.tags import spans_of
 from discern.training.journal import read_metrics
 from discern.training.parallel import Ranks
+from discern.workflows import finetune_seed
 from discern.workflows import sweep as sweeping
 from discern.workflows.finetune import FinetuneRequest, prepare_finetuning
 from discern.workflows.finetune_settings import Recipe, load_finetune_config
@@ -80,7 +81,19 @@ def test_an_interrupted_seed_ends_with_the_same_weights(request_: FinetuneReques
     with pytest.raises(CutError):
         run(broken)
     monkeypatch.setattr(loop, "update", update)
+    # And once more between the end of the training and the scores.
+    write = finetune_seed.write_json
+    monkeypatch.setattr(finetune_seed, "write_json", lambda *args: (_ for _ in ()).throw(CutError))
+    with pytest.raises(CutError):
+        run(broken)
+    monkeypatch.setattr(finetune_seed, "write_json", write)
     run(broken)
+    timing = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+    lines = [
+        [{key: line[key] for key in line.keys() - timing} for line in read_metrics(each.out / "seed-0")]
+        for each in (undisturbed, broken)
+    ]
+    assert lines[0] == lines[1]
     weights = [(each.out / "seed-0" / "model.safetensors").read_bytes() for each in (undisturbed, broken)]
     assert weights[0] == weights[1]
 
