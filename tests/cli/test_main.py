@@ -210,3 +210,26 @@ def test_texts_from_the_command_line_are_utf8(monkeypatch: pytest.MonkeyPatch, c
         said = capsys.readouterr().err
         assert "is not UTF-8: byte 0xe9 at character 4" in said
         assert "iconv" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "run", "--out", "{long}"),
+        ("detect", "{long}", "--text", "a"),
+        ("detect", "model", "--text", "a", "--out", "{long}"),
+        ("prepare", "{long}", "--check"),
+        ("predict", "model", "rows.csv", "--out", "{long}"),
+        ("pretrain", "{long}", "--data", "data", "--out", "run"),
+        ("export", "run", "--out", "{long}"),
+    ],
+)
+def test_a_name_too_long_for_any_disk_is_said_to_be(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, *(each.format(long="x" * 300) for each in arguments)) in (1, 2)
+    said = capsys.readouterr().err
+    assert "did not expect" not in said
+    assert "xxx" in said
+    assert "too long" in said

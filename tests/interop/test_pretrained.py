@@ -149,7 +149,7 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     for content in ("{", "[]", "{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'):
         index.write_text(content)
-        with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
+        with pytest.raises(CheckpointError, match=r"index\.json (is damaged|cannot be read)"):
             encoder_from_huggingface(tmp_path)
     index.write_text(json.dumps({"weight_map": {"a": f"../{tmp_path.name}/{shards[0].name}"}}))
     with pytest.raises(CheckpointError, match="has no such file"):

@@ -127,7 +127,7 @@ def command(*, json_output: bool, trains: bool = False) -> Iterator[Console]:
         sys.stdout.flush()
     except BaseException as error:
         console.progress.finish()
-        raise SystemExit(_explained(error, console)) from None
+        raise SystemExit(explained(error, console)) from None
     finally:
         console.progress.finish()
         restore()
@@ -150,7 +150,7 @@ def print_error(message: str, hint: str | None = None) -> None:
         _print(_rich(stderr=True), text)
 
 
-def _explained(error: BaseException, console: Console) -> int:
+def explained(error: BaseException, console: Console) -> int:
     """Tell of what ended a verb, on stderr; returns the exit code."""
     if isinstance(error, SystemExit | typer.Exit):
         return _exit_code(error)

@@ -17,8 +17,9 @@ from typing import Annotated
 import typer
 
 import discern
-from discern.cli.console import INTERRUPTED, print_error
+from discern.cli.console import INTERRUPTED, Console, explained, print_error
 from discern.cli.outputs import guarded
+from discern.errors import DiscernError
 from discern.training.place import follow_launcher
 
 VERBS = (
@@ -68,6 +69,8 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except (DiscernError, OSError) as error:  # while the arguments were looked at, before the verb's own frame
+        sys.exit(explained(error, Console(json_output=False)))
     sys.exit(code or 0)
 
 
