@@ -1,22 +1,28 @@
 """Two ways of training one small network, on several seeds at equal arithmetic: the paper's, and preset `cpu-small`'s.
 
-    python benchmarks/learning_curves.py --data DATA --out RUNS [--tokens 4e6] [--seeds 0 1 2] [--picture PNG]
+    python benchmarks/learning_curves.py --data DATA --out RUNS [--tokens 4e6] [--seeds 0 1 2] [--rates WAY=RATE ...]
+        [--picture PNG]
 
 Both have the sizes, the optimizer and the batch of `cpu-small`; the paper's way starts as the released code does, shares the
 embeddings and has the plain discriminator's head. Ours gets the tokens asked for, the paper's way as many steps as give the
-same FLOPs of matrix products, forward and backward. Each run stands in a folder of its own under RUNS: the same command goes
-on where it was interrupted, and passes over what is complete. At the end: a table, and a picture of the medians with the
-spread of the seeds. --picture-only draws what is there already.
+same FLOPs of matrix products, forward and backward.
+
+Without --rates both ways have the preset's learning rate, which was chosen for ours. `--rates paper=3e-4 paper=5e-4 ours=1.5e-3`
+trains the paper's way at two peak rates and ours at one, and nothing else: a search of each way's own rate.
+
+Each run has its own folder under RUNS. The same command resumes interrupted runs and skips complete ones. At the end it prints a
+table and draws the medians with the spread of the seeds. --picture-only draws what is there already.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +50,7 @@ WAYS = {
     ),
 }
 NAMES = {"ours": "cpu-small", "paper": "the paper's way"}
-COLOURS = {"ours": "#1b6ca8", "paper": "#b5541c"}
+COLORS = ("#1b6ca8", "#b5541c", "#3f7f4f", "#7a4f9a", "#8a7a1c", "#555555")
 FIGURES = {
     "generator_accuracy": "generator accuracy",
     "discriminator_auc": "discriminator AUC",
@@ -57,6 +63,8 @@ class Way:
     """One way of training.
 
     Attributes:
+        name: of its folders, with the seed behind it.
+        title: for tables and pictures.
         overrides: of the preset, "section.key=value", the length of the run among them.
         steps: of a run.
         tokens: of a run.
@@ -64,6 +72,7 @@ class Way:
     """
 
     name: str
+    title: str
     overrides: tuple[str, ...]
     steps: int
     tokens: int
@@ -78,10 +87,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--evaluations", type=int, default=16, help="points of a curve")
     parser.add_argument("--warmup", type=int, default=100, help="steps; that of the preset suits a longer run")
+    parser.add_argument("--rates", type=rate, nargs="+", metavar="WAY=RATE", help="only these ways, at these peak learning rates")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--picture-only", action="store_true")
     arguments = parser.parse_args()
     ways = plan(arguments.data, arguments.tokens, arguments.evaluations, arguments.warmup)
+    if arguments.rates:
+        ways = [at_rate(way, peak) for name, peak in arguments.rates for way in ways if way.name == name]
     for seed in () if arguments.picture_only else arguments.seeds:
         for way in ways:
             train(way, seed, arguments.data, folder(arguments.out, way, seed))
@@ -89,8 +101,22 @@ def main() -> None:
     curves = {name: [run for run in runs if run] for name, runs in curves.items()}
     print(table(ways, curves))
     if arguments.picture:
-        draw(curves, arguments.picture)
+        draw({way.title: curves[way.name] for way in ways}, arguments.picture)
         print(f"wrote {arguments.picture}")
+
+
+def rate(text: str) -> tuple[str, str]:
+    """`WAY=RATE` of the command line; the rate stays as it was written, for the folder's name."""
+    name, _, value = text.partition("=")
+    if name not in WAYS or not float(value) > 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected WAY=RATE with a way of {', '.join(WAYS)}, such as paper=5e-4")
+    return name, value
+
+
+def at_rate(way: Way, peak: str) -> Way:
+    """The same way at another peak learning rate."""
+    overrides = (*way.overrides, f"optimizer.learning_rate={peak}")
+    return replace(way, name=f"{way.name}-{peak}", title=f"{way.title} at {peak}", overrides=overrides)
 
 
 def plan(data: Path, tokens: float, evaluations: int, warmup: int) -> list[Way]:
@@ -108,7 +134,7 @@ def plan(data: Path, tokens: float, evaluations: int, warmup: int) -> list[Way]:
             f"train.checkpoint_every_steps={max(1, steps // 4)}",
             f"optimizer.warmup_steps={warmup}",
         )
-        ways.append(Way(name, (*overrides, *length), steps, steps * step, steps * each))
+        ways.append(Way(name, NAMES[name], (*overrides, *length), steps, steps * step, steps * each))
     return ways
 
 
@@ -142,7 +168,7 @@ def table(ways: Sequence[Way], curves: dict[str, list[list[dict[str, Any]]]]) ->
     """Final figures as Markdown: the median of the seeds, and in brackets each of them; of complete runs only."""
     lines = ["| way | M tokens | FLOPs | " + " | ".join(FIGURES.values()) + " |", "|---" * (3 + len(FIGURES)) + "|"]
     for way in ways:
-        cells = [NAMES[way.name], f"{way.tokens / 1e6:.2f}", f"{way.flops:.2e}"]
+        cells = [way.title, f"{way.tokens / 1e6:.2f}", f"{way.flops:.2e}"]
         for figure in FIGURES:
             values = [run[-1][figure] for run in curves[way.name] if run[-1]["step"] == way.steps]
             each = ", ".join(f"{value:.3f}" for value in values)
@@ -155,9 +181,9 @@ def draw(curves: dict[str, list[list[dict[str, Any]]]], picture: Path) -> None:
     """One panel a figure: medians as lines, from the lowest to the highest seed as bands."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(1, len(FIGURES)), FIGURES.items(), strict=True):
-        for name, runs in curves.items():
+        for color, (title_of_way, runs) in zip(itertools.cycle(COLORS), curves.items(), strict=False):
             if runs:
-                band(axes, name, key, runs)
+                band(axes, title_of_way, color, key, runs)
         axes.set_title(title, loc="left", fontsize=11)
         axes.set_xlabel("tokens, millions")
         axes.grid(alpha=0.3)
@@ -166,13 +192,13 @@ def draw(curves: dict[str, list[list[dict[str, Any]]]], picture: Path) -> None:
     figure.savefig(picture, dpi=130)
 
 
-def band(axes: Axes, name: str, key: str, runs: list[list[dict[str, Any]]]) -> None:
+def band(axes: Axes, title: str, color: str, key: str, runs: list[list[dict[str, Any]]]) -> None:
     """Median and spread at the evaluations that all runs have had."""
     columns = list(zip(*runs, strict=False))
     tokens = [statistics.median(point["tokens"] for point in column) / 1e6 for column in columns]
     values = [[point[key] for point in column] for column in columns]
-    axes.plot(tokens, [statistics.median(column) for column in values], color=COLOURS[name], label=NAMES[name])
-    axes.fill_between(tokens, list(map(min, values)), list(map(max, values)), color=COLOURS[name], alpha=0.2, linewidth=0)
+    axes.plot(tokens, [statistics.median(column) for column in values], color=color, label=title)
+    axes.fill_between(tokens, list(map(min, values)), list(map(max, values)), color=color, alpha=0.2, linewidth=0)
 
 
 if __name__ == "__main__":
