@@ -15,7 +15,8 @@ FEW = ("train.max_steps=4", "train.evaluate_every_steps=0", "train.evaluate_sequ
 
 
 def warn(message: str) -> None:
-    raise AssertionError(message)
+    if "unknown to the vocabulary" not in message:  # 200 entries know few words of the sentences
+        raise AssertionError(message)
 
 
 def test_the_whole_way_and_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
