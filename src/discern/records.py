@@ -52,7 +52,7 @@ def parse_json(text: str, path: Path, *, hint: str, error: type[DiscernError] = 
         DiscernError: it is none; of class `error`.
     """
     if not text.strip():
-        raise error(f"{path} is empty", hint=hint)
+        raise error(f"{path} is damaged: it is empty", hint=hint)
     try:
         return json_value(text)
     except JSONDecodeError as problem:
