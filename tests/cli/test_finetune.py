@@ -170,7 +170,7 @@ def test_the_text_names_what_chose_the_weights(
     said = capsys.readouterr().out
     assert said.startswith("own: median accuracy ")
     assert "of 2 seeds on dev (6 examples)" in said
-    assert "  dev chose the weights of each seed (finetune.keep=best), so its scores are a little too good" in said
+    assert "  dev chose the weights of each seed, so its scores are a little too good" in said
     assert json.loads((tmp_path / "out" / "results.json").read_text())["selected_on"] == "dev"
 
 
@@ -190,7 +190,7 @@ def test_the_text_says_what_baselines_score_and_when_they_are_not_beaten(
     assert "  baseline 1.0000, TF-IDF with logistic regression" in lines
     verdict = next(line for line in lines if "does not beat" in line)
     assert verdict.startswith("  The model does not beat TF-IDF with logistic regression (1.0000).")
-    assert "--sweep learning_rate=" in verdict
+    assert "--sweep-rates" in verdict
     assert call(monkeypatch, model, *reviews, *FEW, "--out", tmp_path / "without", "--no-baselines") == 0
     captured = capsys.readouterr()
     assert "baseline" not in captured.out + captured.err

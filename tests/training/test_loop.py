@@ -16,7 +16,7 @@ from discern.errors import CheckpointError, NumericsError
 from discern.objectives.base import Phase
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
-from discern.training import checkpoint
+from discern.training import bookkeeping, checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.diagnosis import Expectations
 from discern.training.flops import Flops, RunFlops
@@ -24,7 +24,7 @@ from discern.training.interrupt import StopRequest
 from discern.training.journal import Journal, read_metrics
 from discern.training.loop import train
 from discern.training.parallel import Ranks
-from discern.training.parts import Parts, State
+from discern.training.parts import Parts, State, Watch
 from discern.training.watchman import Watchman
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import SPECIAL, MemorySplit, random_documents, settings
@@ -307,3 +307,18 @@ def test_a_journal_on_a_full_disk_says_how_to_go_on(tmp_path: Path) -> None:
         journal.write({"step": 1})
     assert "last checkpoint" in (caught.value.hint or "")
     journal.close()
+
+
+def test_among_equal_scores_the_lower_loss_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(bookkeeping, "save_checkpoint", lambda parts, state, *_: kept.append(state.step))
+    running = parts(tmp_path)
+    for loss, best in (("loss", [0, 1, 3]), (None, [0, 3])):
+        kept.clear()
+        state, watch = State(), Watch("f1", patience=2, keep=True, loss=loss)
+        # F1 of rare entities is 0 for long while the loss falls: that is no reason to stop.
+        for step, (f1, held) in enumerate([(0.0, 3.0), (0.0, 2.0), (0.0, 2.5), (0.4, 2.6), (0.4, 2.7), (0.3, 1.0)]):
+            state.step = step
+            bookkeeping._weigh(running, watch, state, dict, f1, held if loss else None)
+        assert kept == best
+        assert state.over

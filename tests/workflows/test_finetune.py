@@ -250,7 +250,7 @@ def test_every_value_of_a_sweep_is_checked_before_any_is_trained(request_: Finet
 
 def test_recipes_go_by_size_and_the_google_recipe_repeats_the_released_code(request_: FinetuneRequest) -> None:
     files = tuple(text for text in request_.overrides if text.startswith("files."))
-    narrow = prepare_finetuning(replace(request_, overrides=files), Silent()).config
+    narrow = prepare_finetuning(replace(request_, overrides=files, recipe="paper"), Silent()).config
     assert (narrow.optimizer.learning_rate, narrow.optimizer.layer_decay, narrow.finetune.dropout) == (1e-3, 1.0, 0.0)
     for width, rate, decay in ((256, 3e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)):
         paper = load_finetune_config([tasks.load("sst2")], width, None, ()).config

@@ -150,12 +150,12 @@ _ONLY_THERE = {
     "prepare": {"check"},
     "pretrain": {"nproc", "set_"},
     "adapt": {"nproc", "set_"},
-    "finetune": {"nproc", "set_", "sweep", "submission", "no_baselines"},
+    "finetune": {"nproc", "set_", "sweep", "submission"},
     "evaluate": {"suite", "limit", "scorer"},
     "predict": {"out", "append"},
     "export": {"run"},
 }
-_ONLY_HERE = {"progress", "settings", "baselines"}
+_ONLY_HERE = {"progress", "settings"}
 _COMMANDS = {
     "prepare": prepare_command,
     "pretrain": pretrain_command,

@@ -53,14 +53,13 @@ def finetune(
     config: Annotated[Path | None, typer.Option("--config", metavar="TOML", help="Settings, over the recipe.")] = None,
     set_: SetOption = None,
     recipe: Annotated[
-        Literal["paper", "google"] | None,
+        Literal["auto", "paper", "google"],
         typer.Option(
             "--recipe",
-            help="The paper's settings, or the released code's. Default: the paper's, but answers are found by a head that "
-            "transformers has.",
-            show_default=False,
+            help="auto: a length fitted to the data, and answers by a head that transformers has; the paper's settings; or the "
+            "released code's.",
         ),
-    ] = None,
+    ] = "auto",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train this many times; median and spread are reported.")] = 1,
     untrained: Annotated[bool, typer.Option("--untrained", help="The model's sizes with fresh weights: the baseline.")] = False,
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="PATH", help="Of a preset.")] = None,
@@ -68,12 +67,15 @@ def finetune(
         list[str] | None,
         typer.Option("--sweep", metavar="KEY=VALUE,VALUE", help="Try each value; with several --sweep, all combinations."),
     ] = None,
+    sweep_rates: Annotated[
+        bool, typer.Option("--sweep-rates", help="First choose the learning rate by short trainings.")
+    ] = False,
     submission: Annotated[
         Path | None, typer.Option("--submission", metavar="DIR", help="Write the zip that the GLUE site takes.")
     ] = None,
-    no_baselines: Annotated[
-        bool, typer.Option("--no-baselines", help="Don't measure simple predictors (TF-IDF, perceptron, ...) beside.")
-    ] = False,
+    baselines: Annotated[
+        bool, typer.Option("--baselines/--no-baselines", help="Measure simple predictors (TF-IDF, perceptron, ...) beside.")
+    ] = True,
     debug: Annotated[bool, typer.Option("--debug", help="The whole path on a hundred examples of each file.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Processes that share the work, as in pretrain.")] = 1,
@@ -112,7 +114,7 @@ def finetune(
             out=out,
             tasks=list(zip(names, folders, strict=True)),
             config=config,
-            overrides=(*own, *(set_ or ())),
+            overrides=(*own, *(("finetune.rate_search=true",) if sweep_rates else ()), *(set_ or ())),
             recipe=recipe,
             seeds=seeds,
             untrained=untrained,
@@ -120,7 +122,7 @@ def finetune(
             submission=submission,
             debug=debug,
             device=device,
-            baselines=not no_baselines,
+            baselines=baselines,
         )
         if sweep:
             from discern.workflows.sweep import sweep as run_all
@@ -186,8 +188,8 @@ def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
         ]
     lines += [f"  {name:<26} {value:.4f}" for name, value in entry["metrics"].items() if name != entry["metric"]]
     lines += baseline_lines(entry)
-    if entry.get("selected_on"):
-        lines.append(
-            f"  {entry['selected_on']} chose the weights of each seed (finetune.keep=best), so its scores are a little too good"
-        )
+    if entry.get("selected_on") == entry["split"]:
+        lines.append(f"  {entry['split']} chose the weights of each seed, so its scores are a little too good")
+    for seed, reasons in (entry.get("retried_seeds") or {}).items():
+        lines.append(f"  seed {seed}: tried again with another draw {len(reasons)} times ({reasons[-1]})")
     return [*lines, *(f"  seed {seed} failed: {reason}" for seed, reason in entry["failed_seeds"].items())]

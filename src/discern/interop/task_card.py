@@ -195,7 +195,7 @@ def _evaluation(facts: TaskFacts) -> str:
             f"{code(results['metric'])}: mean {results['mean']:.4f}, standard deviation {results['standard_deviation']:.4f}, "
             f"from {results['worst']:.4f} to {results['best']:.4f}.{own} The best of several seeds flatters: quote the median."
         )
-    if results.get("selected_on"):
+    if results.get("selected_on") == results["split"]:
         chose = escaped(results["selected_on"])
         lines.append(f"The scores on {chose} chose which weights were kept, so they are a little too good.")
     for seed, reason in results.get("failed_seeds", {}).items():

@@ -119,7 +119,7 @@ class SupervisedEvaluator(Evaluator):
     """Gathers what the heads say of every row of a split, and judges it as a whole.
 
     Gives the loss of each task and its metrics; with several tasks their names come first ("rte_accuracy"), and
-    `mean_headline` is the mean of their first metrics.
+    `mean_headline` is the mean of their first metrics, `mean_loss` that of their losses.
     """
 
     def __init__(self, tasks: Mapping[str, Task[Any]], splits: Mapping[str, Split]) -> None:
@@ -173,7 +173,10 @@ class SupervisedEvaluator(Evaluator):
             headlines.append(scores[task.metrics[0]])
             figures[f"{prefix}loss"] = self.loss(name)
             figures |= {f"{prefix}{metric}": value for metric, value in scores.items()}
-        return figures | ({"mean_headline": sum(headlines) / len(headlines)} if len(headlines) > 1 else {})
+        if len(headlines) < 2:
+            return figures
+        losses = [self.loss(name) for name in self._splits]
+        return figures | {"mean_headline": sum(headlines) / len(headlines), "mean_loss": sum(losses) / len(losses)}
 
 
 def refuse_non_finite(task: str, outputs: Outputs, loss: float) -> None:

@@ -17,7 +17,7 @@ from discern.errors import CheckpointError, DataError, DiscernError
 from discern.training import checkpoint
 from discern.training.diagnosis import embedding_norm
 from discern.training.evaluation import evaluate
-from discern.training.journal import add_held_out, held_out_figures, lines_of
+from discern.training.journal import HELD_OUT, add_held_out, held_out_figures, lines_of
 from discern.training.memory import peak_memory
 from discern.training.meter import Meter
 from discern.training.optimizer import AdamW
@@ -79,7 +79,14 @@ def catch_up(parts: Parts, state: State) -> dict[str, Any]:
             parts.journal.rewind(state.step - 1)
         return _settle(parts, state, lambda: state.optimizer, saved=True)
     if state.owed["evaluates"] and parts.watch is not None:
-        _weigh(parts, parts.watch, state, lambda: state.optimizer, line[parts.watch.metric])
+        _weigh(
+            parts,
+            parts.watch,
+            state,
+            lambda: state.optimizer,
+            line[parts.watch.metric],
+            line.get(f"{HELD_OUT}{parts.watch.loss}"),
+        )
     state.owed = None
     return line
 
@@ -111,7 +118,7 @@ def save_checkpoint(parts: Parts, state: State, moments: Moments, folder: Path) 
                 "updates": state.updates,
                 "interval": state.interval,
                 **({} if state.owed is None else {"owed": state.owed}),
-                **({"best": state.best, "waited": state.waited} if parts.watch is not None else {}),
+                **({} if parts.watch is None else {"best": state.best, "best_loss": state.best_loss, "waited": state.waited}),
                 **parts.header,
             },
         )
@@ -166,7 +173,8 @@ def _settle(parts: Parts, state: State, moments: Moments, *, saved: bool) -> dic
             for warning in parts.watchman.notes(state.step, held, embedding_norm(parts.objective)):
                 parts.progress.note(warning)
         if parts.watch is not None:
-            _weigh(parts, parts.watch, state, moments, held[parts.watch.metric])
+            loss = None if parts.watch.loss is None else held[parts.watch.loss]
+            _weigh(parts, parts.watch, state, moments, held[parts.watch.metric], loss)
     if parts.journal is not None:
         parts.journal.write(line)
     state.owed = None
@@ -211,10 +219,11 @@ def _fail(parts: Parts, state: State, moments: Moments, problem: Exception, *, s
     ) from problem
 
 
-def _weigh(parts: Parts, watch: Watch, state: State, moments: Moments, figure: float) -> None:
+def _weigh(parts: Parts, watch: Watch, state: State, moments: Moments, figure: float, loss: float | None) -> None:
     """Keep the weights where the figure is the best so far; end the run where it has not been for too long."""
-    if state.best is None or figure > state.best:
-        state.best, state.waited = figure, 0
+    tied = figure == state.best and loss is not None and state.best_loss is not None and loss < state.best_loss
+    if state.best is None or figure > state.best or tied:
+        state.best, state.best_loss, state.waited = figure, loss, 0
         if watch.keep:
             save_checkpoint(parts, state, moments, parts.folder / "best")
         return

@@ -38,11 +38,13 @@ class Watch:
     Attributes:
         patience: evaluations without a better one after which the run ends; 0: it never does.
         keep: the weights of the best evaluation are kept under `folder/best`.
+        loss: of two equal figures the one with the lower of this is better; None: the first.
     """
 
     metric: str
     patience: int = 0
     keep: bool = False
+    loss: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Parts:
     pace: Pace | None = None
 
 
-_KEPT = ("step", "tokens", "seconds", "updates", "best", "waited", "interval", "owed")
+_KEPT = ("step", "tokens", "seconds", "updates", "best", "best_loss", "waited", "interval", "owed")
 
 
 @dataclass
@@ -92,6 +94,7 @@ class State:
         updates: of the present optimizer.
         optimizer: moments to continue from, by parameter name.
         best: of the figure that is watched.
+        best_loss: held out, when the figure was best.
         waited: evaluations since then.
         over: the end, the end of the time, or a request to stop has been reached.
         cut: it was the request, before the end.
@@ -106,6 +109,7 @@ class State:
     updates: int = 0
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     best: float | None = None
+    best_loss: float | None = None
     waited: int = 0
     over: bool = False
     cut: bool = False

@@ -57,7 +57,7 @@ def verdict(entry: Mapping[str, Any]) -> str | None:
 
 ADVICE = (
     "More labeled examples, a model pre-trained for longer, or one adapted to such text (discern adapt) may help; "
-    "--sweep learning_rate=3e-4,1e-3,3e-3 tries other learning rates."
+    "--sweep-rates looks for a better learning rate."
 )
 """What to do about a model that its baselines beat."""
 

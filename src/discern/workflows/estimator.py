@@ -135,6 +135,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
                 untrained=self.untrained,
                 tokenizer=None if self.tokenizer is None else Path(self.tokenizer),
                 device=self.device,
+                baselines=False,  # whoever calls from scikit-learn has them at hand
             )
             try:
                 return finetune(request, self.progress or Logged())

@@ -22,11 +22,13 @@ from discern.training.parallel import Ranks, join_ranks
 from discern.workflows.baselines import baselines_of
 from discern.workflows.encoders import LoadedEncoder
 from discern.workflows.finetune_folder import complete_seeds, keep_precision, prepare_folder
+from discern.workflows.finetune_length import with_steps
 from discern.workflows.finetune_seed import Plan, run_seed
-from discern.workflows.finetune_settings import FinetuneConfig, Recipe, load_finetune_config
+from discern.workflows.finetune_settings import FinetuneConfig, Recipe, is_fitted, load_finetune_config
 from discern.workflows.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder, write_json
 from discern.workflows.model_choice import choose_encoder
 from discern.workflows.own_files import own_definition
+from discern.workflows.rate_search import at_rate, search_rate
 from discern.workflows.results import summarise
 from discern.workflows.submission import check_rows, check_submission, submit
 from discern.workflows.task_files import ReadingOptions, TaskData, TaskFiles, find_files, read_task
@@ -56,7 +58,7 @@ class FinetuneRequest:
     tasks: Sequence[tuple[str, Path]] = ()
     config: Path | None = None
     overrides: Sequence[str] = ()
-    recipe: Recipe | None = None
+    recipe: Recipe = "auto"
     seeds: int = 1
     untrained: bool = False
     tokenizer: Path | None = None
@@ -141,10 +143,9 @@ def prepare_finetuning(request: FinetuneRequest, progress: Progress, loaded: Loa
     config = settled.config
     tokenizer = load_tokenizer(loaded.tokenizer_path)
     text = TextEncoder(tokenizer, special_tokens(tokenizer))
-    data = {each.definition.name: _read(each, request, config, text, progress) for each in settled.files}
-    rows = sum(len(each.train.features) for each in data.values())
-    config = _with_steps(config, rows, settled.user_set, debug=request.debug)
-    for line in settled.notes:
+    data = {each.definition.name: _read(each, request, settled, text, progress) for each in settled.files}
+    config, fitted = with_steps(config, data, settled.user_set, debug=request.debug)
+    for line in (*settled.notes, *((fitted,) if fitted else ())):
         progress.note(line)
     plan = Plan(loaded, config, data, request.out, request.debug)
     if request.submission is not None:
@@ -166,6 +167,10 @@ def train_seeds(
         baselines = {}
         if request.baselines and ranks.writes:
             baselines = baselines_of(plan.data, measured_in or plan.out, progress)
+        rates = None
+        if plan.config.finetune.rate_search:
+            rates = search_rate(plan, ranks, progress, stop)
+            plan = replace(plan, config=at_rate(plan.config, rates["learning_rate"]))
         first = plan.config.train.seed
         asked = range(first, first + request.seeds)
         for seed in asked:
@@ -177,7 +182,7 @@ def train_seeds(
             progress.note(f"{plan.out} has seed {', '.join(map(str, further))} from before: in the results with those asked for")
         seeds = sorted({*asked, *further})
         results = summarise(plan.out, plan.data, plan.config, plan.loaded.description, seeds, baselines)
-        results |= {"debug": plan.debug}
+        results |= {"debug": plan.debug, **({"rate_search": rates} if rates else {})}
         if ranks.writes:
             write_json(plan.out / RESULTS_FILE, results)
     return results
@@ -193,10 +198,11 @@ def _refuse_files(config: FinetuneConfig, user_set: frozenset[str]) -> None:
         )
 
 
-def _read(files: TaskFiles, request: FinetuneRequest, config: FinetuneConfig, text: TextEncoder, progress: Progress) -> TaskData:
-    name = files.definition.name
+def _read(files: TaskFiles, request: FinetuneRequest, settled: Settled, text: TextEncoder, progress: Progress) -> TaskData:
+    name, config = files.definition.name, settled.config
     submits = request.submission is not None and name in GLUE
-    options = ReadingOptions(config.finetune.heldout_fraction, config.finetune.train_rows, request.debug, submits)
+    selects = config.finetune.rate_search or is_fitted(config.finetune.recipe, settled.user_set)
+    options = ReadingOptions(config.finetune.heldout_fraction, config.finetune.train_rows, request.debug, submits, selects)
     data = read_task(files, config.task_config(name), text, options)
     for line in data.notes:
         progress.note(f"{name}: {line}")
@@ -240,23 +246,3 @@ def _fit_lengths(
         section = getattr(config, "tasks").model_copy(update=updates)  # noqa: B009
         return config.model_copy(update={"tasks": section}), notes
     return config.model_copy(update={"task": updates[names[0]]}), notes
-
-
-def _with_steps(config: FinetuneConfig, rows: int, user_set: frozenset[str], *, debug: bool) -> FinetuneConfig:
-    """The steps and the warm-up that the epochs come to, unless they were given."""
-    per_step = config.train.sequences_per_step
-    epochs = min(config.finetune.epochs, 3.0) if debug else config.finetune.epochs
-    steps = config.train.max_steps
-    if "train.max_steps" not in user_set:
-        # The released code fills the last batch of an epoch up.
-        whole = -(-rows // per_step) if config.finetune.recipe == "google" else rows / per_step
-        steps = max(1, int(whole * epochs) if config.finetune.recipe == "google" else round(whole * epochs))
-    warmup = config.optimizer.warmup_steps
-    if "optimizer.warmup_steps" not in user_set:
-        warmup = int(steps * config.finetune.warmup_fraction)
-    return config.model_copy(
-        update={
-            "train": config.train.model_copy(update={"max_steps": steps}),
-            "optimizer": config.optimizer.model_copy(update={"warmup_steps": warmup}),
-        }
-    )

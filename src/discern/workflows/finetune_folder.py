@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from discern.artifacts.files import cannot_write, write_text
 from discern.artifacts.locks import Claim
 from discern.checksums import CHECKSUMS_NAME, record_checksums
 from discern.config.layers import parse_toml
-from discern.config.tree import flatten, nest, plain, to_toml
+from discern.config.tree import flatten, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
 from discern.records import read_text
@@ -124,9 +125,12 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
         for key in ("labels", "files")
         if json.loads(json.dumps(record["tasks"][name][key])) != old["tasks"][name][key]
     ]
-    before = parse_toml(read_text(out / CONFIG_FILE, hint=hint), str(out / CONFIG_FILE))
-    now = nest({key: plain(value) for key, value in flatten(config).items() if value is not None})
-    differing += sorted(_differing(before, now))
+    # A setting that there was not yet had the value that it now has by default.
+    usual = _plain(flatten(type(config)()))
+    before = usual | _leaves(parse_toml(read_text(out / CONFIG_FILE, hint=hint), str(out / CONFIG_FILE)))
+    differing += sorted(_differing(before, usual | _plain(flatten(config))))
+    if "finetune.recipe" in differing:
+        hint = f"to go on with what is there: --recipe {before['finetune.recipe']}; otherwise choose another --out"
     if differing:
         raise ConfigError(f"{out} holds a fine-tuning with other settings: {', '.join(differing)}", hint=hint)
     changed = [
@@ -140,6 +144,19 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
             f"{out} holds a fine-tuning on other examples: the files have changed since ({', '.join(changed)})",
             hint=f"choose another --out, or remove {out}",
         )
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As they are read back from TOML, which has no None."""
+    return {key: plain(value) for key, value in values.items() if value is not None}
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested tables by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def _refuse_other_reading(out: Path, old: dict[str, Any], record: dict[str, Any], hint: str) -> None:
@@ -157,8 +174,5 @@ def _refuse_other_reading(out: Path, old: dict[str, Any], record: dict[str, Any]
         raise DataError(f"{out} was fine-tuned with another encoder: {'; '.join(sorted(differing))}", hint=hint)
 
 
-def _differing(before: Any, now: Any, prefix: str = "") -> list[str]:
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [] if before == now else [prefix.removesuffix(".")]
-    keys = dict.fromkeys((*before, *now))
-    return [found for key in keys for found in _differing(before.get(key), now.get(key), f"{prefix}{key}.")]
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]

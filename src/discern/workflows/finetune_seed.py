@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.data.ordering import derive_key
 from discern.errors import NumericsError
 from discern.model.dropout import Dropout
 from discern.model.encoder import Encoder
@@ -23,9 +25,19 @@ from discern.training.parts import Parts, State, Watch
 from discern.training.prediction import outputs_of
 from discern.workflows.encoders import LoadedEncoder, draw_weights
 from discern.workflows.finetune_settings import FinetuneConfig
-from discern.workflows.finetuned import SCORES_FILE, predictions_file, seed_folder, write_json, write_lines, write_weights
+from discern.workflows.finetuned import (
+    MODEL_FILE,
+    SCORES_FILE,
+    predictions_file,
+    seed_folder,
+    write_json,
+    write_lines,
+    write_weights,
+)
 from discern.workflows.pretrain import leave_if_stopped
 from discern.workflows.task_files import TaskData
+
+DRAWS_FILE = "failed-draws.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,24 +60,86 @@ class Plan:
     precision: str = "float32"
 
 
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network after its training.
+
+    Attributes:
+        padding: share of the slots of the batches that held padding.
+        diverged: why its weights are of no use, or None.
+    """
+
+    objective: SupervisedObjective
+    state: State
+    padding: float
+    diverged: str | None
+
+
 def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: StopRequest) -> None:
-    """Train one seed, judge it, and write what came out; a run that diverges is a result too."""
+    """Train one seed, judge it, and write what came out; a run that fails is a result too, once no draw is left."""
     folder = seed_folder(plan.out, seed)
+    failed = _failed_draws(folder)
+    while True:
+        place = folder / f"retry-{len(failed)}" if failed else folder
+        trained = train_network(plan, draw_of(seed, len(failed)), place, f"seed {seed}", ranks, progress, stop)
+        if plan.config.finetune.keep == "best" and trained.diverged is None:
+            _take_best(place, trained, progress)
+        found = _judge(plan, trained, folder, writes=ranks.writes)
+        reason = found.get("failure") or "; ".join(found.get("failures", {}).values())
+        if not reason or len(failed) >= plan.config.finetune.retries:
+            break
+        failed = [*failed, {"draw": draw_of(seed, len(failed)), "failure": reason}]
+        if ranks.writes:
+            write_json(folder / DRAWS_FILE, failed)
+            _tidy(place, diverged="failure" in found)
+        progress.note(f"seed {seed} failed: {reason}; draw {len(failed) + 1} of {plan.config.finetune.retries + 1}")
+    if ranks.writes:
+        # Written last: it says that the seed is complete.
+        write_json(folder / SCORES_FILE, found | ({"retried": failed} if failed else {}))
+        _tidy(place, diverged="failure" in found)
+
+
+def draw_of(seed: int, attempt: int) -> int:
+    """What everything random follows from: the seed at first, then another number."""
+    return derive_key(seed, "another draw", attempt) % 2**31 if attempt else seed
+
+
+def _failed_draws(folder: Path) -> list[dict[str, Any]]:
+    """The draws of a seed that failed before it was interrupted."""
+    path = folder / DRAWS_FILE
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return found
+
+
+def _tidy(place: Path, *, diverged: bool) -> None:
+    """Remove what only an interrupted training needs; what is needed to look into one that diverged stays."""
+    for name in ("checkpoints", "best", *(() if diverged else ("debug",))):
+        shutil.rmtree(place / name, ignore_errors=True)
+
+
+def train_network(plan: Plan, draw: int, folder: Path, name: str, ranks: Ranks, progress: Progress, stop: StopRequest) -> Trained:
+    """Train a network, from the newest checkpoint in a folder where there is one.
+
+    Args:
+        draw: what everything random follows from.
+        folder: of the checkpoints and the journal.
+        name: as the progress bar calls it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    config = plan.config.train.model_copy(update={"seed": seed})
+    config = plan.config.train.model_copy(update={"seed": draw})
     objective = build_supervised(plan)
-    objective.initialise(seed)
+    objective.initialise(draw)
     if not plan.loaded.trained:
-        draw_weights(objective.encoder, seed)
+        draw_weights(objective.encoder, draw)
     state = _resume(folder, objective, progress, plan.config.finetune.patience)
     objective.to(ranks.device)
     features = {name: data.train.features for name, data in plan.data.items()}
-    source = TaskStream(features, seed, config.sequences_per_step, plan.config.finetune.task_alpha)
+    source = TaskStream(features, draw, config.sequences_per_step, plan.config.finetune.task_alpha)
     heldout = None
     if config.evaluate_every_steps > 0:
         heldout = TaskRowsInOrder({name: split.features for name, split in objective.heldout.items()})
     journal = Journal(folder, state.step, tensorboard=config.tensorboard) if ranks.writes else None
-    progress.start(f"seed {seed}", config.max_steps, "steps")
+    progress.start(name, config.max_steps, "steps")
     progress.advance(state.step)
     diverged = None
     try:
@@ -96,19 +170,7 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
         if journal is not None:
             journal.close()
     leave_if_stopped(stop, state, progress)
-    if plan.config.finetune.keep == "best" and diverged is None and heldout is not None:
-        _take_best(folder, objective, state, progress)
-    scores = {
-        "steps": state.step,
-        "seconds": round(state.seconds, 3),
-        "tokens": state.tokens,
-        "padding_fraction": _padding(source, state),
-    }
-    diverged = _judge(plan, objective, folder, scores, diverged, writes=ranks.writes)
-    if ranks.writes:
-        # What is needed to look into a seed that diverged stays.
-        for name in ("checkpoints", "best", *(() if diverged else ("debug",))):
-            shutil.rmtree(folder / name, ignore_errors=True)
+    return Trained(objective, state, _padding(source, state), diverged)
 
 
 def _padding(source: TaskStream, state: State) -> float:
@@ -120,48 +182,45 @@ def _watch(plan: Plan) -> Watch:
     """The headline of the task, or the mean of several."""
     (first, *others) = plan.data.values()
     finetuning = plan.config.finetune
-    return Watch(first.task.metrics[0] if not others else "mean_headline", finetuning.patience, finetuning.keep == "best")
+    metric, loss = (first.task.metrics[0], "loss") if not others else ("mean_headline", "mean_loss")
+    # Few examples often tie, and F1 is 0 for long: then the loss tells which weights are better.
+    selects = all(data.selection is not None for data in plan.data.values())
+    return Watch(metric, finetuning.patience, finetuning.keep == "best", loss if selects else None)
 
 
-def _take_best(folder: Path, objective: SupervisedObjective, state: State, progress: Progress) -> None:
-    contents = checkpoint.load_newest(folder / "best", progress.note)
+def _take_best(folder: Path, trained: Trained, progress: Progress) -> None:
+    contents = checkpoint.load_newest(folder / "best", progress.note) if (folder / "best").is_dir() else None
     if contents is not None:
-        checkpoint.load_model_tensors(objective, contents.model, str(folder))
-        progress.note(f"kept the weights of step {contents.step:,} of {state.step:,}")
+        checkpoint.load_model_tensors(trained.objective, contents.model, str(folder))
+        progress.note(f"kept the weights of step {contents.step:,} of {trained.state.step:,}")
 
 
-def _judge(
-    plan: Plan,
-    objective: SupervisedObjective,
-    folder: Path,
-    scores: dict[str, Any],
-    diverged: str | None,
-    *,
-    writes: bool,
-) -> str | None:
-    """Scores, predictions, mistakes and weights of a seed; the scores are written last, and say that it is complete.
+def _judge(plan: Plan, trained: Trained, folder: Path, *, writes: bool) -> dict[str, Any]:
+    """What is known of a seed: its scores under `tasks`, and why it failed, if it did; writes predictions, mistakes, weights.
 
-    Gives why it diverged, if it did: weights may overflow in the last update, which shows only in what they say.
-
-    Args:
-        scores: what is known of the seed so far.
+    Weights may overflow in the last update, which shows only in what they say.
     """
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {
+        "steps": trained.state.step,
+        "seconds": round(trained.state.seconds, 3),
+        "tokens": trained.state.tokens,
+        "padding_fraction": trained.padding,
+    }
+    diverged = trained.diverged
     if diverged is None:
         try:
-            found = _figures(plan, objective, folder if writes else None)
+            scores |= _figures(plan, trained.objective, folder if writes else None)
         except NumericsError as problem:
             diverged = problem.message
     if diverged is not None:
-        found = {"tasks": {}, "failure": f"diverged: {diverged}"}
-    if writes:
-        if diverged is None:
-            write_weights(folder, objective)
-        else:
-            for path in (*folder.glob("predictions-*.jsonl"), *folder.glob("mistakes-*.jsonl")):
-                path.unlink()
-        write_json(folder / SCORES_FILE, scores | found)
-    return diverged
+        scores |= {"tasks": {}, "failure": f"diverged: {diverged}"}
+    if writes and diverged is None:
+        write_weights(folder, trained.objective)
+    elif writes:
+        # Of an earlier draw, or of the splits before the one that showed it.
+        for path in (*folder.glob("predictions-*.jsonl"), *folder.glob("mistakes-*.jsonl"), folder / MODEL_FILE):
+            path.unlink(missing_ok=True)
+    return scores
 
 
 def _figures(plan: Plan, objective: SupervisedObjective, folder: Path | None) -> dict[str, Any]:
@@ -225,7 +284,7 @@ def build_supervised(plan: Plan) -> SupervisedObjective:
         reduction=finetuning.reduction,
         frame=finetuning.frame,
         sequences_per_step=plan.config.train.sequences_per_step,
-        heldout={name: data.judged[data.dev_name] for name, data in plan.data.items()},
+        heldout={name: data.watched.split for name, data in plan.data.items()},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,9 +18,10 @@ from discern.tasks.frames import FrameName
 from discern.tasks.questions import QuestionConfig
 from discern.training.config import OptimizerConfig, TrainConfig
 
-Recipe = Literal["paper", "google"]
+Recipe = Literal["auto", "paper", "google"]
 # Clark et al. 2020, table 7, by hidden size up to; the released code differs for the small model alone.
 _RATES: dict[str, tuple[tuple[int, float], ...]] = {
+    "auto": ((256, 3e-4), (768, 1e-4), (1_000_000, 5e-5)),
     "paper": ((256, 3e-4), (768, 1e-4), (1_000_000, 5e-5)),
     "google": ((256, 1e-4), (768, 1e-4), (1_000_000, 5e-5)),
 }
@@ -30,6 +31,13 @@ _LAYER_DECAYS = ((768, 0.8), (1_000_000, 0.9))
 _SMALLEST = 256
 _NARROW = {"optimizer.learning_rate": 1e-3, "optimizer.layer_decay": 1.0, "finetune.dropout": 0.0}
 _SWAPPED = ("mrpc", "stsb")
+# Updates at least, by hidden size: three epochs under-train small networks (benchmarks/records, "finetune-defaults"), and all
+# networks on small data (Zhang et al. 2021, "Revisiting Few-sample BERT Fine-tuning"; Mosbach et al. 2021).
+_LEAST_STEPS = ((255, 1000), (1_000_000, 300))
+_RETRIES = 2
+# With so many steps even a narrow network overfits without it.
+_DROPOUT = 0.1
+_LENGTHS = frozenset({"finetune.epochs", "train.max_steps"})
 
 
 class FilesConfig(Section):
@@ -61,12 +69,30 @@ class FilesConfig(Section):
 class FinetuneSection(Section):
     """How a task is trained, apart from optimizer and loop."""
 
-    recipe: Literal["paper", "google"] = Field(
-        "paper",
-        description="'paper': table 7 of the ELECTRA paper. 'google': optimizer, schedule, loss and swapped pairs of the "
-        "released code; docs/howto/finetune.md lists what it does not repeat.",
+    recipe: Recipe = Field(
+        "auto",
+        description="'auto': rates as 'paper'; unless a length is given, training is fitted to the data: finetune.min_steps, the "
+        "best weights by evaluations on held-out examples, another draw for a seed that failed. 'paper': table 7 of the ELECTRA "
+        "paper. 'google': optimizer, schedule, loss and swapped pairs of the released code; docs/howto/finetune.md lists what it "
+        "does not repeat.",
     )
     epochs: float = Field(3.0, gt=0, description="Passes over the training rows; train.max_steps overrides it.")
+    min_steps: int = Field(
+        0,
+        ge=0,
+        description="Updates at least, up to 50 passes over the training rows; without effect where finetune.epochs or "
+        "train.max_steps is given.",
+    )
+    retries: int = Field(
+        0,
+        ge=0,
+        description="How often a seed that diverged, or says the same of every example, is trained again with another draw.",
+    )
+    rate_search: bool = Field(
+        False,
+        description="First try a third of the learning rate, the rate, and three times the rate in short trainings, judged on "
+        "held-out examples, and train with the best.",
+    )
     warmup_fraction: float = Field(
         0.1, ge=0, le=1, description="Part of the steps that warm up; optimizer.warmup_steps overrides it."
     )
@@ -113,7 +139,7 @@ def load_finetune_config(
     hidden_size: int,
     file: Path | None,
     overrides: Sequence[str],
-    recipe: Recipe | None = None,
+    recipe: Recipe = "auto",
     encoder: type[Encoder] = Encoder,
 ) -> Resolved[FinetuneConfig]:
     """The resolved configuration: recipe, then what encoder and task want, then file, then `--set`.
@@ -121,7 +147,7 @@ def load_finetune_config(
     The settings of one task stand in `[task]`; of several in `[tasks.NAME]`.
 
     Args:
-        recipe: None: the paper's, but for answers the head that transformers has too.
+        recipe: 'auto': the paper's, fitted to the data, and for answers the head that transformers has too.
         encoder: class of the one that is fine-tuned.
 
     Raises:
@@ -129,23 +155,35 @@ def load_finetune_config(
     """
     given = (read_file(file) if file is not None else {}) | parse_overrides(overrides)
     chosen = _chosen_recipe(given, recipe)
-    published = _published_heads(definitions, chosen) if recipe is not None or "finetune.recipe" in given else {}
-    settings = _recipe_layer(definitions, hidden_size, chosen) | published | _encoder_layer(definitions, encoder) | given
+    published = {} if chosen == "auto" else _published_heads(definitions, chosen)
+    fitted = is_fitted(chosen, given.keys())
+    recipe_layer = _recipe_layer(definitions, hidden_size, chosen, fitted=fitted)
+    settings = recipe_layer | published | _encoder_layer(definitions, encoder) | given
     if len(definitions) > 1:
         _refuse_single_section(settings, definitions)
     resolved = resolve(_model(definitions), settings)
-    _refuse_unseen_best(resolved.config)
+    if not fitted:
+        _refuse_unseen_best(resolved.config)
     _refuse_part_of_a_split(resolved.config)
     return resolved
 
 
-def _chosen_recipe(given: Settings, asked: Recipe | None) -> Recipe:
+def is_fitted(recipe: Recipe, given: Set[str]) -> bool:
+    """Whether the length of the training is fitted to the data: nobody asked for a recipe or a length.
+
+    Args:
+        given: dotted keys of the settings that somebody gave.
+    """
+    return recipe == "auto" and not _LENGTHS & given
+
+
+def _chosen_recipe(given: Settings, asked: Recipe) -> Recipe:
     """What the settings name, or else what was asked for."""
     setting = given.get("finetune.recipe")
     named = next((recipe for recipe in get_args(Recipe) if setting is not None and setting.value == recipe), None)
     if setting is None or named is None:  # `resolve` says what is wrong with another value
-        return asked or "paper"
-    if asked not in (None, named):
+        return asked
+    if asked not in ("auto", named):
         raise ConfigError(
             f"--recipe {asked}, but finetune.recipe is {named} ({setting.origin.where})", hint="leave one of the two out"
         )
@@ -182,8 +220,8 @@ def _model(definitions: Sequence[Definition[Any]]) -> type[FinetuneConfig]:
     return create_model("FinetuneConfig", __base__=FinetuneConfig, tasks=(tasks, Field(default_factory=tasks)))
 
 
-def _recipe_layer(definitions: Sequence[Definition[Any]], hidden_size: int, recipe: Recipe) -> Settings:
-    """The recipe of the paper or of the released code for a network of this size, and the defaults of the tasks."""
+def _recipe_layer(definitions: Sequence[Definition[Any]], hidden_size: int, recipe: Recipe, *, fitted: bool) -> Settings:
+    """The recipe for a network of this size, and the defaults of the tasks."""
     size = "small" if hidden_size <= 256 else "base" if hidden_size <= 768 else "large"
     values: dict[str, object] = {
         "finetune.recipe": recipe,
@@ -194,9 +232,13 @@ def _recipe_layer(definitions: Sequence[Definition[Any]], hidden_size: int, reci
         "train.evaluate_every_steps": 0,
         "train.evaluate_sequences": 0,
     }
-    if recipe == "paper" and hidden_size < _SMALLEST:
+    if recipe != "google" and hidden_size < _SMALLEST:
         size = "narrower than small"
         values |= _NARROW
+    if fitted:
+        values["finetune.dropout"] = _DROPOUT
+        values["finetune.min_steps"] = next(steps for width, steps in _LEAST_STEPS if hidden_size <= width)
+        values["finetune.retries"] = _RETRIES
     if recipe == "google":
         values |= {
             "optimizer.weight_decay": 0.01,

@@ -112,7 +112,7 @@ def _baselines(tasks: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _split(entry: Mapping[str, Any]) -> str:
-    chosen = ", which chose the weights" if entry.get("selected_on") else ""
+    chosen = ", which chose the weights" if entry.get("selected_on") == entry["split"] else ""
     return f"{entry['split']}, {entry['examples']:,} examples{chosen}"
 
 

@@ -30,16 +30,20 @@ def summarise(
     `baselines` are those of the task (of several tasks those of each, by its name), empty where none were measured;
     `beats_baselines` says whether the median is higher than the best of them, of several tasks than that of each.
 
-    `selected_on` names the split whose scores chose which weights a seed ends with (finetune.keep=best), or is None.
+    `selected_on` names the split whose scores chose which weights a seed ends with (finetune.keep=best) or the learning rate
+    (finetune.rate_search), or is None; where it is `split`, the scores are a little too good.
 
     A seed that failed (it diverged, or says the same of every example) counts in the median like any other, unless it has no
-    score at all; it is named beside.
+    score at all; it is named in `failed_seeds`. One that was trained again with another draw (finetune.retries) counts with its
+    last draw; `retried_seeds` has why the others failed.
     """
     scores = {seed: read_scores(seed_folder(out, seed)) for seed in seeds}
     # Weights that were chosen by a split's scores flatter themselves on it.
-    chosen = config.finetune.keep == "best"
+    kept = config.finetune.keep == "best" and config.train.evaluate_every_steps > 0
+    chosen = kept or config.finetune.rate_search
+    measured = baselines or {}
     each = {
-        name: _of_task(name, found, scores, (baselines or {}).get(name, {})) | {"selected_on": found.dev_name if chosen else None}
+        name: _of_task(name, found, scores, measured.get(name, {})) | {"selected_on": found.watched.name if chosen else None}
         for name, found in data.items()
     }
     headline = next(iter(each.values())) if len(each) == 1 else _of_several(each, scores)
@@ -65,6 +69,9 @@ def _of_task(name: str, data: TaskData, scores: dict[int, dict[str, Any]], basel
     values = [entry[metric] if entry else None for entry in found.values()]
     judged = [entry for entry in found.values() if entry]
     names = list(judged[0]) if judged else []
+    retried = {
+        str(seed): [each["failure"] for each in record["retried"]] for seed, record in scores.items() if "retried" in record
+    }
     failed = {str(seed): _reason(record, name) for seed, record in scores.items() if _reason(record, name)}
     summary = spread([value for value in values if value is not None])
     return {
@@ -78,6 +85,7 @@ def _of_task(name: str, data: TaskData, scores: dict[int, dict[str, Any]], basel
         "metrics": {key: statistics.median(entry[key] for entry in judged) for key in names},
         **compared(baselines, metric, summary["median"]),
         "failed_seeds": failed,
+        "retried_seeds": retried,
         "files": data.files,
         "digests": data.digests,
     }
@@ -99,6 +107,7 @@ def _of_several(each: dict[str, dict[str, Any]], scores: dict[int, dict[str, Any
         "baselines": {name: entry["baselines"] for name, entry in each.items() if entry["baselines"]},
         "beats_baselines": _all_beaten([entry["beats_baselines"] for entry in each.values()]),
         "failed_seeds": failed,
+        "retried_seeds": next(iter(each.values()))["retried_seeds"],
         "selected_on": ", ".join(dict.fromkeys(filter(None, (entry["selected_on"] for entry in each.values())))) or None,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from discern.tasks.supervised import Split
 from discern.workflows.features_cache import cached_features, examples_digest
 
 _DEBUG_EXAMPLES = 100
+# What weights are chosen by: fewer examples say nothing, more cost more time than they are worth.
+LEAST_SELECTION, _MOST_SELECTION = 20, 1000
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,18 @@ class TaskFiles:
 
 
 @dataclass(frozen=True, eq=False)
+class Selection:
+    """Labelled examples that evaluations during training go by.
+
+    Attributes:
+        name: the split that they are of: "dev", or a part of the training file that is not trained on.
+    """
+
+    name: str
+    split: Split
+
+
+@dataclass(frozen=True, eq=False)
 class TaskData:
     """A task with its rows.
 
@@ -46,6 +60,7 @@ class TaskData:
         unlabelled: further splits to predict, by name.
         notes: what was found and decided, a line each.
         source: how the files are read.
+        selection: what chooses the best weights, where that was asked for and there are examples enough.
     """
 
     task: Task[Any]
@@ -56,11 +71,19 @@ class TaskData:
     notes: tuple[str, ...]
     files: dict[str, str]
     source: Source[Any]
+    selection: Selection | None = None
+
+    @property
+    def watched(self) -> Selection:
+        """What is evaluated during training: the selection, or the whole split that is evaluated in the end."""
+        return self.selection or Selection(self.dev_name, self.judged[self.dev_name])
 
     @cached_property
     def digests(self) -> dict[str, str]:
         """A hash of the examples of each split, by name: whether a file says what it said before."""
         splits = {"train": self.train, **self.judged, **self.unlabelled}
+        if self.selection is not None:
+            splits["selection"] = self.selection.split
         return {name: examples_digest(split.examples) for name, split in splits.items()}
 
 
@@ -71,12 +94,14 @@ class ReadingOptions:
     Attributes:
         debug: keep a hundred examples of each file.
         test: read the test files too, for a submission.
+        selects: take examples by which the best weights are chosen: of the dev file, or else of the training file.
     """
 
     heldout_fraction: float
     train_rows: int | None = None
     debug: bool = False
     test: bool = False
+    selects: bool = False
 
 
 def find_files(definition: Definition[Any], folder: Path) -> TaskFiles:
@@ -110,7 +135,7 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
     notes: list[str] = []
     if not dev_name:
         train, dev = _hold_out(train, options.heldout_fraction)
-        dev_name = "held out of train"
+        dev_name = HELD_OUT
         notes.append(f"no dev file: {len(dev.examples):,} of the training examples are held out to evaluate on")
     elif dev_name == "test":
         notes.append("no dev file: the test file is evaluated")
@@ -121,6 +146,10 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
         train = replace(train, examples=train.examples[:_DEBUG_EXAMPLES])
         readings = {name: replace(each, examples=each.examples[:_DEBUG_EXAMPLES]) for name, each in readings.items()}
     train = _some(train, options.train_rows)
+    chosen = None
+    if options.selects:
+        train, chosen = _selection(train, dev_name, readings[dev_name], options.heldout_fraction)
+        notes.append(_selection_note(dev_name, chosen))
     for reading in (train, *readings.values()):
         task.check(reading)
     unlabelled = {
@@ -139,6 +168,13 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
 
     trained = split(task.training_examples(train.examples), labelled=True)
     judged = {name: split(reading.examples, labelled=True) for name, reading in readings.items()}
+    selection = None
+    if chosen is not None:
+        name = dev_name if dev_name == "dev" else SEPARATE_PART
+        if chosen is readings[dev_name]:
+            selection = Selection(name, judged[dev_name])
+        else:
+            selection = Selection(name, _of_few_rows(split(chosen.examples, labelled=True), split))
     for name, reading, part in (("train", train, trained), *((name, readings[name], judged[name]) for name in readings)):
         notes += _notes(name, reading, part)
     return TaskData(
@@ -150,7 +186,12 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
         tuple(notes),
         {name: str(path) for name, path in paths.items()},
         source,
+        selection,
     )
+
+
+HELD_OUT = "held out of train"
+SEPARATE_PART = "a separate part of train"
 
 
 def has_labels(reading: Reading[Any]) -> bool:
@@ -161,11 +202,9 @@ def has_labels(reading: Reading[Any]) -> bool:
 
 def _hold_out(reading: Reading[Any], fraction: float) -> tuple[Reading[Any], Reading[Any]]:
     """A part of the examples, by what they say: equal texts fall on the same side, whatever the order of the file."""
-    keyed = [(_fraction_of(example), example) for example in reading.examples]
-    kept = tuple(example for place, example in keyed if place >= fraction)
-    held = tuple(example for place, example in keyed if place < fraction)
+    kept, held = _parted(reading.examples, 0, fraction)
     if not kept or not held:
-        texts = len({place for place, _ in keyed})
+        texts = len({_fraction_of(example) for example in reading.examples})
         raise DataError(
             f"{reading.source} has {len(reading.examples):,} examples with {texts:,} different texts, too few to hold some of "
             "them out (equal texts stay together)",
@@ -173,6 +212,51 @@ def _hold_out(reading: Reading[Any], fraction: float) -> tuple[Reading[Any], Rea
         )
     rest = replace(reading, examples=kept, places=())
     return rest, replace(rest, examples=held, source=f"held-out part of {reading.source}")
+
+
+def _selection(
+    train: Reading[Any], dev_name: str, dev: Reading[Any], fraction: float
+) -> tuple[Reading[Any], Reading[Any] | None]:
+    """What is left to train on, and what weights are chosen by: the dev file, as that is what it is for, or else a part of the
+    training examples, so that the evaluated ones choose nothing. None where there are too few."""
+    if dev_name == "dev":
+        chosen = _some(dev, _MOST_SELECTION)
+        return train, chosen if len(chosen.examples) >= LEAST_SELECTION else None
+    size = len(train.examples)
+    # Those below the fraction are held out already.
+    start = fraction if dev_name == HELD_OUT else 0.0
+    share = min(fraction, _MOST_SELECTION / size)
+    kept, held = _parted(train.examples, start, start + share * (1 - start))
+    # Many equal texts may all fall to one side, and with them all that there is of a class.
+    if not LEAST_SELECTION <= len(held) <= 2 * share * size:
+        return train, None
+    rest = replace(train, examples=kept, places=())
+    return rest, replace(rest, examples=held, source=f"separate part of {train.source}")
+
+
+def _selection_note(dev_name: str, chosen: Reading[Any] | None) -> str:
+    if chosen is None:
+        return "too few examples to choose the best weights by: the last are kept"
+    count = len(chosen.examples)
+    if dev_name == "dev":
+        return f"the dev file chooses the weights ({count:,} of its examples), so the score on it is a little too good"
+    return f"{count:,} of the training examples are held out to choose the best weights by"
+
+
+def _of_few_rows(split: Split, make: Callable[..., Split]) -> Split:
+    """The same, or fewer examples of it where they make many rows (windows of long contexts)."""
+    rows, size = len(split.features), len(split.examples)
+    if rows <= 2 * _MOST_SELECTION:
+        return split
+    count = max(LEAST_SELECTION, size * _MOST_SELECTION // rows)
+    return make(_drawn(split.examples, count), labelled=True)
+
+
+def _parted(examples: Sequence[Any], start: float, stop: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The examples whose texts fall outside and inside a part of the range from 0 to 1."""
+    inside = [start <= _fraction_of(example) < stop for example in examples]
+    kept = tuple(example for example, held in zip(examples, inside, strict=True) if not held)
+    return kept, tuple(example for example, held in zip(examples, inside, strict=True) if held)
 
 
 def _fraction_of(example: Any) -> float:
@@ -184,9 +268,13 @@ def _fraction_of(example: Any) -> float:
 def _some(reading: Reading[Any], count: int | None) -> Reading[Any]:
     if count is None or count >= len(reading.examples):
         return reading
-    size = len(reading.examples)
+    return replace(reading, examples=_drawn(reading.examples, count), places=())
+
+
+def _drawn(examples: Sequence[Any], count: int) -> tuple[Any, ...]:
+    size = len(examples)
     chosen = np.sort(permute(np.arange(count), size, derive_key("train rows", size)))
-    return replace(reading, examples=tuple(reading.examples[int(row)] for row in chosen), places=())
+    return tuple(examples[int(row)] for row in chosen)
 
 
 def _notes(name: str, reading: Reading[Any], split: Split) -> list[str]:

@@ -243,12 +243,13 @@ def finetune(
     answer: str | None = None,
     config: PathLike | None = None,
     settings: Settings | None = None,
-    recipe: Recipe | None = None,
+    recipe: Recipe = "auto",
     seeds: int = 1,
     untrained: bool = False,
     tokenizer: PathLike | None = None,
-    debug: bool = False,
+    sweep_rates: bool = False,
     baselines: bool = True,
+    debug: bool = False,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -265,15 +266,16 @@ def finetune(
             recognized by their names.
         words, tags: columns for tagging; in a file with one word a line their numbers, from 0.
         question, context, answer: columns for answers to questions.
-        recipe: 'paper' or 'google' (the released code), with their joint head for answers; None: the paper's settings, with the
-            head for answers that transformers has too.
         settings: single settings, over the recipe: `{"finetune.epochs": 5}`.
+        recipe: 'auto' fits the length of the training to the data, and finds answers by a head that transformers has too;
+            'paper' and 'google' (the released code) train as long as those did, with their joint head for answers.
         seeds: how many times to train; the results have median and spread.
+        sweep_rates: choose the learning rate by short trainings first.
+        baselines: also measure simple predictors (TF-IDF, a perceptron, ...) on the same examples.
         debug: use only a hundred examples of each file.
-        baselines: measure simple predictors too.
 
     Returns:
-        What results.json holds: `task`, `metric`, `median`, `scores`, `metrics`, `failed_seeds` and others.
+        What results.json holds: `task`, `metric`, `median`, `scores`, `metrics`, `failed_seeds`, `baselines` and others.
 
     Raises:
         ConfigError, DataError: something doesn't fit; nothing has been written.
@@ -296,7 +298,7 @@ def finetune(
         out=Path(out),
         tasks=list(zip(names, folders, strict=True)),
         config=_path(config),
-        overrides=(*overrides_of(files), *overrides_of(settings)),
+        overrides=(*overrides_of(files), *(("finetune.rate_search=true",) if sweep_rates else ()), *overrides_of(settings)),
         recipe=recipe,
         seeds=seeds,
         untrained=untrained,
