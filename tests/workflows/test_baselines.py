@@ -12,9 +12,10 @@ import pytest
 from discern.progress import Silent
 from discern.workflows import baselines as module
 from discern.workflows.baselines import BASELINES_FILE, compared, verdict
+from discern.workflows.evaluate_finetuned import JudgeRequest, judge
 from discern.workflows.finetune import FinetuneRequest
 from discern.workflows.sweep import sweep
-from tests.workflows.small_task import run
+from tests.workflows.small_task import ROWS, run, write_csv
 
 
 @pytest.fixture
@@ -86,3 +87,28 @@ def test_too_many_examples_are_told(request_: FinetuneRequest, monkeypatch: pyte
     monkeypatch.setattr("discern.tasks.baselines.base.EVALUATED_EXAMPLES", 1)
     assert run(short(request_))["baselines"] == {}
     assert json.loads((request_.out / BASELINES_FILE).read_text())["own"]["baselines"] == {}
+
+
+def test_an_evaluation_trains_them_on_what_the_model_was_trained_on(request_: FinetuneRequest, tmp_path: Path) -> None:
+    rows = [(f"{text} {n}", label) for n in range(80) for text, label in ROWS]
+    train, other = write_csv(tmp_path / "many.csv", rows), write_csv(tmp_path / "other.csv", rows[::7])
+    files = (f"files.train='{train}'", "files.text=review", "files.label=stars")
+    for name, overrides in (
+        ("given", ("train.max_steps=1",)),
+        ("fitted", ("finetune.min_steps=0", "train.sequences_per_step=120")),
+    ):
+        results = run(replace(request_, out=tmp_path / name, overrides=(*files, *overrides)))
+        assert (results["selected_on"] is None) == (name == "given")
+        found = judge(JudgeRequest(tmp_path / name, other), Silent())
+        assert found["baselines"]["tfidf"]["train_examples"] == results["train_examples"] < 240
+        assert found["baselines"]["tfidf"]["metrics"]["accuracy"] == 1.0
+        assert (found["best_baseline"], found["beats_baselines"]) == ("tfidf", found["score"] > 1.0)
+    assert judge(JudgeRequest(tmp_path / "given", other, baselines=False), Silent())["baselines"] == {}
+    write_csv(train, rows[:-1])
+    heard: list[str] = []
+    listener = Silent()
+    listener.note = heard.append  # type: ignore[method-assign]
+    assert judge(JudgeRequest(tmp_path / "given", other), listener)["baselines"] == {}
+    assert f"no baselines: {train} is not what it was when the model was trained on it" in heard
+    train.unlink()
+    assert judge(JudgeRequest(tmp_path / "given", other), Silent())["beats_baselines"] is None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discern.cli.console import Console, JsonOption, command
+from discern.cli.finetune import baseline_lines
 from discern.cli.next_steps import after_evaluate
 from discern.errors import ConfigError
 
@@ -141,7 +142,8 @@ def _text(found: dict[str, Any]) -> str:
     """The headline, then the other figures."""
     others = {name: value for name, value in found["metrics"].items() if name != found["metric"]} | {"loss": found["loss"]}
     lines = [f"{found['task']}: {found['metric']} {found['score']:.4f} on {found['file']} ({found['examples']:,} examples)"]
-    return "\n".join([*lines, *(f"  {name:<26} {value:.4f}" for name, value in others.items())])
+    lines += [f"  {name:<26} {value:.4f}" for name, value in others.items()]
+    return "\n".join([*lines, *baseline_lines(found)])
 
 
 def _groups(title: str, rows: list[dict[str, Any]]) -> Table:

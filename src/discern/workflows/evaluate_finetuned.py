@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from discern.data.unknown import UnknownTokens
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress, warning_to
 from discern.tasks.base import Definition, Task
+from discern.tasks.baselines.base import measure_baselines
 from discern.tasks.examples import Reading
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision, shape_of
 from discern.training.prediction import outputs_of
-from discern.workflows.finetuned import FineTuned
+from discern.workflows.baselines import Baselines, compared
+from discern.workflows.finetuned import RESULTS_FILE, FineTuned
 from discern.workflows.own_files import OwnSource
 from discern.workflows.predict import chosen_task
 from discern.workflows.prediction_input import known_definition
-from discern.workflows.task_files import has_labels
+from discern.workflows.task_files import ReadingOptions, has_labels, trained_on
 from discern.workflows.task_models import load_task_model
+
+# Training examples up to which baselines take a few seconds.
+_CHEAP = 5000
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class JudgeRequest:
         data: a file as the training file is; of a named task also a folder of its files.
         task: which, where there are several.
         seed: of a fine-tuning, whose weights; None: those of the best.
+        baselines: measure simple predictors beside, where the training file is there and small.
     """
 
     model: Path
@@ -40,6 +47,7 @@ class JudgeRequest:
     seed: int | None = None
     device: str = "auto"
     precision: str = "float32"
+    baselines: bool = True
 
 
 def judge(request: JudgeRequest, progress: Progress) -> dict[str, Any]:
@@ -66,7 +74,32 @@ def judge(request: JudgeRequest, progress: Progress) -> dict[str, Any]:
         headline = next(iter(metrics))
         found = {"task": task.name, "metric": headline, "score": metrics[headline], "metrics": metrics, "loss": loss}
         found |= {"examples": len(reading.examples), "split": split, "file": str(path), "seed": model.seed}
+        baselines = _baselines(model, task, reading, progress) if request.baselines else {}
+        found |= compared(baselines, headline, metrics[headline])
     return found
+
+
+def _baselines(model: FineTuned, task: Task[Any], reading: Reading[Any], progress: Progress) -> Baselines:
+    """Simple predictors trained on what the model was; none where that is not there as it was, or takes long."""
+    record = model.record["tasks"][task.name]
+    path = Path(record["files"].get("train", ""))
+    try:
+        results = json.loads((model.folder / RESULTS_FILE).read_text(encoding="utf-8"))
+        entry, settings = results.get("tasks", {}).get(task.name, results), results["settings"]
+        if not path.is_file() or entry["train_examples"] > _CHEAP:
+            return {}
+        definition = known_definition(task)
+        source = definition.source if definition is not None else OwnSource.of_record(task.labels.kind, record["source"])
+        options = ReadingOptions(settings["finetune.heldout_fraction"], settings.get("finetune.train_rows"), results["debug"])
+        train = source.configured(task.config).read(path, "train")
+        examples = trained_on(train, task, entry["split"], options, record["digests"]["train"])
+    except (OSError, ValueError, KeyError, DiscernError):
+        return {}  # the score stands without them
+    if examples is None:
+        progress.note(f"no baselines: {path} is not what it was when the model was trained on it")
+        return {}
+    scores = measure_baselines(task, examples, reading.examples, progress.note)
+    return {score.name: score.record() for score in scores}
 
 
 def _figures(

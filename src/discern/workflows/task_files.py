@@ -234,6 +234,27 @@ def _selection(
     return rest, replace(rest, examples=held, source=f"separate part of {train.source}")
 
 
+def trained_on(train: Reading[Any], task: Task[Any], dev_name: str, options: ReadingOptions, digest: str) -> Sequence[Any] | None:
+    """The examples that a fine-tuning trained on, from its training file; None where the file has changed since.
+
+    Args:
+        train: the whole file.
+        dev_name: what was evaluated.
+        options: as the files were read then, whether or not it selected.
+        digest: of the examples that it trained on.
+    """
+    if dev_name == HELD_OUT:
+        train, _ = _hold_out(train, options.heldout_fraction)
+    if options.debug:
+        train = replace(train, examples=train.examples[:_DEBUG_EXAMPLES])
+    train = _some(train, options.train_rows)
+    candidates = [train]
+    if dev_name != "dev":
+        candidates.append(_selection(train, dev_name, train, options.heldout_fraction)[0])
+    found = (task.training_examples(each.examples) for each in candidates)
+    return next((examples for examples in found if examples_digest(examples) == digest), None)
+
+
 def _selection_note(dev_name: str, chosen: Reading[Any] | None) -> str:
     if chosen is None:
         return "too few examples to choose the best weights by: the last are kept"
