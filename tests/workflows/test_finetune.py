@@ -313,13 +313,13 @@ def test_rows_may_be_drawn(request_: FinetuneRequest) -> None:
 def test_answers_have_a_head_that_transformers_has_unless_a_recipe_is_asked_for() -> None:
     squad, own = tasks.load("squad1"), tasks.load("sst2")
 
-    def head(recipe: Recipe | None, *overrides: str) -> str:
+    def head(recipe: Recipe, *overrides: str) -> str:
         config = load_finetune_config([squad], 256, None, overrides, recipe).config.task_config("squad1")
         found: str = config.model_dump()["head"]
         return found
 
-    assert head(None) == "span"
-    assert head("paper") == head("google") == head(None, "finetune.recipe=paper") == "joint"
+    assert head("auto") == "span"
+    assert head("paper") == head("google") == head("auto", "finetune.recipe=paper") == "joint"
     assert head("google", "task.head=span") == "span"
     both = load_finetune_config([squad, own], 256, None, (), "google").config
     assert both.task_config("squad1").model_dump()["head"] == "joint"

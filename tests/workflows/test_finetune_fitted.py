@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from discern.checksums import CHECKSUMS_NAME
 from discern.errors import ConfigError
 from discern.progress import Silent
 from discern.training import loop
@@ -235,6 +236,7 @@ def test_a_folder_from_before_a_setting_existed_goes_on(fitted: FinetuneRequest)
     lines = path.read_text().splitlines()
     newer = ("min_steps", "retries", "rate_search")
     path.write_text("\n".join(line for line in lines if not line.startswith(newer)))
+    (fitted.out / CHECKSUMS_NAME).unlink()  # nor were there checksums
     assert run(replace(paper, seeds=2))["seeds"] == [0, 1]
     with pytest.raises(ConfigError, match=r"finetune\.recipe") as caught:
         run(replace(paper, recipe="auto"))

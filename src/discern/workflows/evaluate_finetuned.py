@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from discern.data.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress, warning_to
+from discern.records import read_object
 from discern.tasks.base import Definition, Task
 from discern.tasks.baselines.base import measure_baselines
 from discern.tasks.examples import Reading
@@ -84,7 +84,7 @@ def _baselines(model: FineTuned, task: Task[Any], reading: Reading[Any], progres
     record = model.record["tasks"][task.name]
     path = Path(record["files"].get("train", ""))
     try:
-        results = json.loads((model.folder / RESULTS_FILE).read_text(encoding="utf-8"))
+        results = read_object(model.folder / RESULTS_FILE, hint="")
         entry, settings = results.get("tasks", {}).get(task.name, results), results["settings"]
         if not path.is_file() or entry["train_examples"] > _CHEAP:
             return {}

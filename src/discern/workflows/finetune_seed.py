@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from discern.errors import NumericsError
 from discern.model.dropout import Dropout
 from discern.model.encoder import Encoder
 from discern.progress import Progress
+from discern.records import read_object
 from discern.tasks.stream import TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import SupervisedObjective, refuse_non_finite
 from discern.training import checkpoint
@@ -90,7 +90,7 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
             break
         failed = [*failed, {"draw": draw_of(seed, len(failed)), "failure": reason}]
         if ranks.writes:
-            write_json(folder / DRAWS_FILE, failed)
+            write_json(folder / DRAWS_FILE, {"draws": failed})
             _tidy(place, diverged="failure" in found)
         progress.note(f"seed {seed} failed: {reason}; draw {len(failed) + 1} of {plan.config.finetune.retries + 1}")
     if ranks.writes:
@@ -107,7 +107,10 @@ def draw_of(seed: int, attempt: int) -> int:
 def _failed_draws(folder: Path) -> list[dict[str, Any]]:
     """The draws of a seed that failed before it was interrupted."""
     path = folder / DRAWS_FILE
-    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    if not path.is_file():
+        return []
+    hint = f"remove {folder}, then run the same `discern finetune` command"
+    found: list[dict[str, Any]] = read_object(path, hint=hint).get("draws", [])
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from discern.errors import ConfigError
 from discern.progress import Progress
+from discern.records import read_object
 from discern.training.interrupt import StopRequest
 from discern.training.parallel import Ranks
 from discern.workflows.finetune_seed import Plan, train_network
@@ -48,7 +48,7 @@ def search_rate(plan: Plan, ranks: Ranks, progress: Progress, stop: StopRequest)
         progress.note(f"learning rate {rate:g}: {came_to} after {trained.state.step:,} steps")
         trials = [*trials, {"learning_rate": rate, "steps": trained.state.step, "score": score, "loss": loss}]
         if ranks.writes:
-            write_json(folder / TRIALS_FILE, trials)
+            write_json(folder / TRIALS_FILE, {"trials": trials})
             shutil.rmtree(folder / f"{rate:g}" / "checkpoints", ignore_errors=True)
     best = max(trials, key=lambda each: (-1e9, 0.0) if each["score"] is None else (each["score"], -each["loss"]))
     tried = ", ".join(format(each["learning_rate"], "g") for each in trials)
@@ -80,5 +80,8 @@ def _trial(plan: Plan, rate: float) -> Plan:
 
 def _kept(path: Path) -> list[dict[str, Any]]:
     """The trials that were finished before an interruption."""
-    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    if not path.is_file():
+        return []
+    hint = f"remove {path.parent}, then run the same `discern finetune` command"
+    found: list[dict[str, Any]] = read_object(path, hint=hint).get("trials", [])
     return found
