@@ -81,9 +81,9 @@ def judge(request: JudgeRequest, progress: Progress) -> dict[str, Any]:
 
 def _baselines(model: FineTuned, task: Task[Any], reading: Reading[Any], progress: Progress) -> Baselines:
     """Simple predictors trained on what the model was; none where that is not there as it was, or takes long."""
-    record = model.record["tasks"][task.name]
-    path = Path(record["files"].get("train", ""))
     try:
+        record = model.record["tasks"][task.name]
+        path = Path(record["files"]["train"])
         results = read_object(model.folder / RESULTS_FILE, hint="")
         entry, settings = results.get("tasks", {}).get(task.name, results), results["settings"]
         if not path.is_file() or entry["train_examples"] > _CHEAP:
