@@ -21,6 +21,7 @@ from pathlib import Path
 
 from discern.artifacts.files import write_text
 from discern.errors import DataError, DiscernError
+from discern.parsing import json_value
 
 CHECKSUMS_NAME = "checksums.json"
 VARIABLE = "DISCERN_VERIFY"
@@ -62,7 +63,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
     path = folder / CHECKSUMS_NAME
     hint = f"copy the folder again, or accept its files as they are: discern doctor --accept {folder}"
     try:
-        found = json.loads(path.read_bytes())
+        found = json_value(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as problem:
@@ -168,7 +169,7 @@ def _recall(path: Path, stamp: tuple[int, ...]) -> str | None:
     if stamp[2] < _WORTH_REMEMBERING:
         return None
     with suppress(OSError, ValueError, TypeError, RuntimeError):
-        kept = json.loads(_note(path).read_bytes())
+        kept = json_value(_note(path).read_bytes())
         if kept["stamp"] == list(stamp) and _DIGEST.fullmatch(kept["sha256"]):
             return str(kept["sha256"])
     return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+
+from discern.parsing import toml_tables
 
 # What shows at once what a network of each objective has learned.
 _SHOWN_BY = {
@@ -76,7 +77,7 @@ def after_evaluate(model: Path, *, run: bool) -> str:
 
 def _objective(run: Path) -> str:
     try:
-        settings = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+        settings = toml_tables((run / "config.toml").read_text(encoding="utf-8"))
         return str(settings["objective"]["name"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

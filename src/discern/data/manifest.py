@@ -6,7 +6,6 @@ So the same input, options and library versions give the same manifest, byte for
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +14,7 @@ from pydantic import Field, model_validator
 from discern.config.base import Section
 from discern.data.problems import Problem
 from discern.errors import DataError
+from discern.parsing import json_value
 from discern.records import read_object, understood
 
 FORMAT = "discern-data"
@@ -188,7 +188,7 @@ def read_manifest(folder: Path) -> Manifest:
 def is_data_set(folder: Path) -> bool:
     """Whether a folder says that it is a discern data set, of whatever version and however damaged."""
     try:
-        raw = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+        raw = json_value((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and raw.get("format") == FORMAT

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from discern import __version__
+from discern.parsing import json_value
 from discern.progress import Progress
 from discern.tasks.baselines.base import EVALUATED_EXAMPLES, TRAINING_EXAMPLES, measure_baselines
 from discern.workflows.finetuned import write_json
@@ -82,7 +82,7 @@ def _of_task(data: TaskData, kept: Mapping[str, Any], progress: Progress) -> dic
 def _kept(folder: Path) -> dict[str, Any]:
     """What was measured before; nothing where there is none, or a damaged one."""
     try:
-        found = json.loads((folder / BASELINES_FILE).read_text(encoding="utf-8"))
+        found = json_value((folder / BASELINES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
