@@ -312,7 +312,8 @@ def test_the_language_of_the_text_goes_on_into_the_card_and_to_what_is_fine_tune
         assert load_encoder(tmp_path / folder, warn=pytest.fail).language == "zh"
 
 
-def test_an_export_of_an_export_keeps_nothing_that_names_code(run: Path, tmp_path: Path) -> None:
+def test_an_export_of_an_export_keeps_nothing_that_names_code(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISCERN_VERIFY", "0")  # the export is edited
     exported(run, tmp_path / "one", all_networks=True)
     code = {
         "auto_map": {"AutoModel": "evil--modeling.Evil", "AutoConfig": "evil--config.Evil"},
