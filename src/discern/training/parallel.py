@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -27,14 +27,14 @@ class Ranks:
         rank: number of this process; 0 writes.
         world: how many there are.
         device: where this one computes.
-        waiting: group of the exchanges in which the others wait for work of rank 0; in all others a rank that does not answer is
-            given up after `patience()` seconds.
+        waiting: holds the group of the exchanges in which the others wait for work of rank 0; in all others a rank that does not
+            answer is given up after `patience()` seconds.
     """
 
     rank: int
     world: int
     device: torch.device
-    waiting: Any = None
+    waiting: list[Any] = field(default_factory=list)
 
     @property
     def writes(self) -> bool:
@@ -60,7 +60,7 @@ class Ranks:
             return [value]
         gathered: list[Any] = [None] * self.world
         with _in_contact():
-            dist.all_gather_object(gathered, value, group=self.waiting if waits else None)
+            dist.all_gather_object(gathered, value, group=self.waiting[0] if waits else None)
         return gathered
 
     def gather_first(self, value: Any) -> list[Any]:
@@ -92,7 +92,7 @@ class Ranks:
         """Wait for all ranks, and for the work that rank 0 does alone."""
         if self.world > 1:
             with _in_contact():
-                dist.barrier(group=self.waiting)
+                dist.barrier(group=self.waiting[0])
 
     @property
     def _exchange(self) -> torch.device:
@@ -144,11 +144,13 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     with _in_contact():
         dist.init_process_group(backend, timeout=timedelta(seconds=patience()))
+    waiting: list[Any] = []
     try:
         with _in_contact():  # gradients are exchanged by torch itself
-            waiting = dist.new_group(backend="gloo", timeout=_LONGEST_WORK)
+            waiting.append(dist.new_group(backend="gloo", timeout=_LONGEST_WORK))
             yield Ranks(own.rank, own.world, chosen, waiting)
     finally:
+        waiting.clear()  # whoever still holds the ranks must not keep the group's threads alive
         dist.destroy_process_group()
 
 
