@@ -37,6 +37,7 @@ def test_three_sentences_are_learned_and_everything_is_written(request_: Finetun
     assert {"python", "torch"} <= results["versions"].keys()
     seed = request_.out / "seed-0"
     assert sorted(path.name for path in seed.iterdir()) == [
+        "checksums.json",
         "metrics.jsonl",
         "mistakes-own.jsonl",
         "model.safetensors",
