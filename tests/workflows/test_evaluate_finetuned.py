@@ -116,8 +116,9 @@ def test_the_verb(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     assert call(folders / "several", "--data", data, "--task", "first", "--seed", 0, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"task", "metric", "score", "metrics", "examples", "file", "loss", "split", "seed"}
-    assert (found["task"], found["seed"]) == ("first", 0)
+    of_baselines = {"baselines", "best_baseline", "beats_baselines"}
+    assert set(found) == {"task", "metric", "score", "metrics", "examples", "file", "loss", "split", "seed"} | of_baselines
+    assert (found["task"], found["seed"], found["baselines"]) == ("first", 0, {})  # its training file is not there
     assert call(folders / "single", "--data", data) == 0
     assert capsys.readouterr().out.startswith("own: accuracy ")
     assert call(folders / "single", "--data", data, "--sequences", 5) == 2
