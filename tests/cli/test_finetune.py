@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from discern.checksums import CHECKSUMS_NAME
 from discern.cli.main import main
 from discern.config.layers import parse_overrides
 from discern.progress import Silent
@@ -365,6 +366,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.add_tokens([f"more{n}" for n in range(999)])
     tokenizer.save(str(path))
+    (tmp_path / "model" / CHECKSUMS_NAME).unlink()  # which would tell first
     assert call(monkeypatch, tmp_path / "model", *reviews, "--out", tmp_path / "out") == 1
     said = capsys.readouterr().err
     assert "the tokenizer has " in said

@@ -67,7 +67,7 @@ def test_the_example_is_a_task(data: Path, tmp_path: Path, monkeypatch: pytest.M
     found = predicted(tmp_path / "out", "\n".join([*questions, "", "where"]), notes)
     assert [each["label"] for each in found[:3]] == ["LOCATION", "NUMBER", "TIME"]
     assert [each["id"] for each in found] == ["1", "2", "3", "5"], "a text of one word is a question too"
-    assert notes == [f"new.txt: line without a question, left out: 1 ({tmp_path / 'new.txt'}:4)"]
+    assert f"new.txt: line without a question, left out: 1 ({tmp_path / 'new.txt'}:4)" in notes
 
 
 def test_the_example_of_a_family_is_used_afterwards(data: Path, tmp_path: Path) -> None:
