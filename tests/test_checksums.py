@@ -15,12 +15,14 @@ from discern.checksums import (
     VARIABLE,
     checksum,
     digest_of,
+    make_cache_folder,
     read_checksums,
     record_checksums,
     verify,
     write_checksums,
 )
 from discern.errors import CheckpointError, DataError
+from discern.kernels.cache import private_folders
 
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # sha256 of nothing
 
@@ -123,3 +125,17 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
     write_checksums(tmp_path, {"gone.txt": EMPTY})
     with pytest.raises(DataError, match=r"gone\.txt cannot be read: No such file"):
         verify(tmp_path / "gone.txt")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="umask")
+def test_the_cache_is_made_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes it first: kernels are loaded from no folder that others may write to, and umask 002 lets a group write."""
+    monkeypatch.setenv("DISCERN_CACHE", str(tmp_path / "new" / "cache"))
+    before = os.umask(0o002)
+    try:
+        made = make_cache_folder("verified")
+    finally:
+        os.umask(before)
+    assert made == tmp_path / "new" / "cache" / "verified"
+    assert made.is_dir()
+    assert next(private_folders()) == tmp_path / "new" / "cache"

@@ -25,6 +25,7 @@ from discern.parsing import json_value
 
 CHECKSUMS_NAME = "checksums.json"
 VARIABLE = "DISCERN_VERIFY"
+_NOTES = "verified"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # Hashing this much takes some 20 ms; a smaller file is not worth a note on the disk.
 _WORTH_REMEMBERING = 1 << 24
@@ -42,6 +43,21 @@ def cache_folder() -> Path:
     """Where discern keeps what it can make again: `DISCERN_CACHE`, or `discern` in the user's cache folder."""
     root = os.environ.get("DISCERN_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "discern"
     return Path(root)
+
+
+def make_cache_folder(name: str) -> Path:
+    """A folder in the cache, made where it is missing.
+
+    The cache is made for this user alone, whatever the umask: it also holds compiled kernels, which are loaded from no folder
+    that others may write to.
+
+    Raises:
+        OSError, RuntimeError: it cannot be made, or this user has no home.
+    """
+    cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = cache_folder() / name
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def checksum(path: Path) -> str:
@@ -161,7 +177,7 @@ def _settled(stamp: tuple[int, ...], age: int) -> bool:
 
 def _note(path: Path) -> Path:
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
-    return cache_folder() / "verified" / f"{name[:32]}.json"
+    return cache_folder() / _NOTES / f"{name[:32]}.json"
 
 
 def _recall(path: Path, stamp: tuple[int, ...]) -> str | None:
@@ -178,6 +194,5 @@ def _recall(path: Path, stamp: tuple[int, ...]) -> str | None:
 def _remember(path: Path, stamp: tuple[int, ...], digest: str) -> None:
     """Leave a note for later processes; one that cannot be written is done without."""
     with suppress(OSError, RuntimeError):
-        note = _note(path)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_text(note, json.dumps({"file": str(path.resolve()), "stamp": list(stamp), "sha256": digest}))
+        make_cache_folder(_NOTES)
+        write_text(_note(path), json.dumps({"file": str(path.resolve()), "stamp": list(stamp), "sha256": digest}))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from discern.checksums import cache_folder
+
 _KEPT_SECONDS = 90 * 24 * 3600
 _DIGEST_BYTES = 32
 
@@ -26,7 +28,7 @@ def private_folders() -> Iterator[Path]:
     the temporary files: it serves every run until the machine starts anew.
     """
     with suppress(RuntimeError):  # this user has no home
-        if _is_usable(folder := _cache_folder()):
+        if _is_usable(folder := cache_folder().absolute()):
             yield folder
     if _is_usable(folder := Path(tempfile.gettempdir()).resolve() / f"discern-kernels-{os.geteuid()}"):
         yield folder
@@ -58,12 +60,6 @@ def forget_old(folder: Path) -> None:
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > _KEPT_SECONDS:
                 path.unlink()
-
-
-def _cache_folder() -> Path:
-    if given := os.environ.get("DISCERN_CACHE"):
-        return Path(given).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "discern"
 
 
 def _is_usable(folder: Path) -> bool:

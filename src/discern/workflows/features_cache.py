@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from discern.artifacts.files import write_bytes
-from discern.checksums import cache_folder, verification_is_on
+from discern.checksums import cache_folder, make_cache_folder, verification_is_on
 from discern.data.tokenizer import fingerprint
 from discern.tasks.base import Task, TextEncoder
 from discern.tasks.features import Column, Features, Ragged
@@ -24,6 +24,7 @@ from discern.tasks.features import Column, Features, Ragged
 # Below this many examples encoding is faster than reading back.
 _WORTH_KEEPING = 2000
 _SAID = "discern"
+_FOLDER = "features"
 
 
 def cached_features(task: Task[Any], examples: Sequence[Any], text: TextEncoder, *, labelled: bool) -> Features:
@@ -47,7 +48,7 @@ def cached_features(task: Task[Any], examples: Sequence[Any], text: TextEncoder,
 
 
 def _folder() -> Path:
-    return cache_folder() / "features"
+    return cache_folder() / _FOLDER
 
 
 def _key(task: Task[Any], examples: Sequence[Any], text: TextEncoder, labelled: bool) -> str:
@@ -86,7 +87,7 @@ def _write(path: Path, features: Features) -> None:
             tensors |= {f"{name}:values": column.values, f"{name}:offsets": column.offsets}
         else:
             tensors[name] = column
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_cache_folder(_FOLDER)
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     said = {"key": path.stem, "sha256": _digest(arrays, features.notes), "notes": features.notes}
     write_bytes(path, save(arrays, {_SAID: json.dumps(said)}))  # one entry: several would come in any order
