@@ -15,11 +15,13 @@ from discern.checksums import (
     VARIABLE,
     checksum,
     digest_of,
+    forget_checksums,
     make_cache_folder,
     read_checksums,
     record_checksums,
     verify,
     write_checksums,
+    write_recorded,
 )
 from discern.errors import CheckpointError, DataError
 from discern.kernels.cache import private_folders
@@ -139,3 +141,41 @@ def test_the_cache_is_made_for_this_user_alone(tmp_path: Path, monkeypatch: pyte
     assert made == tmp_path / "new" / "cache" / "verified"
     assert made.is_dir()
     assert next(private_folders()) == tmp_path / "new" / "cache"
+
+
+@pytest.mark.parametrize("killed", ["words.txt", CHECKSUMS_NAME])
+def test_a_kill_while_files_are_replaced_leaves_none_that_passes_for_damaged(
+    killed: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a run goes on with more steps, and its config.toml is written anew."""
+    real, done = checksums.write_bytes, []
+
+    def write_bytes(path: Path, content: bytes) -> None:
+        if path.name == "words.txt":
+            real(path, content)
+            done.append(path.name)
+        if path.name == killed:
+            raise KeyboardInterrupt
+
+    def write_text(path: Path, text: str) -> None:
+        if killed == CHECKSUMS_NAME and done:
+            raise KeyboardInterrupt
+        path.write_text(text)
+
+    monkeypatch.setattr(checksums, "write_bytes", write_bytes)
+    monkeypatch.setattr(checksums, "write_text", write_text)
+    with pytest.raises(KeyboardInterrupt):
+        write_recorded(file.parent, {"words.txt": "three\n"})
+    assert file.read_text() == "three\n"
+    verify(file)
+    monkeypatch.undo()
+    write_recorded(file.parent, {"words.txt": "three\n"})
+    assert read_checksums(file.parent) == {"words.txt": checksum(file)}
+
+
+def test_what_is_to_go_is_forgotten(file: Path) -> None:
+    write_recorded(file.parent, {"more.bin": b"\xff"})
+    forget_checksums(file.parent, ["words.txt", "never.txt"])
+    assert read_checksums(file.parent) == {"more.bin": checksum(file.parent / "more.bin")}
+    forget_checksums(file.parent, ["more.bin"])
+    assert not (file.parent / CHECKSUMS_NAME).exists()

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from discern.artifacts.files import write_text
+from discern.artifacts.files import write_bytes, write_text
 from discern.errors import DataError, DiscernError
 from discern.parsing import json_value
 
@@ -94,6 +94,14 @@ def read_checksums(folder: Path) -> dict[str, str]:
     return dict(found)
 
 
+def known_checksums(folder: Path) -> dict[str, str]:
+    """The digests in a folder's `checksums.json`; none where it is damaged, so that it is replaced."""
+    try:
+        return read_checksums(folder)
+    except DataError:
+        return {}
+
+
 def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
     """Write a folder's `checksums.json`, whole or not at all.
 
@@ -112,10 +120,47 @@ def record_checksums(folder: Path, names: Iterable[str]) -> None:
     Raises:
         OSError: a file cannot be read, or the disk refused.
     """
-    with suppress(DataError):  # a damaged list is replaced
-        write_checksums(folder, read_checksums(folder) | {name: checksum(folder / name) for name in names})
+    write_checksums(folder, known_checksums(folder) | {name: checksum(folder / name) for name in names})
+
+
+def write_recorded(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write or replace files of a folder, each whole or not at all, and take them into its `checksums.json`.
+
+    The checksums of what changes are forgotten first: a process that is killed in between leaves files that are not compared
+    with anything, and none that pass for damaged.
+
+    Args:
+        files: content by file name; text becomes UTF-8.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    contents = {
+        name: content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
+        for name, content in files.items()
+    }
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    known = known_checksums(folder)
+    forget_checksums(folder, [name for name, digest in digests.items() if known.get(name, digest) != digest])
+    for name, content in contents.items():
+        write_bytes(folder / name, content)
+    write_checksums(folder, known | digests)
+
+
+def forget_checksums(folder: Path, names: Iterable[str]) -> None:
+    """Take names out of a folder's `checksums.json`, before the files change or go.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    known = known_checksums(folder)
+    rest = {name: digest for name, digest in known.items() if name not in set(names)}
+    if rest == known:
         return
-    write_checksums(folder, {name: checksum(folder / name) for name in names})
+    if rest:
+        write_checksums(folder, rest)
+    else:  # an empty list passes for damaged
+        (folder / CHECKSUMS_NAME).unlink(missing_ok=True)
 
 
 def verify(path: Path, content: bytes | None = None, error: type[DiscernError] = DataError) -> None:

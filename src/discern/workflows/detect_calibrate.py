@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from discern.artifacts.files import write_text
-from discern.checksums import CHECKSUMS_NAME, record_checksums
+from discern.checksums import CHECKSUMS_NAME, write_recorded
 from discern.data.packed import PackedRows
 from discern.data.shards import TokenData
 from discern.data.stream import ExampleStream
@@ -180,11 +180,11 @@ def _heldout(request: CalibrateRequest, model: DetectionModel) -> tuple[TokenDat
 def _keep(model: Path, values: Mapping[str, Any], weights: str, warn: Callable[[str], None]) -> bool:
     """Write the file; a folder that cannot be written to is no reason to fail."""
     try:
-        write_text(
-            model / CALIBRATION_NAME, json.dumps({"format": _FORMAT, **values, "head_fingerprint": weights}, indent=1) + "\n"
-        )
+        text = json.dumps({"format": _FORMAT, **values, "head_fingerprint": weights}, indent=1) + "\n"
         if (model / CHECKSUMS_NAME).is_file():
-            record_checksums(model, [CALIBRATION_NAME])
+            write_recorded(model, {CALIBRATION_NAME: text})
+        else:
+            write_text(model / CALIBRATION_NAME, text)
     except OSError as problem:
         warn(f"the threshold is not kept: {model / CALIBRATION_NAME}: {problem.strerror}; give it with --threshold")
         return False

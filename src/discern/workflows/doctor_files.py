@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from discern.artifacts.files import utf8_name
-from discern.checksums import CHECKSUMS_NAME, checksum, read_checksums, write_checksums
+from discern.checksums import CHECKSUMS_NAME, checksum, known_checksums, read_checksums, write_checksums
 from discern.data.manifest import COUNTS_NAME, MANIFEST_NAME, read_manifest
 from discern.data.shards import Shard, TokenData
 from discern.errors import ConfigError, DataError, DiscernError
@@ -123,7 +123,7 @@ def accept_folder(folder: Path, tell: Callable[[Accepted], None]) -> list[Accept
     _parts(folder)  # refuses what is nothing of ours
     found: list[tuple[Path, dict[str, str], list[Accepted]]] = []
     for each in _folders(folder):
-        before = _known(each)
+        before = known_checksums(each)
         names = before or {path.name: "" for pattern in _ACCEPTED for path in each.glob(pattern) if path.name != CHECKSUMS_NAME}
         after = {name: checksum(each / name) for name in sorted(names) if (each / name).is_file()}
         prefix = "" if each == folder else f"{each.relative_to(folder)}/"
@@ -221,13 +221,6 @@ def _folders(folder: Path) -> list[Path]:
         folder,
         *sorted(path for path in folder.iterdir() if path.is_dir() and path.name != CHECKPOINTS and path.name[0] != "."),
     ]
-
-
-def _known(folder: Path) -> dict[str, str]:
-    try:
-        return read_checksums(folder)
-    except DataError:
-        return {}
 
 
 class _DiffersError(DataError):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.files import cannot_write, write_text
+from discern.artifacts.files import cannot_write
 from discern.artifacts.locks import Claim
-from discern.checksums import CHECKSUMS_NAME, record_checksums
+from discern.checksums import CHECKSUMS_NAME, write_recorded
 from discern.config.layers import parse_toml
 from discern.config.tree import flatten, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
@@ -79,9 +79,8 @@ def _prepare(plan: Plan, claim: Claim) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         claim.take(out)
-        write_text(out / TOKENIZER_FILE, load_tokenizer(plan.loaded.tokenizer_path).to_str())
-        write_text(out / CONFIG_FILE, to_toml(plan.config))
-        record_checksums(out, (TOKENIZER_FILE, CONFIG_FILE))
+        tokenizer = load_tokenizer(plan.loaded.tokenizer_path).to_str()
+        write_recorded(out, {TOKENIZER_FILE: tokenizer, CONFIG_FILE: to_toml(plan.config)})
         write_json(out / RECORD_FILE, record)
     except OSError as problem:
         raise cannot_write(out, problem) from problem

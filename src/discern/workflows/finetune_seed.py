@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.checksums import forget_checksums
 from discern.data.ordering import derive_key
 from discern.errors import NumericsError
 from discern.model.dropout import Dropout
@@ -221,6 +222,7 @@ def _judge(plan: Plan, trained: Trained, folder: Path, *, writes: bool) -> dict[
         write_weights(folder, trained.objective)
     elif writes:
         # Of an earlier draw, or of the splits before the one that showed it.
+        forget_checksums(folder, [MODEL_FILE])
         for path in (*folder.glob("predictions-*.jsonl"), *folder.glob("mistakes-*.jsonl"), folder / MODEL_FILE):
             path.unlink(missing_ok=True)
     return scores

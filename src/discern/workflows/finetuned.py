@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,8 +16,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from discern import __version__
-from discern.artifacts.files import utf8_name, write_bytes, write_text
-from discern.checksums import verify, write_checksums
+from discern.artifacts.files import utf8_name, write_text
+from discern.checksums import verify, write_recorded
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model.config import ModelConfig
@@ -132,8 +131,7 @@ def write_weights(folder: Path, objective: SupervisedObjective) -> None:
     try:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in model_tensors(objective).items()}
         content = save(tensors, {"format": "pt"})
-        write_bytes(folder / MODEL_FILE, content)
-        write_checksums(folder, {MODEL_FILE: hashlib.sha256(content).hexdigest()})
+        write_recorded(folder, {MODEL_FILE: content})
     except OSError as problem:
         raise CheckpointError(
             f"cannot write to {folder}: {problem}", hint="free some space, then run the same command"

@@ -9,7 +9,7 @@ from typing import Any
 
 from discern.artifacts.files import cannot_write, write_text
 from discern.artifacts.locks import Claim
-from discern.checksums import CHECKSUMS_NAME, record_checksums
+from discern.checksums import CHECKSUMS_NAME, write_recorded
 from discern.config.tree import flatten, to_toml
 from discern.data.manifest import TOKENIZER_NAME
 from discern.data.shards import TokenData
@@ -24,9 +24,9 @@ from discern.workflows.runs import (
     COUNTS_FILE,
     RECORD_FILE,
     TOKENIZER_FILE,
+    counts_text,
     is_run,
     read_record,
-    write_counts,
 )
 from discern.workflows.settings import PretrainConfig
 
@@ -73,10 +73,8 @@ def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data:
     try:
         checkpoint.clean(out / CHECKPOINTS)
         data.tokenizer()  # it is the one that the ids are of
-        write_text(out / TOKENIZER_FILE, (data.folder / TOKENIZER_NAME).read_text(encoding="utf-8"))
-        write_counts(out, data)
-        write_text(out / CONFIG_FILE, to_toml(config))
-        record_checksums(out, (TOKENIZER_FILE, COUNTS_FILE, CONFIG_FILE))
+        tokenizer = (data.folder / TOKENIZER_NAME).read_bytes()
+        write_recorded(out, {TOKENIZER_FILE: tokenizer, COUNTS_FILE: counts_text(data), CONFIG_FILE: to_toml(config)})
         write_text(out / RECORD_FILE, json.dumps(record, indent=1) + "\n")
     except OSError as problem:
         raise _refused(out, problem) from problem

@@ -14,7 +14,6 @@ import torch
 from pydantic import Field, model_validator
 
 from discern import __version__, kernels
-from discern.artifacts.files import write_text
 from discern.corruption import MASKINGS_OF_WORDS
 from discern.data.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
@@ -133,13 +132,13 @@ def check_words(config: PretrainConfig, data: TokenData) -> None:
         )
 
 
-def write_counts(folder: Path, data: TokenData) -> None:
-    """Keep in a run's folder how often each token occurs in its training split, one number a line."""
-    write_text(folder / COUNTS_FILE, "".join(f"{count}\n" for count in data.token_counts().tolist()))
+def counts_text(data: TokenData) -> str:
+    """What a run's folder keeps of how often each token occurs in its training split: one number a line."""
+    return "".join(f"{count}\n" for count in data.token_counts().tolist())
 
 
 def _read_counts(folder: Path, entries: int) -> torch.Tensor | None:
-    """What `write_counts` kept; None in runs made before it was.
+    """What `counts_text` was; None in runs made before it was.
 
     Raises:
         DataError: the file is damaged, or not of a vocabulary of so many entries.
