@@ -14,7 +14,7 @@ from discern.data.shards import TokenData
 from discern.errors import CheckpointError, DataError
 from discern.progress import Silent
 from discern.workflows.doctor import CPU_TORCH, Diagnosis, examine
-from discern.workflows.runs import write_counts
+from discern.workflows.runs import COUNTS_FILE, counts_text
 from tests.workflows.small_run import make_run
 from tests.workflows.test_evaluate import prepared
 
@@ -46,7 +46,7 @@ def test_a_run_is_examined_with_text_of_its_data_set(tmp_path: Path) -> None:
 def test_a_masked_language_model(tmp_path: Path) -> None:
     make_run(tmp_path / "run", overrides=["objective.name=mlm"])
     data = prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
-    write_counts(tmp_path / "run", TokenData.open(data))
+    (tmp_path / "run" / COUNTS_FILE).write_text(counts_text(TokenData.open(data)))
     findings = look(tmp_path / "run").findings
     names = {finding.name: finding.value for finding in findings}
     (gain,) = (finding for finding in findings if finding.name == "mlm_gain")
@@ -104,7 +104,7 @@ def test_a_run_that_has_hardly_begun_is_not_judged_as_if_it_were_finished(
 ) -> None:
     make_run(tmp_path / "run", overrides=["train.max_steps=22000", "objective.name=mlm"], step=209)
     data = prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
-    write_counts(tmp_path / "run", TokenData.open(data))
+    (tmp_path / "run" / COUNTS_FILE).write_text(counts_text(TokenData.open(data)))
     (gain,) = (finding for finding in look(tmp_path / "run").findings if finding.name == "mlm_gain")
     assert (gain.verdict, gain.knob) == ("unknown", "")
     assert gain.cause.startswith("too early to tell at step 209")
