@@ -182,7 +182,7 @@ def verify(path: Path, content: bytes | None = None, error: type[DiscernError] =
     if found != expected:
         raise error(
             f"{path} is damaged or was edited: its SHA-256 is {found[:12]}..., but {CHECKSUMS_NAME} has {expected[:12]}...",
-            hint=f"copy or make it again; if it was edited on purpose, accept it: discern doctor --accept {path.parent}",
+            hint=f"copy or create it again; if it was edited on purpose, accept it: discern doctor --accept {path.parent}",
         )
 
 

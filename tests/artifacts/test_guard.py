@@ -89,7 +89,7 @@ def test_an_output_folder_stands_apart_from_what_is_read(run: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match=r"lies inside .*\n.*hint: .*first-export") as found:
         check_folder("--out", run / "export", run)
     assert "--out" in str(found.value)
-    with pytest.raises(ConfigError, match="is what the command reads"):
+    with pytest.raises(ConfigError, match="is read by the command"):
         check_folder("--out", run / "checkpoints" / "..", run)
     with pytest.raises(ConfigError, match=r"holds .*first, which the command reads"):
         check_folder("--out", run.parent, run)

@@ -171,7 +171,7 @@ def test_the_text_names_what_chose_the_weights(
     said = capsys.readouterr().out
     assert said.startswith("own: median accuracy ")
     assert "of 2 seeds on dev (6 examples)" in said
-    assert "  dev chose the weights of each seed, so its scores are a little too good" in said
+    assert "  the weights of each seed were chosen on dev, so its scores are slightly optimistic" in said
     assert json.loads((tmp_path / "out" / "results.json").read_text())["selected_on"] == "dev"
 
 
@@ -214,7 +214,7 @@ def test_a_sweep_prints_a_line_for_each_value(
         median = json.loads((out / f"learning_rate={value}" / "results.json").read_text())["median"]
         assert line.startswith(f"learning_rate={value}  {median:.4f} +- 0.0000")
     assert lines[3] in ("best: learning_rate=1e-4", "best: learning_rate=3e-4")
-    assert lines[4] == "  chosen by its scores on dev, so these are a little too good"
+    assert lines[4] == "  chosen by its scores on dev, so these are slightly optimistic"
     assert f"discern predict {out / lines[3].removeprefix('best: ')} FILE" in said
     assert call(monkeypatch, model, *reviews, "--sweep", "learning_rate", "--out", out) == 2
     assert "--sweep learning_rate=1e-4,3e-4" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_a_table_without_text_stops_only_who_named_it(tmp_path: Path) -> None:
     problems = ProblemLog()
     assert read(tmp_path, problems=problems) == [["Text."]]
     (problem,) = problems.summary()
-    assert problem.kind.startswith("table left out")
+    assert problem.kind.startswith("table skipped")
 
 
 def test_packed_tables_and_fields_with_line_ends(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_packed_tables_and_fields_with_line_ends(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(content))
     problems = ProblemLog()
     assert read(tmp_path / "a.csv.gz", problems=problems) == expected
-    assert [problem.kind.split(",")[0] for problem in problems.summary()] == [
-        "record without text in 'text'",
-        "row with another number of fields than the header",
+    assert [problem.kind for problem in problems.summary()] == [
+        "record skipped, as it has no text in 'text'",
+        "row skipped, as its number of fields differs from the header",
     ]
     (tmp_path / "b.tar").write_bytes(tar_of({"x/a.csv": content}))
     assert read(tmp_path / "b.tar") == expected

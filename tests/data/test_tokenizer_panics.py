@@ -25,7 +25,7 @@ def with_part(tmp_path: Path, **parts: object) -> Path:
 
 def test_a_table_that_makes_the_library_panic(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = with_part(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
-    with pytest.raises(DataError, match=f"{path}: the tokenizers library cannot work with it: .*precompiled_charsmap"):
+    with pytest.raises(DataError, match=f"{path}: the tokenizers library cannot use it: .*precompiled_charsmap"):
         load_tokenizer(path)
     assert capfd.readouterr().err == ""  # no backtrace
     os.write(2, b"still there")
@@ -44,7 +44,7 @@ def test_a_pattern_that_takes_forever(tmp_path: Path) -> None:
     pattern = {"type": "Split", "pattern": {"Regex": r"(a+)+\1$"}, "behavior": "Isolated", "invert": False}
     tokenizer = load_tokenizer(with_part(tmp_path, pre_tokenizer=pattern))
     text = "a" * 40 + "b"
-    with pytest.raises(DataError, match=r"the tokenizers library cannot work with it: .*retry-limit"):
+    with pytest.raises(DataError, match=r"the tokenizers library cannot use it: .*retry-limit"):
         Encoder(tokenizer.to_str(), "none").encode([[text]])
     with pytest.raises(BaseException, match="retry-limit") as panic:  # of a class that cannot be imported
         tokenizer.encode(text)

@@ -51,7 +51,7 @@ def test_a_stopped_process_is_told_of_and_given_up_in_the_end(tmp_path: Path, mo
     monkeypatch.setenv(PATIENCE, "0.5")
     told: list[str] = []
     body = mark(tmp_path) + f"os.kill(os.getpid(), signal.SIGSTOP) if rank == 0 else (time.sleep(0.8), sys.exit({LOST_CONTACT}))"
-    with pytest.raises(RanksError, match=r"process 0 of 2 .* was stopped by a signal and did not go on in time"):
+    with pytest.raises(RanksError, match=r"process 0 of 2 .* was stopped by a signal and did not continue in time"):
         start(body, told)
     assert len(told) == 1
     assert "process 0 of 2 was stopped by a signal, and the others wait for it; kill -CONT" in told[0]
@@ -76,7 +76,7 @@ def test_a_process_that_was_stopped_may_go_on() -> None:
 
 def test_a_process_that_does_not_answer_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("discern.training.launch._LAST_WORDS", 0.1)
-    with pytest.raises(RanksError, match="a process did not answer"):
+    with pytest.raises(RanksError, match="a process did not respond"):
         start(f"sys.exit({LOST_CONTACT}) if rank == 0 else time.sleep(60)")
 
 
@@ -120,7 +120,7 @@ try:
             time.sleep(6)
         ranks.sum([1.0])
 except RanksError as error:
-    assert "has ended, or has not answered for 2 seconds" in error.message
+    assert "has ended, or has not responded for 2 seconds" in error.message
     sys.exit(5)
 """
 

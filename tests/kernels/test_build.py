@@ -132,7 +132,7 @@ def test_a_library_that_cannot_be_loaded(cache: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     found = load_afresh()
     assert found.library is None
-    assert found.reason.startswith("they could not be kept or loaded")
+    assert found.reason.startswith("they could not be stored or loaded")
     assert [path.parent for path in made] == [cache, tmp_path / f"discern-kernels-{os.geteuid()}"]
 
 
@@ -212,7 +212,7 @@ def test_a_folder_that_is_not_the_users_own_is_left_alone(
     private.symlink_to(tmp_path / "target")  # somebody was there first
     found = load_afresh()
     assert found.library is None
-    assert "DISCERN_CACHE names another" in found.reason
+    assert "set DISCERN_CACHE to one" in found.reason
     assert not any((tmp_path / "target").iterdir())
 
 

@@ -17,7 +17,7 @@ def test_a_column_a_scorer_and_the_whole_on_top() -> None:
     assert by_phenomenon.columns == ["phenomenon", "electric", "pll"]
     assert by_phenomenon.rows == [["overall", 0.75, 0.5], ["binding", 1.0, 1.0], ["island effects", 0.5, 0.5]]
     assert by_paradigm.rows == [["principle A case 1", 1.0, 1.0], ["wh island", 0.5, 0.5]]
-    assert "electric at step 20: 4 pairs (all); ties, which count one half: 1." in by_phenomenon.note
+    assert "electric at step 20: 4 pairs (all); ties, counted as one half: 1." in by_phenomenon.note
     assert "pll: 4 pairs (the first 2 of each paradigm)" in by_phenomenon.note
 
 

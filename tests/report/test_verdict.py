@@ -54,16 +54,16 @@ def test_a_verdict_on_a_run() -> None:
     figures = {"discriminator_auc": 0.737, "discriminator_precision": 0.595, "discriminator_recall": 0.078}
     (said, usual) = run_verdict(2000, 2000, figures | {"generator_accuracy": 0.25}, [])
     assert "tells replaced tokens from original ones clearly (AUC 0.737; 0.5 is guessing)" in said
-    assert "marks 8% of the replaced tokens, and 60% of what it marks was replaced" in said
-    assert "The generator guesses 25% of the masked tokens." in said
-    assert usual == "No figure is outside its usual band."
+    assert "marks 8% of the replaced tokens, and 60% of the tokens it marks were replaced" in said
+    assert "The generator predicts 25% of the masked tokens correctly." in said
+    assert usual == "All figures are within their usual ranges."
     ill = Finding("discriminator_recall", 0.0, (0.02, 1.0), "low", "it answers 'original' to everything", "a lower rate")
-    assert run_verdict(2000, 2000, figures, [ill])[1] == "Not as usual: it answers 'original' to everything. Try a lower rate."
+    assert run_verdict(2000, 2000, figures, [ill])[1] == "Unusual: it answers 'original' to everything. Try a lower rate."
     early = Finding("discriminator_recall", 0.0, (0.02, 1.0), "unknown", "too early to tell at step 209")
     found = run_verdict(209, 22_000, figures, [early])
     assert found[0].startswith("Step 209 of 22,000. ")
-    assert found[-1] == "It is too early to tell how the run will turn out."
-    assert "nothing was evaluated" in run_verdict(5, 10, {}, [])[0]
+    assert found[-1] == "It is too early to judge the run."
+    assert "there is no evaluation" in run_verdict(5, 10, {}, [])[0]
 
 
 def test_a_verdict_on_a_task() -> None:
@@ -81,13 +81,13 @@ def test_a_verdict_on_a_task() -> None:
     assert score == (
         "own: accuracy 0.812 on 320 examples (dev), which beats every simple baseline (the best, the most frequent class: 0.500)."
     )
-    assert confusion == "The most frequent mistake: 'bad' taken for 'good' (3 of 4 mistakes)."
+    assert confusion == "The most frequent mistake: 'bad' predicted as 'good' (3 of 4 mistakes)."
     assert task_verdict("own", entry, [], "The model does not beat X (0.9).")[0].endswith(
         "(dev). The model does not beat X (0.9)."
     )
     spans = entry | {"metrics": {"f1": 0.4, "precision": 0.6, "recall": 0.3}, "baselines": {}}
     assert task_verdict("own", spans, [RECORD], None)[1:] == [
-        "It finds 30% of the spans, and 60% of those it names are right.",
+        "It finds 30% of the spans, and 60% of the spans it marks are correct.",
         "Most often missed: LOC (2 of 2 missed spans).",
     ]
     assert "no seed has a score" in task_verdict("own", entry | {"median": None}, [], None)[0]

@@ -59,6 +59,6 @@ def test_what_the_formula_does_not_hold_for_is_refused() -> None:
     assert "trained on every token" in method.lacks(ScoringModel(networks, SPECIAL))
     for cut in (Sampling(top_p=0.9), Sampling(disallow_original=True)):
         assert "top_p and disallow_original" in method.lacks(ScoringModel(networks, SPECIAL, 0.15, sampling=cut))
-    assert "chosen evenly" in method.lacks(ScoringModel(networks, SPECIAL, None, chosen_evenly=False))
+    assert "chosen uniformly" in method.lacks(ScoringModel(networks, SPECIAL, None, chosen_evenly=False))
     judge = {"discriminator": networks["discriminator"]}
     assert "a generator with weights" in method.lacks(ScoringModel(judge, SPECIAL, 0.15))

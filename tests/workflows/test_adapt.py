@@ -339,7 +339,7 @@ def test_data_that_does_not_fit(world: Path, tmp_path: Path) -> None:
     options = BuildOptions(heldout=0, workers=1)
     tokenizer = TokenizerChoice(path=world / "run" / "tokenizer.json")
     prepare(PrepareRequest((str(tmp_path / "other" / "text.txt"),), tmp_path / "all", tokenizer, build=options), Silent())
-    with pytest.raises(DataError, match="holds nothing out"):
+    with pytest.raises(DataError, match="has no held-out split"):
         go(world, tmp_path / "out", data=tmp_path / "all")
     assert not (tmp_path / "out").exists()
 

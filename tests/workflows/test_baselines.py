@@ -109,6 +109,6 @@ def test_an_evaluation_trains_them_on_what_the_model_was_trained_on(request_: Fi
     listener = Silent()
     listener.note = heard.append  # type: ignore[method-assign]
     assert judge(JudgeRequest(tmp_path / "given", other), listener)["baselines"] == {}
-    assert f"no baselines: {train} is not what it was when the model was trained on it" in heard
+    assert f"no baselines: {train} has changed since the model was trained on it" in heard
     train.unlink()
     assert judge(JudgeRequest(tmp_path / "given", other), Silent())["beats_baselines"] is None

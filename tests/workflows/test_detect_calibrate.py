@@ -166,7 +166,7 @@ def test_data_of_another_tokenizer_is_refused(tmp_path: Path, data: Path) -> Non
 
 def test_too_little_text_is_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("The river rises.\n\nIt was built in the town.\n")
-    for heldout, said in ((0.5, "holds too little out"), (0.0, "holds nothing out")):
+    for heldout, said in ((0.5, "holds too little out"), (0.0, "has no held-out split")):
         out = prepared(tmp_path / "a.txt", tmp_path / f"data{heldout}", heldout)
         with pytest.raises(DataError, match=said):
             found(model, out, 0.5)

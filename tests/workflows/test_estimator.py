@@ -106,12 +106,12 @@ def test_the_folder_is_temporary_or_the_users(model: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("texts", "labels", "says"),
     [
-        ("one text", ["a"], "this is one text"),
+        ("one text", ["a"], "found a single text"),
         (["a", "b"], ["x"], "2 rows and y has shape"),
         (["a", None], ["x", "y"], "row 1 of X holds None"),
         ([("a", "b", "c")], ["x"], "has 3 columns"),
         (["a", ("b", "c")], ["x", "y"], "row 1 of X has 2 columns"),
-        (["a", "b"], [0.5, 1.0], "no classes"),
+        (["a", "b"], [0.5, 1.0], "not class labels"),
         (["a", "b"], ["x", "x "], "white space"),
     ],
 )

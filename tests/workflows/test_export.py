@@ -239,7 +239,7 @@ def test_an_unknown_network_names_the_nearest(run: Path, tmp_path: Path) -> None
 
 
 def test_another_folder_is_safe(run: Path) -> None:
-    with pytest.raises(ConfigError, match="would replace itself"):
+    with pytest.raises(ConfigError, match="cannot replace itself"):
         exported(run, run)
 
 
@@ -298,7 +298,7 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as left:
         export_command(run, out=run)
     assert left.value.code == 2
-    assert "hint: choose another place: --out" in capsys.readouterr().err
+    assert "hint: choose another path: --out" in capsys.readouterr().err
 
 
 def test_the_language_of_the_text_goes_on_into_the_card_and_to_what_is_fine_tuned(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_joint_head_stands_beside_the_encoder(folders: Path, tmp_path: Path) -
     done = exported(folders / "joint", tmp_path / "out")
     assert done.architecture == "ElectraModel"
     card = (done.folder / "README.md").read_text()
-    assert "`ElectraModel` (the encoder alone); the head stands in `discern_head.safetensors`" in card
+    assert "`ElectraModel` (the encoder alone); the head is stored in `discern_head.safetensors`" in card
     assert "discern.load" in card
     exported(folders / "joint", tmp_path / "out"), "an export with a head beside it is replaced like any other"
 

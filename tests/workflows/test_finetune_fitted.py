@@ -225,7 +225,7 @@ def test_the_rate_is_searched_where_asked_for(fitted: FinetuneRequest, monkeypat
     # Another seed takes the rate that was found.
     monkeypatch.setattr(rate_search, "train_network", None)
     assert run(replace(few, seeds=2))["rate_search"] == results["rate_search"]
-    with pytest.raises(ConfigError, match="too few held-out examples to choose a learning rate by"):
+    with pytest.raises(ConfigError, match="too few held-out examples to choose a learning rate"):
         run(with_dev(replace(few, out=tmp_path / "few"), tmp_path, 5))
 
 

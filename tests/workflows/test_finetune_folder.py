@@ -116,7 +116,7 @@ def test_two_processes_do_not_work_in_one_folder(request_: FinetuneRequest) -> N
     before = sorted(path.name for path in few.out.iterdir())
     with Claim() as other:
         other.take(few.out)
-        with pytest.raises(DataError, match="another process is at work in"):
+        with pytest.raises(DataError, match="another process is using"):
             run(replace(few, seeds=2))
     assert sorted(path.name for path in few.out.iterdir()) == before
     assert len(run(replace(few, seeds=2))["scores"]) == 2

@@ -406,7 +406,7 @@ def test_an_import_goes_out_again(tmp_path: Path) -> None:
         (ExportRequest(tmp_path / "g", tmp_path / "x", "discriminator"), "holds no network 'discriminator'"),
         (ExportRequest(tmp_path / "ours", tmp_path / "x", "generator", all_networks=True), "the discriminator is the one at"),
         (ExportRequest(tmp_path / "ours", tmp_path / "x", precision="float8"), "unknown precision 'float8'"),
-        (ExportRequest(tmp_path / "ours", tmp_path / "ours"), "would replace itself"),
+        (ExportRequest(tmp_path / "ours", tmp_path / "ours"), "cannot replace itself"),
     ):
         with pytest.raises(ConfigError, match=said):
             export_again(request, Silent())

@@ -162,7 +162,7 @@ def test_a_bert_of_transformers_encodes(tmp_path: Path, made: tuple[Path, Object
 
 def test_a_single_text_is_not_taken_for_a_list_of_its_characters(run: discern.Model) -> None:
     for ask in (run.encode, run.score, run.detect_many, run.score_tokens):
-        with pytest.raises(discern.ConfigError, match="this is one text") as caught:
+        with pytest.raises(discern.ConfigError, match="found a single text") as caught:
             ask("hello")  # type: ignore[operator]
         assert "[text]" in str(caught.value.hint)
 

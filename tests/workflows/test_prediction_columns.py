@@ -127,7 +127,7 @@ def test_names_that_are_taken(folders: Path, tmp_path: Path) -> None:
         ("a.csv", None, {}, "writes a table to a file"),
         ("a.csv", "b.jsonl", {}, "would hold csv"),
         ("a.csv", "b.csv", {"logits": True}, "the prediction and its probability only"),
-        ("a.txt", "b.txt", {}, "is no table"),
+        ("a.txt", "b.txt", {}, "is not a table"),
         ("-", "b.csv", {}, "standard input"),
     ],
 )

@@ -297,7 +297,7 @@ def test_the_command(text: Path) -> None:
     assert set(wanted.split()) <= set(found)
     assert found["tokens"] == found["train_tokens"] + found["heldout_tokens"] == 8640
     again = run(*arguments, "--workers", 1)
-    assert "the same to the byte" in again.stdout
+    assert "with identical content" in again.stdout
     assert "discern pretrain" in again.stdout
 
 

@@ -365,7 +365,7 @@ def test_a_second_process_does_not_touch_a_run_that_is_being_trained(data: Path,
         other.take(out)
         begun = run(*command(data, out, 3))
         assert begun.returncode == 1
-        assert "another process is at work in" in begun.stderr
+        assert "another process is using" in begun.stderr
         assert not list(out.iterdir())
     assert run(*command(data, out, 3)).returncode == 0
     with Claim() as other:
@@ -373,7 +373,7 @@ def test_a_second_process_does_not_touch_a_run_that_is_being_trained(data: Path,
         for more in ([], ["--resume", "never"]):
             done = run(*command(data, out, 6, *more))
             assert done.returncode == 1
-            assert "another process is at work in" in done.stderr
+            assert "another process is using" in done.stderr
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert run(*command(data, out, 6)).returncode == 0

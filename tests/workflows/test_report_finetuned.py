@@ -43,7 +43,7 @@ def test_the_page_shows_scores_spread_and_published_ones(done: tuple[Path, dict[
     assert f"+- {results['standard_deviation']:.4f}" in html
     assert f"{results['worst']:.4f} to {results['best']:.4f}" in html
     # A score on the split that chose the weights says so.
-    assert "dev, 13 examples, which chose the weights" in html
+    assert "dev, 13 examples, on which the weights were chosen" in html
     published = [each for each in published_scores("rte") if each.metric == "accuracy"]
     assert published
     assert all(each.model in unescape(html) for each in published)
@@ -97,7 +97,7 @@ def test_seeds_that_failed_are_named(done: tuple[Path, dict[str, Any]], tmp_path
     (tmp_path / "results.json").write_text(json.dumps(failed))
     html = report_finetuned(tmp_path, None).read_text(encoding="utf-8")
     assert "rte, seed 1 failed: diverged: the loss is nan." in html
-    assert "chose the weights" not in html
+    assert "the weights were chosen" not in html
 
 
 def test_what_is_not_finished_or_cannot_be_written_is_refused(done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_the_inversion_knows_which_share_was_chosen(tmp_path: Path, overrides: l
 
 def test_without_one_share_for_all_words_there_is_no_inversion(tmp_path: Path) -> None:
     make_run(tmp_path / "run", overrides=["objective.name=rtd", "objective.masking=rarity", "data.sequence_length=16"])
-    with pytest.raises(ConfigError, match=r"'inversion' needs positions that were chosen evenly: by masking 'rarity'"):
+    with pytest.raises(ConfigError, match=r"'inversion' needs positions that were chosen uniformly: with masking 'rarity'"):
         load_scorer(tmp_path / "run", "inversion", "cpu", warn=pytest.fail)
 
 

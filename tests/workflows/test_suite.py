@@ -64,7 +64,7 @@ def test_several_scorers_stand_side_by_side_and_in_the_report(world: Path) -> No
     assert kept["pll"] == found["by_scorer"]["pll"]
     page = report(world / "run", None).read_text()
     assert "BLiMP by phenomenon" in page
-    assert "pll at step 20: 8 pairs (all); ties, which count one half: 2." in page
+    assert "pll at step 20: 8 pairs (all); ties, counted as one half: 2." in page
     assert "rtd at step 20: 4 pairs (the first 2 of each paradigm)" in page
 
 

@@ -159,7 +159,7 @@ def test_the_encoder_of_a_fine_tuning_encodes(folders: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "wrong", "says"),
     [
-        ("single", "a text", "this is one text"),
+        ("single", "a text", "found a single text"),
         ("single", [("a", "b")], "expected a text"),
         ("single", ["a", 3], "item 1 is 3"),
         ("pair", ["a"], "expected a pair of texts"),
@@ -199,18 +199,18 @@ def test_a_head_beside_the_encoder(folders: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda config: config["discern"]["record"].pop("tasks"), "what it says of the task"),
-        (lambda config: config["discern"]["record"].update(tasks=[]), "what it says of the task"),
-        (lambda config: config["discern"]["record"]["tasks"]["own"].update(labels=3), "what it says of the task"),
+        (lambda config: config["discern"]["record"].pop("tasks"), "its task settings"),
+        (lambda config: config["discern"]["record"].update(tasks=[]), "its task settings"),
+        (lambda config: config["discern"]["record"]["tasks"]["own"].update(labels=3), "its task settings"),
         (
             lambda config: config["discern"]["record"]["tasks"]["own"]["config"].update(sequence_length=-1),
-            "what it says of the task",
+            "its task settings",
         ),
         (
             lambda config: (config.pop("discern"), config.pop("id2label"), config.update(num_labels=10**9)),
             "num_labels is 1000000000",
         ),
-        (lambda config: (config.pop("discern"), config.update(id2label={"x": "y"})), "id2label is not a label"),
+        (lambda config: (config.pop("discern"), config.update(id2label={"x": "y"})), "id2label must have a label"),
     ],
 )
 def test_a_damaged_record_is_named(

@@ -90,7 +90,7 @@ def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str
     for read in existing(reads):
         instead = hint or _elsewhere(option, out, read)
         if os.path.exists(out) and out.samefile(read):
-            what = "is what the command reads, and would replace itself" if read.is_dir() else "is the input"
+            what = "is read by the command, and cannot replace itself" if read.is_dir() else "is the input"
             raise ConfigError(f"{out} {what}", hint=instead)
         check_not_inside(option, out, read, own=own, hint=instead)
         if out.is_dir() and is_inside(read, out):
@@ -154,4 +154,4 @@ def _elsewhere(option: str, out: Path, read: Path) -> str:
     """A hint: a name beside what is read."""
     whole = Path(os.path.realpath(read))
     folder = whole.parent if read.name in ("", "..") else read.parent
-    return f"choose another place: {option} {folder / f'{whole.name}-{2 if out.name == read.name else out.name}'}"
+    return f"choose another path: {option} {folder / f'{whole.name}-{2 if out.name == read.name else out.name}'}"

@@ -157,7 +157,7 @@ class Claim:
         """Claim a folder, if it is there; on a disk that locks no folders each process believes that it is alone.
 
         Raises:
-            DataError: another process is at work in it.
+            DataError: another process is using it.
         """
         if fcntl is None or not folder.is_dir():
             return
@@ -174,7 +174,7 @@ class Claim:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as problem:
             raise DataError(
-                f"another process is at work in {folder}", hint="wait until it has ended, or choose another --out"
+                f"another process is using {folder}", hint="wait until it has finished, or choose another --out"
             ) from problem
         except OSError:  # this disk locks no folders
             return

@@ -39,7 +39,9 @@ def adapt(
     data: Annotated[
         Path, typer.Option("--data", metavar="DATA", help="Your text: discern prepare TEXT --out DATA --tokenizer MODEL")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Folder of the new run; an interrupted one there goes on.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="OUT", help="Folder of the new run; an interrupted one there is continued.")
+    ],
     replay: Annotated[
         Path | None,
         typer.Option("--replay", metavar="DATA", help="General text, to mix in and to measure what is forgotten."),

@@ -23,7 +23,7 @@ def bench(
         typer.Option(
             "--vocab-size",
             min=16,
-            help="Entries of the vocabulary. Default: what the preset is meant for; 30,522 for most, 8,192 for cpu-small.",
+            help="Vocabulary size. Default: that of the preset; 30,522 for most, 8,192 for cpu-small.",
             show_default=False,
         ),
     ] = None,

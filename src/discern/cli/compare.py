@@ -19,7 +19,9 @@ def compare(
     config: Annotated[Path, typer.Argument(metavar="COMPARE.toml", help="What is compared: see docs/howto/compare.md.")],
     *,
     data: Annotated[Path, typer.Option("--data", metavar="DATA", help="Data set that all are pre-trained on.")],
-    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work there goes on.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work there is continued.")
+    ],
     task_data: Annotated[
         Path | None,
         typer.Option("--task-data", metavar="DIR", help="Folder that holds a folder for each task: RTE, CoLA, conll2000, ..."),
@@ -34,7 +36,7 @@ def compare(
 ) -> None:
     """Pre-train several objectives or configurations at equal cost, fine-tune each, and put the scores side by side.
 
-    The first run of the file sets the budget. Interrupt it with Ctrl-C whenever you like: the same command goes on, and
+    The first run of the file sets the budget. Interrupt it with Ctrl-C whenever you like: the same command continues, and
     repeats nothing that is finished.
 
     Example: discern compare compare.toml --preset electra-small --data DATA --task-data glue --out OUT

@@ -122,7 +122,7 @@ def command(*, json_output: bool, trains: bool = False) -> Iterator[Console]:
     try:
         if trains and (missing := missing_of_place()):
             found = " and ".join(f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if os.environ.get(name))
-            console.warn(f"the environment has {found} but no {' and '.join(missing)}: ignored, this process works alone")
+            console.warn(f"the environment has {found} but no {' and '.join(missing)}: ignored, as this process runs alone")
         yield console
         sys.stdout.flush()
     except BaseException as error:
@@ -166,13 +166,13 @@ def explained(error: BaseException, console: Console) -> int:
         return error.exit_code
     if type(error).__name__ == _PANIC:  # of the tokenizers library, and no Exception
         print_error(
-            f"the tokenizer cannot work with this text: {error}",
-            "a pattern or a table in tokenizer.json is damaged, or takes forever on this text; use another tokenizer or model",
+            f"the tokenizer failed on this text: {error}",
+            "a pattern or a table in tokenizer.json is damaged, or takes too long on this text; use another tokenizer or model",
         )
         return 1
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = os.fsdecode(error.filename) if error.filename else "a file name"
-        print_error(f"{name[:200]}... is too long a name for this disk", "choose a shorter name")
+        print_error(f"{name[:200]}... is too long a name for this file system", "choose a shorter name")
         return 1
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         print_error("there is no space left where the output goes", "free some space, then run the same command again")

@@ -27,7 +27,7 @@ def demo(
     """Train a small network on text found here, and see it learn.
 
     The text is the documentation of the Python packages on this machine. At most five minutes on two cores; interrupt it
-    with Ctrl-C and the same command goes on.
+    with Ctrl-C and the same command continues.
 
     Example: discern demo --out demo
     """

@@ -21,13 +21,13 @@ def doctor(
         Path | None,
         typer.Argument(
             metavar="[FOLDER]",
-            help="A pre-training run; without it this machine is looked at. With --files and --accept also an export, a "
+            help="Pre-training run to check. Default: check this machine. With --files or --accept, also an export, a "
             "fine-tuning or a data set.",
         ),
     ] = None,
     files: Annotated[bool, typer.Option("--files", help="Compare every file of the folder with its checksum.")] = False,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Take the files of the folder as they are: write their checksums anew.")
+        bool, typer.Option("--accept", help="Accept the files of the folder as they are, and rewrite their checksums.")
     ] = False,
     sequences: Annotated[int, typer.Option("--sequences", min=1, help="Rows of text to look at.")] = 500,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")] = "auto",
@@ -59,27 +59,27 @@ def _files(folder: Path | None, accept: bool, console: Console) -> None:
     if accept:
         changes = accept_folder(folder, lambda change: console.print(f"{change.name}: {_digests(change)}"))
         number = len(changes)
-        verdict = "nothing had changed" if not changes else f"accepted {number} file{'s' if number > 1 else ''} as they are now"
+        verdict = "no file has changed" if not changes else f"accepted {number} file{'s' if number > 1 else ''} as they are now"
         console.result({"folder": folder, "accepted": [vars(change) for change in changes]}, text=f"{folder}: {verdict}")
         return
     found = check_folder(folder, console.progress)
     marks = {"ok": "ok", "differs": "DIFFERS", "missing": "MISSING", "damaged": "DAMAGED", "unknown": "-"}
     lines = [f"  {marks[each.state]:<8} {each.name}" + (f": {each.reason}" if each.reason else "") for each in found.files]
     number = len(found.problems)
-    verdict = "every file is as it was written" if not number else f"{number} of {len(found.files)} checks failed"
+    verdict = "all files are intact" if not number else f"{number} of {len(found.files)} checks failed"
     if not number and any(each.state == "unknown" for each in found.files):
-        verdict = "it can be read; `discern doctor --accept FOLDER` gives it checksums"
+        verdict = "no problem found; `discern doctor --accept FOLDER` adds the missing checksums"
     values = {"folder": folder, "kind": found.kind, "problems": number, "files": [vars(each) for each in found.files]}
     console.result(values, text="\n".join([f"{found.kind} {folder}: {verdict}", *lines]))
     if found.problems:
         if found.kind != "data set":
-            console.warn(f"copy these files again; what was edited on purpose is accepted by: discern doctor --accept {folder}")
+            console.warn(f"copy these files again; to accept files that were edited on purpose: discern doctor --accept {folder}")
         console.fail()
 
 
 def _digests(change: Accepted) -> str:
     if change.after is None:
-        return "it is gone"
+        return "removed"
     return f"{change.after[:12]}..., new" if change.before is None else f"{change.before[:12]}... -> {change.after[:12]}..."
 
 

@@ -126,7 +126,7 @@ def _show_suite(console: Console, found: dict[str, Any]) -> None:
 
     by_scorer = found["by_scorer"]
     lines = [
-        f"{name}: {each['accuracy']:.4f} of {each['pairs']:,} pairs preferred rightly; ties, counted one half: {each['ties']:,}"
+        f"{name}: {each['accuracy']:.4f} of {each['pairs']:,} pairs ranked correctly; ties, counted as one half: {each['ties']:,}"
         for name, each in by_scorer.items()
     ]
     console.result(found, text="\n".join(lines))

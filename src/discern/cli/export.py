@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from discern.workflows.export import Exported
     from discern.workflows.export_finetuned import ExportedTask, TaskExportRequest
 
-_LICENCE = "Fill in the licence in README.md before you publish it."
+_LICENCE = "Fill in the license in README.md before you publish it."
 
 
 def export(

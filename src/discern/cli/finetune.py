@@ -33,7 +33,9 @@ def finetune(
         ),
     ],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work there goes on.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work there is continued.")
+    ],
     task: Annotated[
         list[str] | None, typer.Option("--task", metavar="NAME", help="A task by its name; several are trained at once.")
     ] = None,
@@ -56,8 +58,8 @@ def finetune(
         Literal["auto", "paper", "google"],
         typer.Option(
             "--recipe",
-            help="auto: a length fitted to the data, and answers by a head that transformers has; the paper's settings; or the "
-            "released code's.",
+            help="auto: fit the length to the data, and find answers with a head that transformers has. paper: settings of the "
+            "ELECTRA paper. google: settings of the released code.",
         ),
     ] = "auto",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train this many times; median and spread are reported.")] = 1,
@@ -68,13 +70,13 @@ def finetune(
         typer.Option("--sweep", metavar="KEY=VALUE,VALUE", help="Try each value; with several --sweep, all combinations."),
     ] = None,
     sweep_rates: Annotated[
-        bool, typer.Option("--sweep-rates", help="First choose the learning rate by short trainings.")
+        bool, typer.Option("--sweep-rates", help="Choose the learning rate by short trial trainings first.")
     ] = False,
     submission: Annotated[
         Path | None, typer.Option("--submission", metavar="DIR", help="Write the zip that the GLUE site takes.")
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines/--no-baselines", help="Measure simple predictors (TF-IDF, perceptron, ...) beside.")
+        bool, typer.Option("--baselines/--no-baselines", help="Also evaluate simple baselines (TF-IDF, perceptron, ...).")
     ] = True,
     debug: Annotated[bool, typer.Option("--debug", help="The whole path on a hundred examples of each file.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
@@ -147,7 +149,7 @@ def _sweep_text(results: dict[str, Any], out: Path) -> str:
     chosen = results["chosen_on"]
     lines.append(f"best: {results['best_folder']}")
     if chosen:
-        lines.append(f"  chosen by its scores on {chosen}, so these are a little too good")
+        lines.append(f"  chosen by its scores on {chosen}, so these are slightly optimistic")
     return "\n".join([*lines, _text(results, out / results["best_folder"])])
 
 
@@ -189,7 +191,7 @@ def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
     lines += [f"  {name:<26} {value:.4f}" for name, value in entry["metrics"].items() if name != entry["metric"]]
     lines += baseline_lines(entry)
     if entry.get("selected_on") == entry["split"]:
-        lines.append(f"  {entry['split']} chose the weights of each seed, so its scores are a little too good")
+        lines.append(f"  the weights of each seed were chosen on {entry['split']}, so its scores are slightly optimistic")
     for seed, reasons in (entry.get("retried_seeds") or {}).items():
-        lines.append(f"  seed {seed}: tried again with another draw {len(reasons)} times ({reasons[-1]})")
+        lines.append(f"  seed {seed}: retried with another draw {len(reasons)} times ({reasons[-1]})")
     return [*lines, *(f"  seed {seed} failed: {reason}" for seed, reason in entry["failed_seeds"].items())]

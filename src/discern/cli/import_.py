@@ -85,4 +85,4 @@ def _text(done: Imported) -> str:
     if done.measurable:
         lines.append(f"  discern evaluate {folder} --data DATA (made by: discern prepare TEXT --out DATA --tokenizer {folder})")
     lines.append(f"  discern finetune {folder} --task NAME --data DIR --out OUT")
-    return "\n".join([*lines, "Fill in the licence in README.md before you publish it."])
+    return "\n".join([*lines, "Fill in the license in README.md before you publish it."])

@@ -75,7 +75,7 @@ def typed_text(text: str, name: str) -> str:
         byte = os.fsencode(text[problem.start])[0] if 0xDC80 <= ord(text[problem.start]) <= 0xDCFF else 0
         raise ConfigError(
             f"{name} is not UTF-8: byte 0x{byte:02x} at character {problem.start + 1}",
-            hint="in a terminal set to another encoding, put the text into a file and convert it with iconv",
+            hint="if the terminal uses another encoding, save the text to a file and convert it with iconv",
         ) from problem
     return text
 

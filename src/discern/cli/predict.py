@@ -21,7 +21,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="What 'discern finetune' wrote, an export of it, or a Hugging Face model for such a task.",
+            help="Output of 'discern finetune', an export of it, or a Hugging Face model for such a task.",
         ),
     ],
     input: Annotated[
@@ -42,8 +42,8 @@ def predict(
             help="Write the rows of the table INPUT to --out in its own format, with columns 'prediction' and 'probability'.",
         ),
     ] = False,
-    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Which task, if the model has several.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Whose weights; by default those of the best seed.")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Task to predict, if the model has several.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed whose weights to use. Default: the best seed.")] = None,
     text: Annotated[str | None, _column("Column of the text; without it the one of the training file.")] = None,
     pair: Annotated[str | None, _column("Column of the second text.")] = None,
     words: Annotated[str | None, _column("Column of words to tag; in CoNLL columns its number, from 0.")] = None,

@@ -20,7 +20,8 @@ def prepare(
         typer.Argument(
             metavar="INPUT...",
             help="Files, folders, patterns, '-' or hf:NAME[:CONFIGURATION[:SPLIT]]. Text, CSV, TSV, JSON lines, parquet or "
-            "WikiExtractor's <doc>, plain or gz, xz, zst, bz2, or tar archives of them, nested or not: the content decides.",
+            "WikiExtractor's <doc>, plain or gz, xz, zst, bz2, or tar archives of them, nested or not. "
+            "The format is detected from the content.",
         ),
     ],
     out: Annotated[Path | None, typer.Option("--out", metavar="DATA", help="Folder of the data set.")] = None,
@@ -50,7 +51,7 @@ def prepare(
         typer.Option(
             "--text-field",
             metavar="NAME",
-            help="Field or column that holds the text. Default: 'text'; of CSV and TSV the only column of text.",
+            help="Field or column that holds the text. Default: 'text'; for CSV and TSV the only text column.",
             show_default=False,
         ),
     ] = None,
@@ -59,7 +60,7 @@ def prepare(
         typer.Option(
             "--language",
             metavar="CODE",
-            help="Language of the text (en, de, zh, ...). Without --tokenizer, trains one that suits it; model cards name it.",
+            help="Language of the text (en, de, zh, ...), stated in model cards. Without --tokenizer, one is trained for it.",
             show_default=False,
         ),
     ] = None,
@@ -68,7 +69,7 @@ def prepare(
         typer.Option(
             "--license",
             metavar="TEXT",
-            help="License of the text, such as 'CC BY-SA 3.0'; the cards of models trained on it state it.",
+            help="License of the text, such as 'CC BY-SA 3.0', stated in model cards.",
             show_default=False,
         ),
     ] = None,
@@ -76,7 +77,8 @@ def prepare(
         Literal["none", "jieba"] | None,
         typer.Option(
             "--segmenter",
-            help="Where words begin, for masking whole words; the ids stay. Default: none; for Chinese jieba, if installed.",
+            help="Word segmenter for whole-word masking; token ids stay the same. Default: none; for "
+            "Chinese jieba, if installed.",
             show_default=False,
         ),
     ] = None,
@@ -126,7 +128,7 @@ def prepare(
                 console.warn(line)
             if report.repaired:
                 were = "was" if len(report.repaired) == 1 else "were"
-                console.warn(f"{', '.join(report.repaired)} {were} damaged or missing, and {were} made again")
+                console.warn(f"{', '.join(report.repaired)} {were} damaged or missing, and {were} written again")
             console.result(report.values(), text=_text(report, tokenizer))
 
 
@@ -135,7 +137,7 @@ def _text(report: PrepareReport, tokenizer: Path | None) -> str:
     manifest, statistics = report.manifest, report.manifest.statistics
     train, heldout = manifest.splits["train"], manifest.splits["heldout"]
     median, longest = statistics.document_lengths["0.5"], statistics.document_lengths["1"]
-    state = "was there already, the same to the byte" if report.unchanged else "repaired" if report.repaired else "made"
+    state = "already existed with identical content" if report.unchanged else "repaired" if report.repaired else "made"
     return "\n".join(
         [
             f"{report.folder}: {state} in {report.seconds:.1f} s, {statistics.tokens / report.seconds:,.0f} tokens/s",

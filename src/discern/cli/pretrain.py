@@ -16,7 +16,7 @@ def pretrain(
     config: ConfigArgument = None,
     *,
     data: Annotated[Path, typer.Option("--data", metavar="DATA", help="Data set, as `discern prepare` makes it.")],
-    out: Annotated[Path, typer.Option("--out", metavar="RUN", help="Folder of the run; an interrupted run there goes on.")],
+    out: Annotated[Path, typer.Option("--out", metavar="RUN", help="Folder of the run; an interrupted run there is continued.")],
     preset: PresetOption = None,
     set_: SetOption = None,
     init_from: Annotated[

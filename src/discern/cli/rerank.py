@@ -40,9 +40,10 @@ def rerank(
         typer.Option("--length-weight", metavar="VALUE", help="Added for each token of a text.", show_default=False),
     ] = None,
     tune_length: Annotated[bool, typer.Option("--tune-length", help="Tune that too.")] = False,
-    metric: Annotated[str, typer.Option("--metric", help="What tuning betters: wer, cer or bleu.")] = "wer",
+    metric: Annotated[str, typer.Option("--metric", help="Metric to optimize: wer, cer or bleu.")] = "wer",
     scorer: Annotated[
-        str | None, typer.Option("--scorer", metavar="NAME", help="As of 'discern score'. Default: pll, if the model serves it.")
+        str | None,
+        typer.Option("--scorer", metavar="NAME", help="Scorer of 'discern score'. Default: pll, if the model supports it."),
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Give the model the texts in lower case.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",

@@ -205,7 +205,7 @@ def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, obj
     """
     if prefix.count(".") > _DEEPEST:
         raise ConfigError(
-            f"the key {prefix[:_SHOWN]}... has more than {_DEEPEST} parts", hint="a key is a section and a name: train.max_steps"
+            f"the key {prefix[:_SHOWN]}... has more than {_DEEPEST} parts", hint="use section.key, as in train.max_steps"
         )
     found: list[tuple[str, object]] = []
     for key, value in tree.items():

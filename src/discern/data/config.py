@@ -15,7 +15,7 @@ class DataConfig(Section):
     """How the tokens of a data set become rows."""
 
     sequence_length: int = Field(
-        128, ge=8, le=1 << 20, description="Positions a row. ELECTRA, table 6: 128 small, 512 base and large."
+        128, ge=8, le=1 << 20, description="Positions per row. ELECTRA, table 6: 128 small, 512 base and large."
     )
     packing: Literal["segments", "packed", "two-part"] = Field(
         "segments",

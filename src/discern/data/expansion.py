@@ -42,9 +42,9 @@ class Expansion:
         self._made[layer] += count
         if self._made[layer] > FREE_BYTES + LARGEST_RATIO * self._read:
             raise DataError(
-                f"{self._name} expands without measure: {self._made[layer]:,} bytes came out of {self._read:,}, and the limit is "
-                f"{LARGEST_RATIO} times the bytes read and {FREE_BYTES >> 20} MiB",
-                hint="if it holds real text, decompress it and give what comes out",
+                f"{self._name} decompresses to too much data: {self._made[layer]:,} bytes came out of "
+                f"{self._read:,}, and the limit is {LARGEST_RATIO} times the bytes read and {FREE_BYTES >> 20} MiB",
+                hint="if it holds real text, decompress it first and pass the result",
             )
 
     def watched(self, stream: Readable, layer: int) -> Readable:

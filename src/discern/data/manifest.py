@@ -64,7 +64,7 @@ class ShardInfo(Section):
             raise ValueError(f"{self.name} has files {', '.join(self.files) or 'none'}, expected {', '.join(expected)}")
         for suffix, size in expected.items():
             if self.files[suffix].size != size:
-                raise ValueError(f"{self.name}.{suffix} has {self.files[suffix].size:,} bytes, but its counts make {size:,}")
+                raise ValueError(f"{self.name}.{suffix} has {self.files[suffix].size:,} bytes, but its counts imply {size:,}")
 
 
 class SplitInfo(Section):
@@ -80,7 +80,7 @@ class SplitInfo(Section):
         for name in ("num_tokens", "num_documents", "num_sentences"):
             total = sum(getattr(shard, name) for shard in self.shards)
             if getattr(self, name) != total:
-                raise ValueError(f"{name} is {getattr(self, name):,}, but its shards come to {total:,}")
+                raise ValueError(f"{name} is {getattr(self, name):,}, but its shards add up to {total:,}")
         return self
 
 
@@ -144,7 +144,7 @@ class Manifest(Section):
         if beyond:
             raise ValueError(f"special_tokens.{beyond[0]} is beyond the {self.tokenizer.vocab_size:,} entries of vocab_size")
         if data_fingerprint(self.tokenizer.fingerprint, self.splits) != self.fingerprint:
-            raise ValueError("the fingerprint is not that of its checksums: one of them was changed")
+            raise ValueError("the fingerprint does not match the checksums: one of them was changed")
         return self
 
 

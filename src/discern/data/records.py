@@ -46,7 +46,7 @@ def parquet_records(
 
     Raises:
         ConfigError: the extra `parquet` is not installed, or there is no such column.
-        DataError: the file is damaged, or expands without measure.
+        DataError: the file is damaged, or decompresses to too much data.
     """
     try:
         import pyarrow as arrow

@@ -95,18 +95,18 @@ def table_records(
     fitting = [row for _, row in sample if len(row) == len(columns)]
     chosen = _chosen(columns, fitting, field, name, required=required)
     if chosen is None:
-        problems.add("table left out, as none of its columns looks like text (--text-field NAME names one)", name)
+        problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", name)
         return
     if len(columns) > 1:
         others = ", ".join(column for place, column in enumerate(columns) if place != chosen)
-        problems.note(f"tables: the column '{columns[chosen]}' is read as the text, and not: {others}")
+        problems.note(f"tables: the text is read from the column '{columns[chosen]}'; ignored: {others}")
     for number, row in chain(sample, rows):
         if len(row) != len(columns):
-            problems.add("row with another number of fields than the header, left out", f"{name}: line {number:,}")
+            problems.add("row skipped, as its number of fields differs from the header", f"{name}: line {number:,}")
         elif text := row[chosen].strip():
             yield Lines(text.split("\n"), ends_record=True)
         else:
-            problems.add(f"record without text in '{columns[chosen]}', left out", f"{name}: line {number:,}")
+            problems.add(f"record skipped, as it has no text in '{columns[chosen]}'", f"{name}: line {number:,}")
 
 
 def _chosen(columns: Sequence[str], rows: list[list[str]], field: str | None, name: str, *, required: bool) -> int | None:
@@ -224,7 +224,7 @@ def _rows(lines: Iterator[str], name: str, delimiter: str) -> Iterator[tuple[int
         except csv.Error as problem:
             raise DataError(
                 f"{name}: line {begins:,}: the row that begins here cannot be read as CSV ({problem})",
-                hint='is a quotation mark opened and never closed? Inside a quoted field double it: "he said ""yes"""',
+                hint='check for an unclosed quotation mark; inside a quoted field, double it: "he said ""yes"""',
             ) from problem
         if row is None:
             return

@@ -209,8 +209,8 @@ def naming_panics(name: str) -> Iterator[None]:
         if type(problem).__name__ != PANIC:
             raise
         raise DataError(
-            f"{name}: the tokenizers library cannot work with it: {problem}",
-            hint="a pattern or a table in tokenizer.json is damaged, or takes forever on this text; use another tokenizer",
+            f"{name}: the tokenizers library cannot use it: {problem}",
+            hint="a pattern or a table in tokenizer.json is damaged, or takes too long on this text; use another tokenizer",
         ) from problem
 
 

@@ -55,7 +55,7 @@ def adopted_card(facts: AdoptedFacts) -> str:
     """The whole README.md."""
     sections = [_front_matter(facts), _what(facts), _use(facts), _training(facts), _limits(facts)]
     if facts.source_card.strip():
-        sections.append(f"## The card that came with it\n\n{quoted(facts.source_card)}")
+        sections.append(f"## Original model card\n\n{quoted(facts.source_card)}")
     return "\n\n".join(sections) + "\n"
 
 

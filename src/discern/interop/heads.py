@@ -85,5 +85,5 @@ def _check_tied(encoder: BertEncoder, stored: Stored) -> None:
         if name in stored.tensors and not torch.equal(stored.read(name).float(), _word_table(encoder).weight):
             raise CheckpointError(
                 f"{stored.path}: '{name}' differs from the word embeddings, and ours are tied",
-                hint="only models with tied word embeddings can be gone on with",
+                hint="training can only be continued from models with tied word embeddings",
             )

@@ -103,7 +103,7 @@ def _front_matter(facts: CardFacts) -> str:
     task = "pipeline_tag: fill-mask\n" if _holds(facts, GENERATOR_CLASS) else ""
     return (
         "---\n"
-        "# Fill in: under which licence may others use these weights? The text they were trained on has a say in it.\n"
+        "# Fill in the license of these weights. The license of the training text may restrict the choice.\n"
         f"license:\n{language_line(facts.language)}library_name: transformers\n{task}tags:\n"
         f"- {family}\n- {facts.objective}\n- discern\n---"
     )
@@ -321,7 +321,7 @@ def beside(name: str, model: HuggingFaceModel) -> str:
     """What a network in a folder of its own is."""
     loads_as, size = model.config["architectures"][0], _number(model.num_parameters)
     if loads_as == TWO_TOWER_CLASS:
-        return f"the {escaped(name)}, two towers of {size} parameters, which discern reads and transformers does not."
+        return f"the {escaped(name)}, two towers of {size} parameters, which discern can load and transformers cannot."
     return f"the {escaped(name)}, an ordinary {code(loads_as)} of {size} parameters; the tokenizer is the same."
 
 

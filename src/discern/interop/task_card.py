@@ -67,7 +67,7 @@ def _front_matter(facts: TaskFacts) -> str:
     library = "discern" if isinstance(facts.head, OwnHead) else "transformers"
     return (
         "---\n"
-        "# Fill in: under which licence may others use these weights? The texts they were trained on have a say in it.\n"
+        "# Fill in the license of these weights. The licenses of the training texts may restrict the choice.\n"
         f"license:\n{language_line(facts.language)}library_name: {library}\npipeline_tag: {_TAGS[facts.head.kind]}\ntags:\n"
         f"- {facts.model.config['model_type']}\n- discern\n---"
     )
@@ -79,18 +79,18 @@ def _what(facts: TaskFacts) -> str:
     reads = "a pair of texts" if facts.pairs else "a text"
     says = {
         "classification": {
-            "single": f"It tells to which of {len(labels)} classes {reads} belongs.",
-            "multi": f"It tells which of {len(labels)} classes, any number of them, {reads} belongs to.",
+            "single": f"It assigns {reads} to one of {len(labels)} classes.",
+            "multi": f"It assigns {reads} to any number of {len(labels)} classes.",
             "regression": f"It gives {reads} a score.",
         }[head.problem],
-        "tagging": f"It gives every word one of {len(labels)} tags; the first token of a word speaks for it.",
-        "span": "It finds the answer to a question in a context; [CLS] as the answer stands for none.",
+        "tagging": f"It assigns one of {len(labels)} tags to every word, by the first token of the word.",
+        "span": "It finds the answer to a question in a context; the answer [CLS] means that there is none.",
     }[head.kind]
     shown = ", ".join(code(label) for label in labels[:_SHOWN])
     more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
     loads = f"`{config['architectures'][0]}`"
     if isinstance(head, OwnHead):
-        loads += f" (the encoder alone); the head stands in `{HEAD_NAME}`, which discern reads"
+        loads += f" (the encoder alone); the head is stored in `{HEAD_NAME}`, which discern reads"
     rows = {
         "Task": escaped(facts.task),
         "Labels": f"{shown}{more}" if head.labels else "none",
@@ -144,8 +144,8 @@ tagger = pipeline("token-classification", model=".", aggregation_strategy="first
 for found in tagger("A text."):
     print(found["entity_group"], found["word"], found["start"], found["end"], found["score"])"""
 _FIRST = (
-    'Keep `aggregation_strategy="first"`: the model was trained to tag a word by its first token, and what it says of the other '
-    "tokens means nothing. To the pipeline, punctuation inside a word separates words (`U.S.` is four of them); "
+    'Keep `aggregation_strategy="first"`: the model was trained to tag a word by its first token, and its output for the other '
+    "tokens is meaningless. The pipeline splits words at punctuation (`U.S.` becomes four words); "
     "`discern.load(folder).predict([words])` takes a list of words as they are."
 )
 
@@ -193,11 +193,12 @@ def _evaluation(facts: TaskFacts) -> str:
         own = "" if facts.of_seed is None else f" The weights are those of seed {facts.seed}: {facts.of_seed:.4f}."
         lines.append(
             f"{code(results['metric'])}: mean {results['mean']:.4f}, standard deviation {results['standard_deviation']:.4f}, "
-            f"from {results['worst']:.4f} to {results['best']:.4f}.{own} The best of several seeds flatters: quote the median."
+            f"from {results['worst']:.4f} to {results['best']:.4f}.{own} "
+            "The best of several seeds is optimistic: report the median."
         )
     if results.get("selected_on") == results["split"]:
         chose = escaped(results["selected_on"])
-        lines.append(f"The scores on {chose} chose which weights were kept, so they are a little too good.")
+        lines.append(f"The weights were chosen by the scores on {chose}, so these scores are slightly optimistic.")
     for seed, reason in results.get("failed_seeds", {}).items():
         lines.append(f"Seed {escaped(seed)} failed: {escaped(reason)}.")
     return "## Evaluation\n\n" + "\n\n".join([*lines, markdown_table(("figure", head), rows)])

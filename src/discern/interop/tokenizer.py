@@ -104,7 +104,7 @@ def read_max_length(folder: Path, max_positions: int) -> int:
     if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int | float) or not stated > 2):
         raise DataError(
             f"{path}: model_max_length is {stated!r}, expected a number of tokens above 2",
-            hint="write down the length that the model was trained on, or remove the key",
+            hint="set it to the length that the model was trained on, or remove the key",
         )
     if stated is not None and stated < max_positions:
         return int(stated)

@@ -65,7 +65,7 @@ def load_kernels() -> Kernels:
 def _loaded(compiler: str, runtime: Path) -> Kernels:
     """The kernels from the first folder where they are, or can be built."""
     name = _name(compiler, runtime)
-    failure = "no folder to keep them in is this user's alone, and can be written to; DISCERN_CACHE names another"
+    failure = "no writable folder for them belongs to this user alone; set DISCERN_CACHE to one"
     for folder in private_folders():
         path = folder / name
         was_there = is_sound(path)
@@ -81,7 +81,7 @@ def _loaded(compiler: str, runtime: Path) -> Kernels:
             _compile(compiler, runtime, path)
             return Kernels(ctypes.CDLL(str(path)), str(path))
         except OSError as problem:  # a folder that cannot be written to, or that nothing may be run from
-            failure = f"they could not be kept or loaded: {_last_line(problem)}"
+            failure = f"they could not be stored or loaded: {_last_line(problem)}"
     return Kernels(None, failure)
 
 

@@ -39,7 +39,7 @@ class ModelConfig(Section):
         0,
         ge=0,
         le=LONGEST_SEQUENCE,
-        description="Encoder 'xlnet' only: distances beyond this many tokens are all alike; 0: none are. XLNet: 0.",
+        description="Encoder 'xlnet' only: distances beyond this many tokens are clamped to it; 0: no clamping. XLNet: 0.",
     )
     normalisation: Literal["post", "pre"] = Field(
         "post",

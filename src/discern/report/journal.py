@@ -30,7 +30,7 @@ _MEANINGS = {
     ),
     "discriminator_auc": (
         "Discriminator AUC",
-        "Chance that a replaced token scores above an original one, [CLS] and [SEP] left out. 0.5 is guessing, 1 is perfect.",
+        "Probability that a replaced token scores above an original one, without [CLS] and [SEP]. 0.5 is guessing, 1 is perfect.",
     ),
     "discriminator_precision": (
         "Discriminator precision",

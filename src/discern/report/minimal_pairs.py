@@ -37,4 +37,4 @@ def _origin(scorer: str, found: Mapping[str, Any]) -> str:
     limit = found.get("limit")
     which = f"the first {limit:,} of each paradigm" if isinstance(limit, int) else "all"
     step = "" if found["step"] is None else f" at step {found['step']:,}"
-    return f"{scorer}{step}: {found['pairs']:,} pairs ({which}); ties, which count one half: {found['ties']:,}."
+    return f"{scorer}{step}: {found['pairs']:,} pairs ({which}); ties, counted as one half: {found['ties']:,}."

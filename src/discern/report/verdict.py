@@ -25,16 +25,16 @@ def run_verdict(step: int, max_steps: int, figures: Mapping[str, float], finding
         findings: what a diagnosis makes of them.
     """
     if not figures:
-        return [f"Step {step:,} of {max_steps:,}; nothing was evaluated yet, so there is nothing to judge by."]
+        return [f"Step {step:,} of {max_steps:,}; there is no evaluation to judge by yet."]
     early = [finding for finding in findings if finding.cause.startswith("too early to tell")]
     begun = f"Step {step:,} of {max_steps:,}. " if step < max_steps else ""
     found = [begun + " ".join(_learned(figures))]
     ill = ailing(findings)
-    found += [f"Not as usual: {each.cause}." + (f" Try {each.knob}." if each.knob else "") for each in ill]
+    found += [f"Unusual: {each.cause}." + (f" Try {each.knob}." if each.knob else "") for each in ill]
     if early:
-        found.append("It is too early to tell how the run will turn out.")
+        found.append("It is too early to judge the run.")
     elif not ill:
-        found.append("No figure is outside its usual band.")
+        found.append("All figures are within their usual ranges.")
     return found
 
 
@@ -46,13 +46,13 @@ def _learned(figures: Mapping[str, float]) -> list[str]:
         said.append(f"The discriminator tells replaced tokens from original ones {how} (AUC {auc:.3f}; 0.5 is guessing).")
     precision, recall = figures.get("discriminator_precision"), figures.get("discriminator_recall")
     if precision is not None and recall is not None:
-        right = f", and {precision:.0%} of what it marks was replaced" if recall else ""
+        right = f", and {precision:.0%} of the tokens it marks were replaced" if recall else ""
         said.append(f"At probability 1/2 it marks {recall:.0%} of the replaced tokens{right}.")
     for name, who in (("generator_accuracy", "The generator"), ("mlm_accuracy", "The network")):
         if name in figures:
-            said.append(f"{who} guesses {figures[name]:.0%} of the masked tokens.")
+            said.append(f"{who} predicts {figures[name]:.0%} of the masked tokens correctly.")
     if "permutation_lm_accuracy" in figures:
-        said.append(f"The network guesses {figures['permutation_lm_accuracy']:.0%} of the predicted tokens.")
+        said.append(f"The network gets {figures['permutation_lm_accuracy']:.0%} of the predicted tokens right.")
     return said
 
 
@@ -83,14 +83,14 @@ def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str,
     found = []
     if {"precision", "recall"} <= metrics.keys():
         found.append(
-            f"It finds {metrics['recall']:.0%} of the spans, and {metrics['precision']:.0%} of those it names are right."
+            f"It finds {metrics['recall']:.0%} of the spans, and {metrics['precision']:.0%} of the spans it marks are correct."
         )
     confusions = Counter(
         (str(each["gold"]), str(each["label"])) for each in mistakes if isinstance(each.get("label"), str) and "gold" in each
     )
     if confusions:
         ((gold, said), count), *_ = confusions.most_common(1)
-        found.append(f"The most frequent mistake: '{gold}' taken for '{said}' ({count:,} of {len(mistakes):,} mistakes).")
+        found.append(f"The most frequent mistake: '{gold}' predicted as '{said}' ({count:,} of {len(mistakes):,} mistakes).")
     kinds = Counter(str(span[2]) for each in mistakes for span in each.get("missed", ()))
     if kinds:
         (kind, count), *_ = kinds.most_common(1)

@@ -43,7 +43,7 @@ class Inversion(Method):
         if ReplacedTokenOdds.lacks(model) or generator_likelihood(model) is None:
             return "a discriminator and a generator with weights of its own, as a run of objective 'rtd' has"
         if not model.chosen_evenly:
-            return "positions that were chosen evenly: by masking 'rarity' the chance depends on the token that stands there"
+            return "positions that were chosen uniformly: with masking 'rarity' the probability depends on the token"
         if model.chosen_share is None:
             return "a discriminator that was trained on every token, not on the chosen ones only"
         if model.sampling.cuts:

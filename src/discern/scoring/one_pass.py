@@ -23,7 +23,7 @@ class Energies(Method):
     Reference: Clark et al. 2020 (Electric), section 2.1 and 4.2: the pseudo-log-likelihood of a text is -sum E(x)_t.
     """
 
-    quantity: ClassVar[str] = "pseudo-log-likelihood that nothing normalizes (minus the energies)"
+    quantity: ClassVar[str] = "unnormalized pseudo-log-likelihood (minus the energies)"
 
     def __init__(self, network: Network, special: SpecialTokens) -> None:
         self._network, self._special = network, special

@@ -91,7 +91,7 @@ def finite(values: Tensor, mask: Bool[Tensor, "B L"] | None = None) -> Tensor:
     """
     if not torch.isfinite(values if mask is None else values[mask]).all():
         raise NumericsError(
-            "what the network computes is not finite: its weights are so large that they overflow",
+            "the outputs of the network are not finite: its weights are so large that they overflow",
             hint="the file is damaged, or training diverged: take an earlier checkpoint, or make the model again",
         )
     return values

@@ -40,8 +40,8 @@ class ClassificationConfig(TaskConfig):
     )
     head: Literal["linear", "summary", "dense"] = Field(
         "linear",
-        description="'linear': one layer on the state of [CLS]; 'summary': XLNet's and BERT's, which has a layer as wide as "
-        "the states and tanh before it; 'dense': ELECTRA's in Hugging Face transformers, the same with GELU.",
+        description="'linear': one linear layer on the state of [CLS]. 'summary': that of XLNet and BERT, with a layer of the "
+        "same width and tanh before it. 'dense': that of ELECTRA in Hugging Face transformers, with GELU instead of tanh.",
     )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."

@@ -39,8 +39,8 @@ class QuestionConfig(TaskConfig):
     )
     head: Literal["joint", "span"] = Field(
         "span",
-        description="'span': BERT's, one linear layer, which Hugging Face can load. 'joint': ELECTRA's, which --recipe paper and "
-        "google take; the end depends on the start, and layers of their own say whether there is an answer.",
+        description="'span': that of BERT, one linear layer, which Hugging Face can load. 'joint': that of ELECTRA, used by "
+        "--recipe paper and google; the end depends on the start, and separate layers predict whether there is an answer.",
     )
     max_query_length: int = Field(64, ge=1, description="Tokens that a question keeps; a third of the row at most.")
     doc_stride: int = Field(

@@ -210,10 +210,10 @@ def _fail(parts: Parts, state: State, moments: Moments, problem: Exception, *, s
         except CheckpointError as another:
             parts.progress.note(f"warning: {another.message}")
     found = problem.message if isinstance(problem, DataError) else f"{type(problem).__name__}: {' '.join(str(problem).split())}"
-    mend = "restore what is missing or damaged, as a rule the held-out files of the data"
+    mend = "restore the missing or damaged file, usually a held-out file of the data set"
     if isinstance(problem, DataError) and problem.hint:
         mend = problem.hint
-    goes_on = f"repeats only the evaluation, as the weights of step {state.step} are saved" if saved else "goes on"
+    goes_on = f"repeats only the evaluation, as the weights of step {state.step} are saved" if saved else "continues"
     raise DataError(
         f"step {state.step}: the evaluation on held-out examples failed: {found}", hint=f"{mend}; the same command then {goes_on}"
     ) from problem
@@ -230,4 +230,4 @@ def _weigh(parts: Parts, watch: Watch, state: State, moments: Moments, figure: f
     state.waited += 1
     if watch.patience and state.waited >= watch.patience and not state.over:
         state.over = True
-        parts.progress.note(f"step {state.step}: no better {watch.metric} in {state.waited} evaluations, so this is the end")
+        parts.progress.note(f"step {state.step}: no better {watch.metric} in {state.waited} evaluations; training stops")

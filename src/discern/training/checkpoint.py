@@ -29,7 +29,7 @@ from discern.training.finite import check_finite
 FORMAT = 1
 MODEL_FILE, OPTIMIZER_FILE, CARRY_FILE = "model.safetensors", "optimizer.safetensors", "carry.safetensors"
 STATE_FILE, CHECKSUM_FILE = "state.json", CHECKSUMS_NAME
-_EARLIER = "take an earlier checkpoint: remove this folder, and the one before is used"
+_EARLIER = "to use the previous checkpoint, remove this folder"
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class TrainConfig(Section):
     max_hours: float | None = Field(
         None, gt=0, description="Time budget in hours; the schedule ends when the time does. max_steps stays the upper bound."
     )
-    sequences_per_step: int = Field(128, ge=1, le=1 << 20, description="Sequences an update, over all ranks and micro-batches.")
+    sequences_per_step: int = Field(128, ge=1, le=1 << 20, description="Sequences per update, over all ranks and micro-batches.")
     micro_batch_size: int | None = Field(
         None, ge=1, description="Sequences a rank a forward pass; none: all of the rank's sequences at once."
     )
@@ -58,7 +58,7 @@ class TrainConfig(Section):
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="Arithmetic of the forward pass: bfloat16 is autocast, weights stay float32. "
-        "auto: bfloat16 where it is faster; on a processor both are timed when the run begins, and run.json keeps the choice.",
+        "auto: bfloat16 where it is faster; on a CPU both are timed when the run begins, and run.json keeps the choice.",
     )
     compile: bool = Field(False, description="Run the networks through torch.compile.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")

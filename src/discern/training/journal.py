@@ -53,7 +53,7 @@ class Journal:
         except OSError as problem:
             raise CheckpointError(
                 f"could not write {self._path}: {problem}",
-                hint="free some space and run the same command again: it goes on from the last checkpoint",
+                hint="free some space and run the same command again: training continues from the last checkpoint",
             ) from problem
         if self._events is not None:
             for key, value in clean.items():

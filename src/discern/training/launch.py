@@ -158,20 +158,20 @@ def _tell_of_stops(ranks: list[_Rank], told: set[_Rank], tell: Callable[[str], N
 
 def _culprit(ranks: list[_Rank], longest: list[_Rank]) -> RanksError | None:
     """Why the processes have to end, where they cannot say so themselves."""
-    again = "run the same command again; training goes on from the last checkpoint"
+    again = "run the same command again; training continues from the last checkpoint"
     for rank in ranks:
         if rank.code is not None and rank.code < 0:
             name = signal.Signals(-rank.code).name
-            memory = "the system does so when memory is short; " if -rank.code == signal.SIGKILL else ""
+            memory = "the system does this when memory runs out; " if -rank.code == signal.SIGKILL else ""
             return RanksError(f"{rank.name} (pid {rank.pid}) was killed by {name}", hint=memory + again)
     stopped = [rank for rank in ranks if rank.code is None and rank.stopped is not None]
     for rank in longest or (stopped if any(rank.code == LOST_CONTACT for rank in ranks) else []):
-        return RanksError(f"{rank.name} (pid {rank.pid}) was stopped by a signal and did not go on in time", hint=again)
+        return RanksError(f"{rank.name} (pid {rank.pid}) was stopped by a signal and did not continue in time", hint=again)
     if any(rank.code not in (None, 0, LOST_CONTACT) for rank in ranks):
         return None  # it has said itself what is wrong
     return RanksError(
-        f"a process did not answer the others for {patience():,.0f} seconds",
-        hint=f"{again}. Where a step takes longer than that, set {PATIENCE} to more seconds",
+        f"a process did not respond to the others for {patience():,.0f} seconds",
+        hint=f"{again}. If a step takes longer than that, set {PATIENCE} to more seconds",
     )
 
 

@@ -165,8 +165,8 @@ def _in_contact() -> Iterator[None]:
         if is_launched():
             raise SystemExit(LOST_CONTACT) from problem
         raise RanksError(
-            f"another of the processes that train together has ended, or has not answered for {patience():,.0f} seconds",
-            hint="look for its message; the same command goes on from the last checkpoint. If steps take longer than that, set "
+            f"another of the processes that train together has ended, or has not responded for {patience():,.0f} seconds",
+            hint="look for its message; the same command continues from the last checkpoint. If steps take longer than that, set "
             f"{PATIENCE} to more seconds",
         ) from problem
 

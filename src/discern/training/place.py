@@ -72,7 +72,7 @@ def refuse_ranks(what: str) -> None:
     """
     if place().world > 1:
         raise ConfigError(
-            f"{what} runs in one process, and the environment makes this one of several", hint=f"start it alone: {_ALONE}"
+            f"{what} runs in one process, but the environment sets up several", hint=f"start it as a single process: {_ALONE}"
         )
 
 
@@ -125,7 +125,7 @@ def _number(name: str, least: int) -> int:
     value = os.environ[name]
     if not value.isdecimal() or int(value) < least:
         raise ConfigError(
-            f"the environment has {name}={value!r}, expected a number from {least} on",
+            f"the environment has {name}={value!r}, expected an integer of at least {least}",
             hint=f"start it with torchrun or --nproc, or alone: {_ALONE}",
         )
     return int(value)

@@ -63,7 +63,7 @@ def word_prediction(objective: Objective) -> WordPrediction | None:
     if isinstance(objective.encoder, BertEncoder):
         advice.append(LOCAL_START)
     if hidden == 1:
-        advice.append(Advice("objective.mask_token_probability = 0.85, which leaves some of the chosen words in sight"))
+        advice.append(Advice("objective.mask_token_probability = 0.85, which leaves some of the chosen words visible"))
     if isinstance(objective, ReplaceMLM):
         return WordPrediction("mlm_loss", entropy, shown=1.0, right=None, advice=tuple(advice))
     shown = 1 - hidden

@@ -140,7 +140,7 @@ def _check_held_out(settled: Settled) -> None:
     for data in _texts(settled).values():
         if data.split("heldout").num_tokens == 0:
             raise DataError(
-                f"{data.folder} holds nothing out, so nothing could say what is gained or forgotten",
+                f"{data.folder} has no held-out split, so gains and forgetting cannot be measured",
                 hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
             )
 
@@ -209,7 +209,7 @@ def perplexity(figures: Mapping[str, float]) -> float:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    hint = "remove it: what was measured before the training is then measured on the weights as they began"
+    hint = "remove it: the figures before training are then measured again on the initial weights"
     return read_record(path, _Adaptation, hint=hint) if path.is_file() else {}
 
 

@@ -250,7 +250,7 @@ def curve(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _read(path: Path, form: type[Record]) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    return read_record(path, form, hint="remove it, and that part is done again", version=FORMAT)
+    return read_record(path, form, hint="remove it, and that part is repeated", version=FORMAT)
 
 
 class _Pretraining(Record):

@@ -170,7 +170,7 @@ def _heldout(request: CalibrateRequest, model: DetectionModel) -> tuple[TokenDat
     split = data.split("heldout")
     if split.num_tokens == 0:
         raise DataError(
-            f"{request.data} holds nothing out",
+            f"{request.data} has no held-out split",
             hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
         )
     rows = PackedRows(split, data.special_tokens, model.proposer_room + 2, 0, rotate=False)

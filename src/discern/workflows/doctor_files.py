@@ -117,7 +117,7 @@ def accept_folder(folder: Path, tell: Callable[[Accepted], None]) -> list[Accept
     """
     if (folder / MANIFEST_NAME).is_file():
         raise ConfigError(
-            f"{folder} is a data set, whose shards are accepted in no other form than they were written in",
+            f"{folder} is a data set, and changed shards of a data set cannot be accepted",
             hint="run the same `discern prepare` again with --overwrite",
         )
     _parts(folder)  # refuses what is nothing of ours
@@ -235,7 +235,7 @@ def _checked(name: str, check: _Check) -> CheckedFile:
     try:
         check()
     except FileNotFoundError:
-        return CheckedFile(name, "missing", "it is not there")
+        return CheckedFile(name, "missing", "the file does not exist")
     except _DiffersError as problem:
         return CheckedFile(name, "differs", problem.message)
     except _UnknownError as problem:

@@ -164,14 +164,14 @@ def rows_of(texts: Any) -> list[_Row]:
         ConfigError: it is a single text, or has other than one or two columns, or holds something else than text.
     """
     if isinstance(texts, str):
-        raise ConfigError("a list of texts is expected, and this is one text", hint="put it into a list: [text]")
+        raise ConfigError("expected a list of texts, found a single text", hint="put it into a list: [text]")
     values = texts.to_numpy() if hasattr(texts, "to_numpy") else texts
     rows = [(value,) if isinstance(value, str) or not hasattr(value, "__len__") else tuple(value) for value in values]
     for number, row in enumerate(rows):
         if len(row) not in (1, 2) or len(row) != len(rows[0]):
             raise ConfigError(
                 f"row {number} of X has {len(row)} columns",
-                hint="choose the column of the text, or two columns of pairs of texts",
+                hint="choose the text column, or two columns for pairs of texts",
             )
         wrong = next((value for value in row if not isinstance(value, str)), None)
         if wrong is not None or not all(isinstance(value, str) for value in row):
@@ -187,10 +187,10 @@ def _names_of(classes: np.ndarray) -> dict[Any, str]:
     """
     values = classes.tolist()
     if any(value is None or (isinstance(value, float) and (math.isnan(value) or not value.is_integer())) for value in values):
-        raise ConfigError("y holds numbers that are no classes", hint="give strings, integers or Booleans as labels")
+        raise ConfigError("y holds numbers that are not class labels", hint="give strings, integers or Booleans as labels")
     names = {value: written(value) or "" for value in values}
     if len(set(names.values())) < len(names) or "" in names.values():
-        raise ConfigError(f"labels are empty, or differ in white space alone: {sorted(names.values())[:10]}", hint="rename them")
+        raise ConfigError(f"labels are empty, or differ only in white space: {sorted(names.values())[:10]}", hint="rename them")
     return names
 
 

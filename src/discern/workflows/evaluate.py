@@ -55,7 +55,7 @@ def evaluate(request: EvaluateRequest, progress: Progress, warn: Callable[[str],
     stream = heldout_stream(data, model.config)
     if stream is None:
         raise DataError(
-            f"{data.folder} holds nothing out",
+            f"{data.folder} has no held-out split",
             hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
         )
     ranks = Ranks(0, 1, choose_device(request.device))

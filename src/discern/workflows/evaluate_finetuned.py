@@ -96,7 +96,7 @@ def _baselines(model: FineTuned, task: Task[Any], reading: Reading[Any], progres
     except (OSError, ValueError, KeyError, DiscernError):
         return {}  # the score stands without them
     if examples is None:
-        progress.note(f"no baselines: {path} is not what it was when the model was trained on it")
+        progress.note(f"no baselines: {path} has changed since the model was trained on it")
         return {}
     scores = measure_baselines(task, examples, reading.examples, progress.note)
     return {score.name: score.record() for score in scores}

@@ -22,7 +22,7 @@ from discern.progress import Progress
 from discern.records import read_text, understood
 from discern.workflows.export import Exported, ExportRequest, check_finite, refuse_alone, write_networks
 
-_COPY = "copy the file again from where the export came from, or remove it: then the new export goes without it"
+_COPY = "copy the file again from where the export came from, or remove it; the new export then has none"
 
 
 def is_export(folder: Path) -> bool:
@@ -53,7 +53,7 @@ def export_again(request: ExportRequest, progress: Progress) -> Exported:
         )
     mark = read_mark(config)
     if not mark.get("networks"):
-        raise CheckpointError(f"{source / CONFIG_NAME} does not say which networks the export has", hint="export the run again")
+        raise CheckpointError(f"{source / CONFIG_NAME} does not name the networks of the export", hint="export the run again")
     models = _models(source, mark["networks"], request)
     (name, first), *others = models.items()
     first.config[MARK] = {key: value for key, value in mark.items() if key not in ("head", "gives")} | first.config.get(MARK, {})
@@ -121,4 +121,4 @@ def _origin(mark: Mapping[str, Any], name: str) -> str:
     """Where a network is from, in words; no path."""
     if "imported" in mark:
         return f"the {escaped(name)} of a model that was imported: {escaped(mark['imported'])}"
-    return f"the {escaped(name)} of a run of discern, objective {code(mark.get('objective'))}; the card at the end tells of it"
+    return f"the {escaped(name)} of a run of discern, objective {code(mark.get('objective'))}; see the card at the end"

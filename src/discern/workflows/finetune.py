@@ -213,8 +213,8 @@ def _read(files: TaskFiles, request: FinetuneRequest, settled: Settled, text: Te
     judged = len(data.judged[data.dev_name].examples)
     if judged < _FEW_JUDGED:
         warning_to(progress)(
-            f"{name}: the scores come from {judged:,} example{'s' if judged > 1 else ''} ({data.dev_name}), so they mean little; "
-            "give more with --dev FILE, or hold out more with --set finetune.heldout_fraction=0.3"
+            f"{name}: the scores come from {judged:,} example{'s' if judged > 1 else ''} ({data.dev_name}), so they are "
+            "unreliable; evaluate on more examples with --dev FILE, or hold out more with --set finetune.heldout_fraction=0.3"
         )
     shown = ", ".join(data.task.labels.names[:12]) + (", ..." if len(data.task.labels.names) > 12 else "")
     if shown:

@@ -129,7 +129,7 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
     before = usual | _leaves(parse_toml(read_text(out / CONFIG_FILE, hint=hint), str(out / CONFIG_FILE)))
     differing += sorted(_differing(before, usual | _plain(flatten(config))))
     if "finetune.recipe" in differing:
-        hint = f"to go on with what is there: --recipe {before['finetune.recipe']}; otherwise choose another --out"
+        hint = f"to continue this fine-tuning: --recipe {before['finetune.recipe']}; otherwise choose another --out"
     if differing:
         raise ConfigError(f"{out} holds a fine-tuning with other settings: {', '.join(differing)}", hint=hint)
     changed = [

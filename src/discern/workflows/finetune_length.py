@@ -80,7 +80,7 @@ def _note(config: FinetuneConfig, rows: int) -> str:
     if finetune.keep == "best" and train.evaluate_every_steps:
         line += f"; evaluated every {train.evaluate_every_steps:,} steps, the best weights are kept"
     if finetune.patience:
-        line += f", and it ends after {finetune.patience} evaluations without a better score"
+        line += f", and training stops after {finetune.patience} evaluations without a better score"
     return line
 
 

@@ -71,27 +71,27 @@ class FinetuneSection(Section):
 
     recipe: Recipe = Field(
         "auto",
-        description="'auto': rates as 'paper'; unless a length is given, training is fitted to the data: finetune.min_steps, the "
-        "best weights by evaluations on held-out examples, another draw for a seed that failed. 'paper': table 7 of the ELECTRA "
-        "paper. 'google': optimizer, schedule, loss and swapped pairs of the released code; docs/howto/finetune.md lists what it "
-        "does not repeat.",
+        description="'auto': rates of 'paper'. Unless a length is given, training is fitted to the data: it runs for at least "
+        "finetune.min_steps, keeps the weights that score best on held-out examples, and retries seeds that fail. 'paper': table "
+        "7 of the ELECTRA paper. 'google': optimizer, schedule, loss and swapped pairs of the released code; "
+        "docs/howto/finetune.md lists the differences.",
     )
     epochs: float = Field(3.0, gt=0, description="Passes over the training rows; train.max_steps overrides it.")
     min_steps: int = Field(
         0,
         ge=0,
-        description="Updates at least, up to 50 passes over the training rows; without effect where finetune.epochs or "
+        description="Minimum number of updates, up to 50 passes over the training rows. Ignored if finetune.epochs or "
         "train.max_steps is given.",
     )
     retries: int = Field(
         0,
         ge=0,
-        description="How often a seed that diverged, or says the same of every example, is trained again with another draw.",
+        description="How often to retry, with another draw, a seed that diverged or predicts the same for every example.",
     )
     rate_search: bool = Field(
         False,
-        description="First try a third of the learning rate, the rate, and three times the rate in short trainings, judged on "
-        "held-out examples, and train with the best.",
+        description="Try a third of the learning rate, the rate, and three times the rate in short trainings first, and train "
+        "with the one that scores best on held-out examples.",
     )
     warmup_fraction: float = Field(
         0.1, ge=0, le=1, description="Part of the steps that warm up; optimizer.warmup_steps overrides it."
@@ -99,8 +99,8 @@ class FinetuneSection(Section):
     dropout: float = Field(0.1, ge=0, lt=1, description="In the encoder, its attention and before the heads.")
     reduction: Literal["mean", "sum"] = Field(
         "mean",
-        description="Of the loss over a batch. 'mean': over the items of each task, weighted by its share of the batch's rows. "
-        "'sum': as the released code; clipping then bites at nearly every step.",
+        description="Reduction of the loss over a batch. 'mean': over the items of each task, weighted by its share of the "
+        "batch's rows. 'sum': as in the released code; gradients are then clipped at nearly every step.",
     )
     frame: FrameName = Field(
         "cls-first",

@@ -172,7 +172,7 @@ def load_finetuned(folder: Path, seed: int | None = None) -> FineTuned:
     if all(tensor.shape != (record["vocab_size"], record["embedding_size"]) for tensor in weights.values()):
         raise CheckpointError(
             f"{folder / RECORD_FILE} describes a table of {record['vocab_size']:,} by {record['embedding_size']:,} embeddings, "
-            f"which {path} has not",
+            f"which {path} does not have",
             hint=_RECORD_HINT,
         )
     with understood(folder / RECORD_FILE, hint=_RECORD_HINT):
@@ -295,7 +295,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     path = folder / RESULTS_FILE
     if not path.exists():
         raise DataError(
-            f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to go on"
+            f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to continue"
         )
     return read_record(path, _Results, hint=f"remove {path}, then run the same `discern finetune` command: it writes it again")
 

@@ -228,7 +228,7 @@ class Model:
     def _by_blocks(self, texts: Sequence[str], work: Callable[[Sequence[str]], list[T]]) -> list[T]:
         """Some texts at a time, so that no more is held than what is asked for."""
         if isinstance(texts, str):  # a sequence of characters, by its type
-            raise ConfigError("a list of texts is expected, and this is one text", hint="put it into a list: [text]")
+            raise ConfigError("expected a list of texts, found a single text", hint="put it into a list: [text]")
         return [each for first in range(0, len(texts), _BLOCK) for each in work(texts[first : first + _BLOCK])]
 
 

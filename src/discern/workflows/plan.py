@@ -138,7 +138,7 @@ def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:
         of = "train.max_steps" if steps == config.train.max_steps else "the steps that fit into train.max_hours, about"
         found.append(
             f"optimizer.warmup_steps {config.optimizer.warmup_steps:,} is more than half of {of} {steps:,}: "
-            "the learning rate hardly leaves its warm-up"
+            "the learning rate hardly gets past its warm-up"
         )
     if epochs > 100:
         found.append(f"the data set would be read {epochs:,.0f} times; more text, or fewer steps, serve better")

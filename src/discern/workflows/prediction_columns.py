@@ -52,7 +52,7 @@ def readable_again(path: Path, out: Path | None, format: InputFormat | None, *, 
     if str(path) == "-":
         raise ConfigError("--append reads its input twice, and this is standard input", hint="save it to a file first")
     none = ConfigError(
-        f"{path} is no table, so no columns can be appended to it",
+        f"{path} is not a table, so no columns can be appended to it",
         hint="--append takes CSV, TSV, JSON lines, a JSON array or Parquet; without it the predictions are JSON lines",
     )
     if format == "conll":
@@ -218,7 +218,7 @@ def _json_lines(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> It
         taken = next((name for name in names if name in record), None)
         if taken is not None:
             raise DataError(
-                f"{path}:{number}: this record has a '{taken}', and the first one has none",
+                f"{path}:{number}: this record has a '{taken}', but the first one does not",
                 hint="rename it, or predict without --append",
             )
         more = ", ".join(

@@ -79,7 +79,7 @@ def in_language(
     chosen = segmenter or spoken.installed_segmenter()
     if segmenter is None and chosen != spoken.segmenter:
         warn(
-            f"words of {spoken.name} are not found, as {spoken.segmenter} is not installed; to mask whole words: "
+            f"{spoken.name} words are not segmented, as {spoken.segmenter} is not installed; to mask whole words: "
             "pip install 'discern-nlp[zh]'"
         )
     return spoken.completed(choice), chosen, spoken.code
@@ -90,7 +90,7 @@ class PrepareReport:
     """What was made.
 
     Attributes:
-        unchanged: it was there already, the same to the byte.
+        unchanged: the data set already existed with identical content.
         repaired: files of a data set that was there already, which were damaged or missing and have been made again.
     """
 
@@ -217,12 +217,12 @@ def warnings_of(manifest: Manifest) -> list[str]:
         found.append(unknown)
     heldout = manifest.splits["heldout"]
     if not heldout.num_tokens:
-        found.append("nothing is held out, so nothing can be evaluated: --documents line, or more text, gives more documents")
+        found.append("no document is held out, so no evaluation is possible: use more text, or --documents line")
     elif heldout.num_documents < FEW_HELDOUT_DOCUMENTS:
         number = "one document is" if heldout.num_documents == 1 else f"{heldout.num_documents} documents are"
         found.append(
-            f"only {number} held out ({heldout.num_tokens:,} tokens), so held-out figures say more of that text than of the "
-            "model: a larger --heldout fraction, or --documents line, holds out more documents"
+            f"only {number} held out ({heldout.num_tokens:,} tokens), so held-out figures say more about that text than about "
+            "the model: hold out more documents with a larger --heldout fraction, or with --documents line"
         )
     return found
 

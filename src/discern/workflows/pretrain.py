@@ -91,7 +91,7 @@ def open_run(settled: Settled, progress: Progress, ranks: Ranks, claim: Claim) -
     """The objective with its weights, on its device; the run's folder says from now on what the run is.
 
     Raises:
-        ConfigError, DataError: something doesn't fit, or another process is at work in the folder; nothing has been written.
+        ConfigError, DataError: something doesn't fit, or another process is using the folder; nothing has been written.
         CheckpointError: the folder's checkpoints are damaged.
     """
     config, data = settled.config, settled.data
@@ -129,10 +129,10 @@ def run_to_the_end(run: Run, surroundings: tuple[Ranks, Progress, StopRequest]) 
         if last is not None and state.step <= last[1] and not state.cut and ranks.writes:
             progress.note(
                 f"warning: the time was over after {state.step:,} steps; phase '{last[0]}' begins after {last[1]:,}, so nothing "
-                "of it has been trained. The same command with a larger train.max_hours goes on"
+                "of it has been trained. To continue, use the same command with a larger train.max_hours"
             )
         return record
-    progress.note(f"{out} is complete at step {state.step}: nothing to do; a larger train.max_steps or max_hours goes on")
+    progress.note(f"{out} is complete at step {state.step}: nothing to do; to train longer, raise train.max_steps")
     return (read_metrics(out) or [{"step": state.step}])[-1] if ranks.writes else {}
 
 
@@ -281,7 +281,7 @@ def _start_or_resume(settled: Settled, objective: Objective, progress: Progress,
         if contents is not None:
             _note_other_arithmetic(read_record(out).get("arithmetic", computed), computed, progress)
             if precision.name == "bfloat16" and ranks.device.type == "cpu" and not cpu_has_bfloat16():
-                progress.note("warning: this run began in bfloat16 and goes on in it; this processor has no instructions for it")
+                progress.note("warning: this run began in bfloat16 and continues in it, but this CPU has no instructions for it")
         make_folder(request, claim, progress)
         fill_folder(out, config, make_record(data, objective, computed) | precision.record() | began_with(settled), data)
     ranks.barrier()
@@ -314,7 +314,7 @@ def _note_other_arithmetic(before: dict[str, Any], now: dict[str, Any], progress
     """A run goes on exactly only where it is computed as it was."""
     changed = [f"{key} {before[key]} -> {value}" for key, value in now.items() if before.get(key, value) != value]
     if changed:
-        progress.note(f"this run was computed otherwise before ({', '.join(changed)}): it goes on, but not to the last bit")
+        progress.note(f"the arithmetic of this run has changed ({', '.join(changed)}): training continues, but not bit for bit")
 
 
 def check_shares(config: PretrainConfig, ranks: Ranks) -> None:

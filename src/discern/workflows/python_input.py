@@ -33,7 +33,7 @@ def examples_of(task: Task[Any], record: Mapping[str, Any], texts: Iterable[Any]
         ConfigError: `texts` is a single text, or one of them is not what the task reads.
     """
     if isinstance(texts, str):  # a sequence of characters, by its type
-        raise ConfigError("a list of texts is expected, and this is one text", hint="put it into a list: [text]")
+        raise ConfigError("expected a list of texts, found a single text", hint="put it into a list: [text]")
     of_tags = _characters if _reads_characters(task) else _tagging
     make = {"tags": of_tags, "spans": _question}.get(task.labels.kind, _classification)
     wants = _wants(task, record)

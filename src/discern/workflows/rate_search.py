@@ -34,7 +34,7 @@ def search_rate(plan: Plan, ranks: Ranks, progress: Progress, stop: StopRequest)
     without = next((name for name, data in plan.data.items() if data.selection is None), None)
     if without is not None:
         raise ConfigError(
-            f"{without}: there are too few held-out examples to choose a learning rate by",
+            f"{without}: there are too few held-out examples to choose a learning rate",
             hint="give a larger training file or a dev file, or leave out --sweep-rates",
         )
     folder = plan.out / "rates"

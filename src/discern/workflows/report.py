@@ -64,7 +64,9 @@ def report(
     if not lines:
         path = run / METRICS_FILE
         if path.is_file() and path.stat().st_size:
-            raise DataError(f"{path} is damaged: no line of it can be read", hint="copy it back, or train on: lines are added")
+            raise DataError(
+                f"{path} is damaged: no line of it can be read", hint="copy it back, or continue training to add lines"
+            )
         raise DataError(
             f"{run} has nothing to show yet: its {METRICS_FILE} holds no line",
             hint="let `discern pretrain` do its first step",
@@ -93,7 +95,7 @@ def report(
     except OSError as problem:
         raise DataError(
             f"cannot write {target}: {problem.strerror or problem}",
-            hint="name a file in a folder that exists and is yours: --out FILE.html",
+            hint="choose a file in an existing folder that you can write to: --out FILE.html",
         ) from problem
     return target
 

@@ -61,7 +61,7 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
         write_text(target, render_page(page))
     except OSError as problem:
         raise DataError(
-            f"cannot write {target}: {problem.strerror or problem}", hint="name a file of your own: --out FILE.html"
+            f"cannot write {target}: {problem.strerror or problem}", hint="choose a file that you can write to: --out FILE.html"
         ) from problem
     return target
 
@@ -112,7 +112,7 @@ def _baselines(tasks: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _split(entry: Mapping[str, Any]) -> str:
-    chosen = ", which chose the weights" if entry.get("selected_on") == entry["split"] else ""
+    chosen = ", on which the weights were chosen" if entry.get("selected_on") == entry["split"] else ""
     return f"{entry['split']}, {entry['examples']:,} examples{chosen}"
 
 
@@ -154,7 +154,7 @@ def _mistakes(folder: Path, seed: int | None, name: str) -> _Mistakes:
     if path is None or not path.is_file():
         return _Mistakes([])
     title = f"Worst mistakes of seed {seed}: {name}"
-    hint = f"remove it for a page without mistakes; removing {path.parent} and fine-tuning again writes it"
+    hint = f"remove it for a page without mistakes; to write it again, remove {path.parent} and fine-tune again"
     lines = read_text(path, hint=hint).splitlines()[:_READ]
     with understood(path, hint=hint):
         records: list[dict[str, Any]] = [parse_json(line, path, hint=hint) for line in lines]

@@ -39,7 +39,7 @@ class RerankRequest:
         max_weight: the largest lambda to try.
         length_weight: of a token, instead of 0.
         tune_length: tune that too.
-        metric: what tuning betters: 'wer', 'cer' or 'bleu'.
+        metric: metric to optimize: 'wer', 'cer' or 'bleu'.
         scorer: None: the first of `PREFERRED_TO_RERANK` that the model serves.
         lowercase: give the model the hypotheses in lower case.
     """

@@ -50,7 +50,7 @@ def make_folder(request: PretrainRequest, claim: Claim, progress: Progress) -> N
     """A folder of this process alone; an earlier run is moved aside if it is to be started over.
 
     Raises:
-        DataError: another process is at work in it, or it cannot be made.
+        DataError: another process is using it, or it cannot be made.
     """
     out = request.out.resolve()
     try:

@@ -96,7 +96,7 @@ def load_run(folder: Path, *, warn: Callable[[str], None]) -> LoadedRun:
     # Before a table of that size is made.
     if all(tensor.shape[:1] != (vocabulary.size,) for tensor in contents.model.values()):
         raise CheckpointError(
-            f"{folder / RECORD_FILE} has a vocab_size of {vocabulary.size:,}, but no weight of the checkpoint has so many rows",
+            f"{folder / RECORD_FILE} has a vocab_size of {vocabulary.size:,}, but no weight of the checkpoint has that many rows",
             hint="the file is damaged: copy it back",
         )
     objective = build_objective(config, vocabulary)
@@ -146,7 +146,7 @@ def _read_counts(folder: Path, entries: int) -> torch.Tensor | None:
     path = folder / COUNTS_FILE
     if not path.is_file():
         return None
-    hint = "copy the file back, or remove it: the objectives that go by how often a token occurs cannot do without it"
+    hint = "copy the file back, or remove it: objectives that use token frequencies need it"
     with understood(path, hint=hint):
         counts = [int(line) for line in read_text(path, hint=hint).split()]
         if len(counts) != entries or not all(0 <= count < 2**63 for count in counts):
@@ -180,7 +180,7 @@ def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: tor
         raise ConfigError(
             f"{count:,} parameters ({sizes}) take {count * _BYTES_A_PARAMETER / 1e9:,.1f} GB with gradients and optimizer state, "
             f"and {'this machine' if device.type == 'cpu' else device} has {present / 1e9:,.1f} GB",
-            hint="lower one of these sizes; `discern pretrain --dry-run` tells what a configuration would take",
+            hint="lower one of these sizes; `discern pretrain --dry-run` shows what a configuration needs",
         )
 
 
@@ -193,7 +193,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not is_run(folder):
         state = "does not exist" if not folder.exists() else f"holds no {CONFIG_FILE} and {RECORD_FILE}"
         raise DataError(f"{folder} is not a run: it {state}", hint="a run is what `discern pretrain --out RUN` makes")
-    hint = "copy the file back, or train the run again: the checkpoints are of no use without it"
+    hint = "copy the file back, or train the run again: the checkpoints cannot be used without it"
     return read_record_of(folder / RECORD_FILE, _Run, hint=hint, version=FORMAT)
 
 

@@ -69,7 +69,7 @@ def load_scorer(
         raise ConfigError(f"{model}: {needs}; it holds {_described(served, loaded.objective)}", hint=_others(served))
     if loaded.objective is None and _method(chosen).needs_chosen_share:
         share = f"{served.chosen_share:.3g}, that of the released ELECTRAs of this width,"
-        warn(f"{model} does not say for which share of the tokens the generator drew one in training: {share} is assumed")
+        warn(f"{model} does not record the share of tokens that the generator drew in training: {share} is assumed")
     return Scorer(chosen, _method(chosen).of(served), tokenizer, loaded.max_length, loaded.step)
 
 

@@ -107,7 +107,7 @@ def read_start(folder: Path, *, warn: Callable[[str], None]) -> Start:
     config = folder_config(folder)
     if config["model_type"] not in ENCODER_TYPES:
         raise ConfigError(
-            f"{folder} holds two towers alone, and of these only runs can be gone on with",
+            f"{folder} has only the two towers, and such training can only be continued from a run",
             hint="give the run itself, or an ELECTRA, BERT or XLNet folder",
         )
     mark = read_mark(config)

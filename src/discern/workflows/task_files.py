@@ -257,11 +257,11 @@ def trained_on(train: Reading[Any], task: Task[Any], dev_name: str, options: Rea
 
 def _selection_note(dev_name: str, chosen: Reading[Any] | None) -> str:
     if chosen is None:
-        return "too few examples to choose the best weights by: the last are kept"
+        return "too few examples to choose the best weights: the last weights are kept"
     count = len(chosen.examples)
     if dev_name == "dev":
-        return f"the dev file chooses the weights ({count:,} of its examples), so the score on it is a little too good"
-    return f"{count:,} of the training examples are held out to choose the best weights by"
+        return f"the weights are chosen on the dev file ({count:,} of its examples), so the score on it is slightly optimistic"
+    return f"{count:,} of the training examples are held out to choose the best weights"
 
 
 def _of_few_rows(split: Split, make: Callable[..., Split]) -> Split:

@@ -96,7 +96,7 @@ def load_task_model(folder: Path, seed: int | None = None) -> FineTuned:
     if kind is None and TASK_HEAD not in mark:
         named = ", ".join(config.get("architectures") or ()) or "nothing"
         raise DataError(
-            f"{folder} has no head of a task (config.json names {named})",
+            f"{folder} has no task head (config.json names {named})",
             hint=f"fine-tune it first: discern finetune {folder} --train FILE --out OUT",
         )
     encoder, tokenizer = family_in(folder).encoder_from(folder), tokenizer_in(folder)
@@ -106,7 +106,7 @@ def load_task_model(folder: Path, seed: int | None = None) -> FineTuned:
         tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise CheckpointError(
-            f"{folder / CONFIG_NAME}: what it says of the task cannot be read ({problem!r:.120})",
+            f"{folder / CONFIG_NAME}: its task settings cannot be read ({problem!r:.120})",
             hint="export or download the model again",
         ) from problem
     objective = SupervisedObjective(encoder, tasks, frame=record["frame"])
@@ -201,7 +201,7 @@ def _label_names(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(str(named[str(number)]) for number in range(len(named)))
     except (KeyError, TypeError):
         raise CheckpointError(
-            f"{folder / CONFIG_NAME}: id2label is not a label for each of the numbers from 0", hint="export the model again"
+            f"{folder / CONFIG_NAME}: id2label must have a label for each number from 0 on", hint="export the model again"
         ) from None
 
 

@@ -220,7 +220,7 @@ def evaluate(
     if holds_task(folder):
         return judge(JudgeRequest(folder, _path(data), task, seed, device, precision), listener)
     if task is not None or seed is not None:
-        raise ConfigError(f"task and seed are for fine-tuned models, and {model} is none", hint="leave them out")
+        raise ConfigError(f"task and seed are for fine-tuned models, and {model} is not one", hint="leave them out")
     request = held_out.EvaluateRequest(folder, _path(data), sequences, batch_size, device, precision)
     return held_out.evaluate(request, listener, listener.note)
 
@@ -384,7 +384,7 @@ def export(
             raise ConfigError("network and all_networks are for runs; a fine-tuned model has one", hint="leave them out")
         return export_task(TaskExportRequest(folder, Path(out), task, seed, precision), listener).folder
     if task is not None or seed is not None:
-        raise ConfigError(f"task and seed are for fine-tuned models, and {model} is none", hint="leave them out")
+        raise ConfigError(f"task and seed are for fine-tuned models, and {model} is not one", hint="leave them out")
     request = of_run.ExportRequest(folder, Path(out), network, all_networks, precision)
     if is_export(folder):
         return export_again(request, listener).folder

@@ -148,13 +148,13 @@ class Bundle:
         """A partitioned variable, put together from its parts."""
         # Before memory is taken for it: what the parts hold must be in the files, what the shape says need not be.
         if np.dtype(stored).itemsize * math.prod(entry.shape) != entry.size or entry.size > self._stored_bytes():
-            raise CheckpointError(f"{self.prefix}: the parts of '{name}' are not {list(entry.shape)} in all", hint=_AGAIN)
+            raise CheckpointError(f"{self.prefix}: the parts of '{name}' do not add up to shape {list(entry.shape)}", hint=_AGAIN)
         joined, filled = np.zeros(entry.shape, stored), np.zeros(entry.shape, np.bool_)
         for piece, part in zip(entry.slices, entry.parts, strict=True):
             place = piece.within(entry.shape)
             joined[place], filled[place] = self._array(f"{name}[{piece}]", part, stored), True
         if not filled.all():
-            raise CheckpointError(f"{self.prefix}: the parts of '{name}' overlap and leave some of it out", hint=_AGAIN)
+            raise CheckpointError(f"{self.prefix}: the parts of '{name}' overlap, and do not cover all of it", hint=_AGAIN)
         return joined
 
     def _stored_bytes(self) -> int:
@@ -265,7 +265,7 @@ def _entries(table: Mapping[bytes, bytes]) -> dict[str, Entry]:
         entries[name] = entry
     stray = next((key for key in found if key.startswith(PART_KEYS) and key not in claimed), None)
     if stray is not None:
-        raise MalformedError(f"a part of no variable, under the key {stray!r}")
+        raise MalformedError(f"a part that belongs to no variable, under the key {stray!r}")
     return entries
 
 

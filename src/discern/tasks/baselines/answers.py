@@ -48,7 +48,7 @@ class OverlapSentence(Baseline[QuestionExample]):
     """The sentence that shares most with the question, rare words counting more; the shortest of equals, then the first."""
 
     name: ClassVar[str] = "overlap-sentence"
-    title = "the sentence that shares most words with the question"
+    title = "the sentence that shares the most words with the question"
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold

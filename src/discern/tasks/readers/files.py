@@ -157,7 +157,7 @@ def _unpacked(file: Readable, name: str, expansion: Expansion, depth: int) -> Re
     if decompress := decompressor(head):
         if depth == _MOST_LAYERS:
             raise DataError(
-                f"{name} is compressed more than {_MOST_LAYERS} times over", hint="decompress it, and give the result"
+                f"{name} is compressed more than {_MOST_LAYERS} times over", hint="decompress it first and pass the result"
             )
         return _unpacked(expansion.watched(decompress(stream), depth + 1), name, expansion, depth + 1)
     if b"\x00" in head:
