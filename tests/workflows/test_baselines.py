@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from discern.progress import Silent
+from discern.training.parallel import Ranks
 from discern.workflows import baselines as module
+from discern.workflows import finetune as finetuning
 from discern.workflows.baselines import BASELINES_FILE, compared, verdict
 from discern.workflows.evaluate_finetuned import JudgeRequest, judge
 from discern.workflows.finetune import FinetuneRequest
@@ -57,6 +59,45 @@ def test_without_them_nothing_is_measured(request_: FinetuneRequest, measured: l
     results = run(replace(short(request_), baselines=False))
     assert (results["baselines"], results["best_baseline"], results["beats_baselines"]) == ({}, None, None)
     assert measured == []
+
+
+def test_the_other_ranks_wait_for_them_as_for_long_work(request_: FinetuneRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchanges of a training give a rank up after minutes."""
+    done: list[str] = []
+
+    def measured(*_: Any) -> dict[str, Any]:
+        done.append("baselines")
+        return {}
+
+    def trained(*_: Any) -> None:
+        done.append("training")
+        raise KeyError
+
+    monkeypatch.setattr(finetuning, "baselines_of", measured)
+    monkeypatch.setattr(finetuning, "run_seed", trained)
+    monkeypatch.setattr(Ranks, "barrier", lambda self: done.append("barrier"))
+    with pytest.raises(KeyError):
+        run(short(request_))
+    assert done == ["baselines", "barrier", "training"]
+
+
+def test_those_of_one_task_are_kept_when_the_next_is_cut_off(
+    request_: FinetuneRequest, measured: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (data,) = finetuning.prepare_finetuning(short(request_), Silent()).data.values()
+    real = module._of_task
+
+    def cut(each: Any, *arguments: Any) -> dict[str, Any]:
+        if each is None:
+            raise KeyboardInterrupt
+        return real(each, *arguments)
+
+    monkeypatch.setattr(module, "_of_task", cut)
+    with pytest.raises(KeyboardInterrupt):
+        module.baselines_of({"first": data, "second": None}, tmp_path, Silent())  # type: ignore[dict-item]
+    found = module.baselines_of({"first": data, "third": data}, tmp_path, Silent())
+    assert found["first"] == found["third"]
+    assert measured == ["own", "own"]
 
 
 def test_a_sweep_measures_them_once_and_again_for_other_rows(request_: FinetuneRequest, measured: list[str]) -> None:

@@ -26,9 +26,11 @@ def baselines_of(data: Mapping[str, TaskData], folder: Path, progress: Progress)
         folder: where those measured before are kept; they count for the examples that they were measured on.
     """
     kept = _kept(folder)
-    found = {name: _of_task(each, kept.get(name, {}), progress) for name, each in data.items()}
-    if found != kept:
-        write_json(folder / BASELINES_FILE, found)
+    found: dict[str, dict[str, Any]] = {}
+    for name, each in data.items():
+        found[name] = _of_task(each, kept.get(name, {}), progress)
+        if found[name] != kept.get(name):  # an interruption in the next task loses nothing of this one
+            write_json(folder / BASELINES_FILE, kept | found)
     return {name: entry["baselines"] for name, entry in found.items()}
 
 

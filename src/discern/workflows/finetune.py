@@ -167,6 +167,7 @@ def train_seeds(
         baselines = {}
         if request.baselines and ranks.writes:
             baselines = baselines_of(plan.data, measured_in or plan.out, progress)
+        ranks.barrier()  # minutes with many tasks, and an exchange in the middle of a step does not wait as long
         rates = None
         if plan.config.finetune.rate_search:
             rates = search_rate(plan, ranks, progress, stop)

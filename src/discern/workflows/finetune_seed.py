@@ -85,6 +85,7 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
         trained = train_network(plan, draw_of(seed, len(failed)), place, f"seed {seed}", ranks, progress, stop)
         if plan.config.finetune.keep == "best" and trained.diverged is None:
             _take_best(place, trained, progress)
+            ranks.barrier()  # the first removes them in the end
         found = _judge(plan, trained, folder, writes=ranks.writes)
         reason = found.get("failure") or "; ".join(found.get("failures", {}).values())
         if not reason or len(failed) >= plan.config.finetune.retries:
