@@ -8,8 +8,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-# A shell starts what runs in its background with Ctrl-C ignored, and all that is started there inherits that.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts what runs in its background with Ctrl-C ignored, and nohup with SIGHUP ignored; child processes inherit that.
+if threading.current_thread() is threading.main_thread():
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

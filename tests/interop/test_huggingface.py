@@ -231,7 +231,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, which is a pickle"):
         network_from_huggingface(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
         network_from_huggingface(tmp_path)
 
 

@@ -140,10 +140,9 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         ({"model_max_length": 1e30}, 512),
         ({"model_max_length": None}, 512),
         ({}, 512),
-        ([], 512),
     ],
 )
-def test_longest_sequence_of_a_folder(content: object, expected: int, tmp_path: Path) -> None:
+def test_longest_sequence_of_a_folder(content: dict[str, object], expected: int, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
     assert read_max_length(tmp_path, 512) == expected
 

@@ -21,6 +21,7 @@ import torch
 
 import discern.workflows.compare as module
 from discern.artifacts.locks import alone_in, held
+from discern.checksums import CHECKSUMS_NAME
 from discern.data.build import BuildOptions
 from discern.data.tokenizer_choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
@@ -357,6 +358,7 @@ def test_equal_seconds(world: Path, tmp_path: Path) -> None:
     before, config = result.read_bytes(), begun.read_text()
     result.unlink()
     begun.write_text(re.sub("max_hours = .*", "max_hours = 9.0", config))
+    (begun.parent / CHECKSUMS_NAME).unlink()
     with pytest.raises(ConfigError, match=r"mlm, seed 0: its share of the reference's time was 9.0 hours"):
         run(asked)
     begun.write_text(config)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from discern.checksums import CHECKSUMS_NAME
 from discern.cli.fill import fill as fill_command
 from discern.data.tokenizer import SPECIAL_TOKENS, load_tokenizer, vocab_size
 from discern.errors import CheckpointError, ConfigError, DataError
@@ -207,6 +208,7 @@ def test_a_tokenizer_that_is_too_large_is_refused(made: tuple[Path, Objective], 
     rows = vocab_size(tokenizer)
     tokenizer.add_tokens(["zzyzx"])
     tokenizer.save(str(tmp_path / "out" / "tokenizer.json"))
+    (tmp_path / "out" / CHECKSUMS_NAME).unlink()
     with pytest.raises(DataError, match=f"has {rows + 1:,} entries, the embeddings {rows:,} rows"):
         filled(tmp_path / "out", TEXT)
 

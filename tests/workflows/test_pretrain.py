@@ -275,11 +275,11 @@ def test_a_foreign_folder_is_refused(data: Path, tmp_path: Path) -> None:
 
 
 def test_only_a_run_is_moved_aside(data: Path, tmp_path: Path) -> None:
-    before = sorted(path.name for path in data.iterdir())
-    done = run(*command(data, data, 3, "--resume", "never"))
+    (tmp_path / "notes.txt").write_text("keep")
+    done = run(*command(data, tmp_path, 3, "--resume", "never"))
     assert done.returncode == 1
     assert "holds no run" in done.stderr
-    assert sorted(path.name for path in data.iterdir()) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_run_killed_while_it_began_can_begin_again(data: Path, tmp_path: Path) -> None:
