@@ -40,7 +40,7 @@ def verification_is_on() -> bool:
 
 
 def cache_folder() -> Path:
-    """Where discern keeps what it can make again: `DISCERN_CACHE`, or `discern` in the user's cache folder."""
+    """Cache folder of discern: `DISCERN_CACHE`, or `discern` in the user's cache folder."""
     root = os.environ.get("DISCERN_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "discern"
     return Path(root)
 
@@ -237,7 +237,7 @@ def _recall(path: Path, stamp: tuple[int, ...]) -> str | None:
 
 
 def _remember(path: Path, stamp: tuple[int, ...], digest: str) -> None:
-    """Leave a note for later processes; one that cannot be written is done without."""
+    """Store the digest for later processes; failure to write it is ignored."""
     with suppress(OSError, RuntimeError):
         make_cache_folder(_NOTES)
         write_text(_note(path), json.dumps({"file": str(path.resolve()), "stamp": list(stamp), "sha256": digest}))

@@ -44,7 +44,7 @@ class NumericsError(DiscernError):
 
 
 class RanksError(DiscernError):
-    """A process of several that train together has ended, or does not answer."""
+    """One of several processes that train together has ended, or does not respond."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

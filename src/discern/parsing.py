@@ -1,4 +1,4 @@
-"""JSON and TOML that others wrote: whatever is wrong with a text, there is one exception to catch.
+"""Parsing of untrusted JSON and TOML; every error in the text raises the same exception.
 
 The readers of the standard library raise a RecursionError for lists in lists, and a bare ValueError for a number of more than
 4300 digits; tomllib takes minutes over a key of thousands of parts.

@@ -94,7 +94,7 @@ def read_record(
 
 @contextmanager
 def understood(path: Path, *, hint: str, error: type[DiscernError] = DataError) -> Iterator[None]:
-    """Take what fails in the block for damage of the file whose content it builds something from.
+    """Report errors in the block as damage of the file from which it builds something.
 
     Raises:
         DiscernError: something in the file is missing or makes no sense; of class `error`.
@@ -110,7 +110,7 @@ def understood(path: Path, *, hint: str, error: type[DiscernError] = DataError) 
 
 
 def reasons(problem: ValidationError) -> str:
-    """What pydantic complains of, on one line."""
+    """The errors of pydantic, on one line."""
     found = [_reason(".".join(map(str, each["loc"])), each["msg"]) for each in problem.errors(include_url=False)]
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return "; ".join(found[:_SHOWN]) + more

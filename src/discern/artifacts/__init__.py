@@ -1,1 +1,1 @@
-"""What discern writes: which outputs are allowed, and how files and folders appear whole or not at all."""
+"""Writing of outputs: checks of output paths, and atomic files and folders."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: the one way in which discern writes a file.
+"""Atomic files; all files of discern are written here.
 
 A file is written beside its place as `.NAME.partial`, pushed through to the disk and renamed. As with the best of the Unix tools:
 
@@ -36,13 +36,13 @@ _STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}
 
 
 def sync_file(file: BinaryIO) -> None:
-    """Push what was written through to the disk."""
+    """Flush a file to the disk (fsync)."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Push a folder's list of names through to the disk."""
+    """Flush the entries of a folder to the disk (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -51,7 +51,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a new file in a folder that is not published yet, and push it through to the disk.
+    """Write a new file in a folder that is not published yet, and flush it to the disk.
 
     Raises:
         FileExistsError: there is one of that name.
@@ -111,7 +111,7 @@ def whole_binary_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def cannot_write(path: Path, problem: Exception) -> DataError:
-    """What the system refused, with what to do about that."""
+    """The error for a failed write, with a hint."""
     reason = getattr(problem, "strerror", None) or problem
     full = getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(problem)
     return DataError(

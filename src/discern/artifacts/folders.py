@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all.
+"""Atomic folders.
 
 A folder is made beside its place as `.NAME.partial` and renamed; one that it replaces waits as `.NAME.partial.previous` until
 then. Whoever does so holds the lock of `.NAME.partial.lock`, so two processes never do it at once, and what is found under

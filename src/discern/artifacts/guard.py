@@ -26,7 +26,7 @@ _MARKS = (
 
 
 _ESSENTIAL = frozenset().union(*_MARKS) | {"config.json", "config.toml", "metrics.jsonl", "results.json", "checksums.json"}
-"""Files that such a folder is nothing without. No results go over one, be it of the model at hand or of another."""
+"""Files that such a folder requires. Results never overwrite one, in any folder."""
 
 
 def check_output(option: str, out: Path | None, example: str, *reads: Path | None, own: Collection[str] = ()) -> None:
@@ -66,7 +66,7 @@ def check_output(option: str, out: Path | None, example: str, *reads: Path | Non
 
 
 def check_folder(option: str, out: Path, *reads: Path | None) -> None:
-    """Raise where an output folder and what the command reads would be mixed up, before any work; see `check_apart`."""
+    """Raise if an output folder overlaps with what the command reads, before any work; see `check_apart`."""
     check_apart(option, out, *reads)
 
 
@@ -112,7 +112,7 @@ def check_not_inside(option: str, out: Path, read: Path | None, *, own: Collecti
 
 
 def existing(paths: Collection[Path | None]) -> Iterator[Path]:
-    """The paths that lead to something; a name that is none of a file, such as `-`, does not."""
+    """The paths that exist; a name such as `-` does not."""
     for path in paths:
         if path is not None and os.path.exists(path):
             yield path

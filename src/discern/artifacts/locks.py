@@ -1,4 +1,4 @@
-"""Who works on what, among processes that share a folder.
+"""Locks for processes that share a folder.
 
 All locks belong to open files: the system releases them when a process ends, however it ends. On Windows, and on a disk that
 has no locks, each process believes that it is alone.

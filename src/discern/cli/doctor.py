@@ -1,4 +1,4 @@
-"""`discern doctor`: what ails a run, the files of a folder, or this machine."""
+"""`discern doctor`: check a run, the files of a folder, or this machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def doctor(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
-    """Tell what is wrong with a run: each figure with its usual band, the likely cause and the setting to turn.
+    """Diagnose a run: each figure with its usual range, the likely cause and the setting to change.
 
     With --files: which files of a folder are not as they were written; exit code 1 where there is one.
 

@@ -1,4 +1,4 @@
-"""Progress for a reader who may go away: the end of `2>&1 | head -2`, a terminal that was closed, a full disk."""
+"""Progress for a reader that may disappear: a closed pipe (`2>&1 | head -2`), a closed terminal, a full disk."""
 
 from __future__ import annotations
 

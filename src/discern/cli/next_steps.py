@@ -1,4 +1,4 @@
-"""What to type next, after each verb: commands that suit the device and what was just made."""
+"""Suggested next commands after each verb, for the device and the output at hand."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def after_export(folder: Path) -> str:
 
 
 def after_evaluate(model: Path, *, run: bool) -> str:
-    """Ask what ails a run, and look at the pictures."""
+    """Diagnose a run, and look at its plots."""
     quoted = _quoted(model)
     return hint(f"doctor {quoted}", f"report {quoted}") if run else hint(f"report {quoted}")
 

@@ -1,4 +1,4 @@
-"""No verb writes over what it was given to read: checked for every verb, from its parameters, before any work."""
+"""Check that no verb overwrites its inputs, from the parameters of each verb, before any work."""
 
 from __future__ import annotations
 

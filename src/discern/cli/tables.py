@@ -1,4 +1,4 @@
-"""Tables on a terminal of any width: never cut, no word or number broken. One that is too wide comes in parts."""
+"""Tables on a terminal of any width: words and numbers are never broken. Tables that are too wide are split."""
 
 from __future__ import annotations
 

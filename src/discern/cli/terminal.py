@@ -1,4 +1,4 @@
-"""What a terminal is given: text whose control characters are spelled out, so that it cannot be steered by what it shows.
+"""Text for terminals: control characters are escaped, so that the text shown cannot control the terminal.
 
 Labels, column names, members of archives, names of files and the text itself come from elsewhere. Printed as they are, an
 escape sequence in one of them could clear the screen, change its title or recolor what follows, a carriage return could
@@ -56,7 +56,7 @@ class Terminal(Console):
         return super().render_str(printable(text), **options)
 
     def on_broken_pipe(self) -> None:
-        """A reader who has gone is a matter of the verb: rich would end the process, and the training with it.
+        """A closed pipe is left to the verb; rich would end the process, and the training with it.
 
         Raises:
             BrokenPipeError: always.

@@ -1,4 +1,4 @@
-"""Which share of the tokens a masking chooses, as it really comes out."""
+"""The actual share of tokens that a masking chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much may come out of a compressed file: a few kilobytes can hold terabytes of zeros or empty lines."""
+"""Limits on decompression: a few kilobytes can expand to terabytes of zeros or empty lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a language asks of a tokenizer: its kind, size and casing, and where words begin."""
+"""Tokenizer defaults of each language: kind, size, casing, and word segmenter."""
 
 from __future__ import annotations
 

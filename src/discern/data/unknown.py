@@ -1,4 +1,4 @@
-"""How much of a text the vocabulary cannot write: counted wherever text is encoded, and reported in one form."""
+"""Share of unknown tokens: counted wherever text is encoded, and reported in one form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from discern.data.tokenizer import special_ids, special_names
 
 MANY_UNKNOWN = 0.05
-"""Share of unknown tokens above which results mean little."""
+"""Share of unknown tokens above which results are unreliable."""
 
 _UNKNOWN = "unknown to the vocabulary ([UNK]), so the model cannot tell them apart"
 

@@ -1,4 +1,4 @@
-"""Memory for the weights of a model, taken only where the files could fill it."""
+"""Allocation of memory for a model's weights, only if the files are large enough to fill it."""
 
 from __future__ import annotations
 

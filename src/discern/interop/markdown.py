@@ -1,4 +1,4 @@
-"""Markdown for model cards. Labels, names and remarks come from elsewhere; in a card they are text and nothing else."""
+"""Markdown for model cards. Labels, names and remarks are untrusted; in a card they are escaped to plain text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def markdown_table(heading: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) ->
 
 
 def quoted(card: str) -> str:
-    """Somebody else's Markdown as a quotation, without its front matter; HTML in it is shown and not obeyed."""
+    """Third-party Markdown as a quotation, without its front matter; HTML in it is shown, not interpreted."""
     body = card.strip()
     if body.startswith("---\n") and (end := body.find("\n---", 3)) > 0:
         body = body[end + 4 :].strip()

@@ -103,7 +103,7 @@ def _openmp_runtime() -> Path | None:
 
 
 def _name(compiler: str, runtime: Path) -> str:
-    """The file name of the library, which says what it was made from."""
+    """The file name of the library, derived from its sources."""
     said = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=True).stdout
     parts = [path.read_bytes() for path in sorted(_FOLDER.glob("*.[ch]"))]
     parts += [said, " ".join(_FLAGS).encode(), runtime.name.encode(), platform.machine().encode(), _processor()]

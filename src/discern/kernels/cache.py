@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: code that runs as soon as it is loaded, so nobody else may be able to put it there.
+"""Cache of compiled kernels. They run as soon as they are loaded, so only this user may be able to write them.
 
 A folder or a library is used only where it belongs to this user, is no symbolic link, and nobody else may write to it. A
 library ends in the digest of what stands before, so that a damaged one is never loaded.
@@ -55,7 +55,7 @@ def keep(made: Path, target: Path) -> None:
 
 
 def forget_old(folder: Path) -> None:
-    """Remove what was built long ago, by other versions most likely; whoever still wants it builds it again."""
+    """Remove old libraries, most likely of other versions; they are rebuilt if needed."""
     for path in folder.glob("kernels-*.so"):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > _KEPT_SECONDS:

@@ -1,4 +1,4 @@
-"""A tagged text with its entities in place: which were found, missed, invented, or called by another name."""
+"""A tagged text with its entities: found, missed, invented, or given another name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run or a fine-tuned model does well and what it does not, in plain sentences for the top of its page."""
+"""Summary of a run or a fine-tuned model in a few sentences, for the top of its page."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Energies(Method):
 
 @final
 class ReplacedTokenOdds(Method):
-    """How much likelier each token is an original than a replacement: log P(original) - log P(replaced).
+    """Log-odds of each token being original: log P(original) - log P(replaced).
 
     At the optimum that is log p - log q - log(1 - p) + log((1 - a + a q) / a), with p and q the probabilities of x_t in the
     text and by the generator, and a the share of the tokens that the generator drew one for. A token that the generator likes

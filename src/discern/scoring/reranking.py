@@ -81,7 +81,7 @@ def judge(
     advance: Callable[[int], None],
     read: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Candidates:
-    """What the model makes of the lists; each different text is scored once.
+    """Rerank the lists; each distinct text is scored once.
 
     Args:
         as_read: a hypothesis to what the model reads.

@@ -81,7 +81,7 @@ def read(encoder: Encoder, input_ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B 
 
 
 def finite(values: Tensor, mask: Bool[Tensor, "B L"] | None = None) -> Tensor:
-    """What a network says of the tokens of rows, (B, L) or (B, L, D), unchanged.
+    """Outputs of a network for the tokens of rows, (B, L) or (B, L, D), unchanged.
 
     Args:
         mask: where there is no padding; None: nowhere is any.

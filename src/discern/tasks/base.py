@@ -152,7 +152,7 @@ class Task(abc.ABC, Generic[E]):
         """Why these predictions are those of a network that learned nothing ("every prediction is 1"), or None."""
 
     def baselines(self) -> Sequence[Baseline[E]]:
-        """Simple predictors whose scores stand beside the network's, the simplest first; none unless a family has some."""
+        """Simple predictors to compare the network with, the simplest first; none unless a family defines some."""
         return ()
 
     def rows_of(self, batch: TokenBatch, outputs: Mapping[str, Tensor]) -> list[dict[str, NDArray[np.float32]]]:

@@ -1,4 +1,4 @@
-"""What to try about a figure that is not fine, given the settings of the run: never what is on already."""
+"""Advice on an unusual figure, given the settings of the run; settings that are already on are left out."""
 
 from __future__ import annotations
 

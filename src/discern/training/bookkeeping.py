@@ -1,4 +1,4 @@
-"""What follows a step: a line of the journal, an evaluation, a checkpoint; and what a resumed run has to make up for.
+"""Work after a step: journal, evaluation and checkpoint; and what a resumed run has to catch up on.
 
 The checkpoint is saved first. An evaluation that fails, or a kill in the middle of it, then loses nothing: the checkpoint says
 which line of the journal is still owed, and whether held-out figures belong to it.

@@ -1,4 +1,4 @@
-"""Refuses weights that are not finite: a network that holds one answers with NaN, null or a constant."""
+"""Reject weights that are not finite: with them, a network outputs NaN, null or a constant."""
 
 from __future__ import annotations
 

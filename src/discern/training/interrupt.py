@@ -16,7 +16,7 @@ STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP
 """The signals that ask a run to save and stop."""
 
 SIGPIPE = 13
-"""What stands for a reader of the progress that went away; Windows has no such signal, so its number is written out."""
+"""Signal for a closed progress pipe; Windows has no such signal, so its number is written out."""
 
 
 class StopRequest:

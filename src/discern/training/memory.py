@@ -1,4 +1,4 @@
-"""Memory: the most that this process has taken, and what the machine has."""
+"""Memory: the peak use of this process, and the memory of the machine."""
 
 from __future__ import annotations
 

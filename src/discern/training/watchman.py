@@ -1,4 +1,4 @@
-"""Tells of what ails a run while it goes on, and from which step on that can be told."""
+"""Warnings about unusual figures during training, and the step from which they can be judged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def too_early(finding: Finding, step: int, settled: int) -> Finding:
 
 
 class Watchman:
-    """Tells of what is not fine while a run goes on, each thing once.
+    """Warns about unusual figures during training, once each.
 
     Args:
         quiet_steps: after a network has begun to learn, when nothing can be expected of it yet.

@@ -72,7 +72,7 @@ def word_prediction(objective: Objective) -> WordPrediction | None:
 
 
 def doubt_at_shown_words(frequencies: Float[Tensor, "V"], kept: float) -> float:
-    """Nats that the original keeps for one who sees the word that stands in its place, and knows how it came there.
+    """Nats that remain about the original, given the visible word and how it was chosen.
 
     The original stands with probability `kept`, else any of the V entries, evenly. So a frequent word that is seen is almost
     surely the original, and a rare one almost surely is not, which tells more than `kept` alone: this is the conditional

@@ -1,4 +1,4 @@
-"""The baselines of a fine-tuning: measured once, kept in its folder, and what they say of its score."""
+"""Baselines of a fine-tuning: measured once, stored in its folder, and compared with its score."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def compared(baselines: Baselines, metric: str, score: float | None) -> dict[str
 
 
 def verdict(entry: Mapping[str, Any]) -> str | None:
-    """What the baselines say against a score, as a sentence; None where it beats them, or nothing is known.
+    """A sentence if a score does not beat the baselines; None if it does, or if there are none.
 
     Args:
         entry: of a task in results: `metric` and what `compared` gave. Results from before there were baselines have none.

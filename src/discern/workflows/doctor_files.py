@@ -1,4 +1,4 @@
-"""Whether the files of a folder are those that discern wrote: a run, a fine-tuning, an export or a data set."""
+"""Check of the files of a run, a fine-tuning, an export or a data set."""
 
 from __future__ import annotations
 

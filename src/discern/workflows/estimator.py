@@ -35,12 +35,12 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
 
     Args:
         model: a run, an export, a Hugging Face ELECTRA, BERT or XLNet folder, or, with `tokenizer`, the name of a preset.
-        settings: of the fine-tuning, over its recipe: `{"finetune.epochs": 5}`.
+        settings: settings of the fine-tuning, over its recipe: `{"finetune.epochs": 5}`.
         seeds: how many times to train; the best on the held-out texts is used.
-        tokenizer: for a preset, which has none of its own.
+        tokenizer: tokenizer for a preset, which has none of its own.
         untrained: fine-tune the model's sizes with fresh weights.
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
-        out: folder for the fine-tuning, which `discern predict`, `report` and `export` take; None: a temporary one, which is
+        out: folder of the fine-tuning, for `discern predict`, `report` and `export`; None: a temporary one, which is
             removed with the estimator.
         progress: listener, see `discern.progress.Progress`; None: the logger `discern`.
 
@@ -198,7 +198,7 @@ def _names_of(classes: np.ndarray) -> dict[Any, str]:
 def _files(train: list[tuple[_Row, str]], held: list[tuple[_Row, str]] | None, out: Path) -> Iterator[dict[str, Any]]:
     """The settings that name the files of the examples, which are removed at the end.
 
-    They stand beside `out`, always under the same name: a fine-tuning of the same files into the same folder goes on.
+    They stand beside `out`, always under the same name: a fine-tuning of the same files into the same folder is continued.
     """
     folder = out.with_name(f".{out.name}-examples")
     folder.mkdir(parents=True, exist_ok=True)

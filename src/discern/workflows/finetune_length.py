@@ -1,4 +1,4 @@
-"""How long a fine-tuning trains: as it was told, or fitted to the data, with evaluations that choose the best weights."""
+"""Length of a fine-tuning: as given, or fitted to the data with evaluations that choose the best weights."""
 
 from __future__ import annotations
 

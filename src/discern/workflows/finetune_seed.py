@@ -102,7 +102,7 @@ def run_seed(plan: Plan, seed: int, ranks: Ranks, progress: Progress, stop: Stop
 
 
 def draw_of(seed: int, attempt: int) -> int:
-    """What everything random follows from: the seed at first, then another number."""
+    """Seed of the random numbers: the seed itself at first, then another number."""
     return derive_key(seed, "another draw", attempt) % 2**31 if attempt else seed
 
 

@@ -1,4 +1,4 @@
-"""A model in Python: texts to vectors, suspicious tokens, scores, filled masks, and the answers of a fine-tuned model."""
+"""A model in Python: text vectors, suspicious tokens, scores, filled masks, and predictions of fine-tuned models."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ T = TypeVar("T")
 def load(path: str | Path, *, device: str = "auto") -> Model:
     """A model to use from Python, computing in float32.
 
-    What needs another network than the encoder (a generator, an energy, the head of a task) is loaded when it is first
-    asked for, and says then if the folder has none.
+    Networks other than the encoder (a generator, an energy, the head of a task) are loaded when they are first
+    used; an error is raised if the folder has none.
 
     Args:
         path: folder of a run, of a fine-tuning, of an export of either, or of a Hugging Face ELECTRA or BERT; or the name of
@@ -172,7 +172,7 @@ class Model:
         return filled(self._filler, text, top, _warn)
 
     def predict(self, texts: Iterable[Any], *, task: str | None = None, seed: int | None = None) -> list[dict[str, Any]]:
-        """What a fine-tuned model says of each text: a dictionary with the keys of a line of `discern predict`.
+        """Predict for each text: a dictionary with the keys of a line of `discern predict`.
 
         - Classification: `label`, its `probability`, and `probabilities` by label. With several labels at once: `labels`
           and `probabilities`. Regression: `score`.
@@ -180,14 +180,14 @@ class Model:
           `[start, stop, type]` covers the words `start` to `stop - 1`.
         - Questions: `answer` (empty: none), `start` and `end` (characters of the context; None without an answer), its
           `probability` among the answers found, `best_answer`, `nbest`, and, where questions may have no answer,
-          `no_answer`: how much speaks for that.
+          `no_answer`, its score.
 
         Args:
-            texts: of a classifier or a regression a text or a pair of texts each, whichever it was trained on; of a tagger a
-                text, whose words white space separates, or a list of words; of a finder of answers a pair
+            texts: for classification and regression, texts or pairs of texts, as in training; for tagging, texts
+                (split at white space) or lists of words; for question answering, pairs
                 (question, context). A list, an array, or a column of a data frame.
-            task: which, if the model was fine-tuned on several.
-            seed: of a fine-tuning, whose weights; None: those of the best.
+            task: task to predict, if the model was fine-tuned on several.
+            seed: seed of a fine-tuning whose weights are used; None: the best.
 
         Raises:
             ConfigError: there is no such task or seed, or an item of `texts` is not what the task reads.
@@ -249,7 +249,7 @@ def _shown(prediction: Prediction, kind: str) -> dict[str, Any]:
 
 
 class _Warned(Silent):
-    """A listener that turns what is told into warnings of Python."""
+    """A listener that turns messages into Python warnings."""
 
     def note(self, message: str) -> None:
         _warn(message)

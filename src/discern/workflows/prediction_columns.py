@@ -1,4 +1,4 @@
-"""Predictions as further columns of the table that they are of; what was there stays as it was, byte for byte.
+"""Predictions as additional columns of the input table; the other columns are kept byte for byte.
 
 CSV, TSV and JSON lines are read again as raw text, and the new values are put at the end of each record, so that quotes, spaces
 and line ends of the others survive. A JSON array and Parquet are written anew with the same values.

@@ -28,7 +28,7 @@ from discern.progress import Progress
 
 _LONGEST_LICENSE = 200
 FEW_HELDOUT_DOCUMENTS = 10
-"""With fewer held-out documents, what is measured on them depends on which they happen to be."""
+"""With fewer held-out documents, held-out figures depend on the choice of documents."""
 
 
 def available_cores() -> int:
@@ -210,7 +210,7 @@ def check(request: PrepareRequest, progress: Progress) -> CheckReport:
 
 
 def warnings_of(manifest: Manifest) -> list[str]:
-    """What a user should know of a data set before training on it."""
+    """Warnings about a data set before training on it."""
     found = []
     unknown = unknown_warning(manifest.statistics.unknown_tokens, manifest.statistics.tokens, OTHER_TOKENIZER)
     if unknown is not None:

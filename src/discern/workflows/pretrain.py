@@ -336,7 +336,7 @@ def leave_if_stopped(stop: StopRequest, state: State, progress: Progress) -> Non
 
 
 def _watchman(config: PretrainConfig, objective: Objective, start_norm: float | None) -> Watchman:
-    """Tells of what is not as usual, as soon as that can be told."""
+    """Warns about unusual figures as soon as they can be judged."""
     steps = config.train.max_steps
     expected = expectations(objective, steps, flatten(config))
     return Watchman(settled_from(config.optimizer.warmup_steps, steps), expected, start_norm)

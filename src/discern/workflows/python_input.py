@@ -1,4 +1,4 @@
-"""What is to be predicted, given as values of Python: strings, pairs, lists of words, questions with their contexts."""
+"""Inputs of predictions as Python values: strings, pairs, lists of words, questions with their contexts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def examples_of(task: Task[Any], record: Mapping[str, Any], texts: Iterable[Any]
 
     Args:
         record: of the task, as finetuned.json has it.
-        texts: of a classifier or a regression a text or a pair of texts each, whichever it was trained on; of a tagger a text,
-            whose words white space separates, or a list of words; of a finder of answers a pair (question, context), or a
-            mapping with these keys.
+        texts: for classification and regression, texts or pairs of texts, as in training; for tagging, texts (split
+            at white space) or lists of words; for question answering, pairs (question, context) or mappings with these keys.
 
     Raises:
         ConfigError: `texts` is a single text, or one of them is not what the task reads.

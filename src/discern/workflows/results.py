@@ -31,9 +31,9 @@ def summarise(
     `beats_baselines` says whether the median is higher than the best of them, of several tasks than that of each.
 
     `selected_on` names the split whose scores chose which weights a seed ends with (finetune.keep=best) or the learning rate
-    (finetune.rate_search), or is None; where it is `split`, the scores are a little too good.
+    (finetune.rate_search), or is None; if it is `split`, the scores are slightly optimistic.
 
-    A seed that failed (it diverged, or says the same of every example) counts in the median like any other, unless it has no
+    A seed that failed (it diverged, or predicts the same for every example) counts in the median like any other, unless it has no
     score at all; it is named in `failed_seeds`. One that was trained again with another draw (finetune.retries) counts with its
     last draw; `retried_seeds` has why the others failed.
     """

@@ -1,8 +1,8 @@
 """The commands as functions: keyword arguments of the same names as the options, and the values of `--json` as results.
 
-Settings are a mapping by dotted key, `{"train.max_steps": 1000}`, or nested, `{"train": {"max_steps": 1000}}`. What a command
-would print while it works goes to the logger `discern`: `logging.basicConfig(level=logging.INFO)` shows it. For a progress
-display, pass an object with the methods of `discern.progress.Progress`.
+Settings are a mapping by dotted key, `{"train.max_steps": 1000}`, or nested, `{"train": {"max_steps": 1000}}`. Progress
+messages go to the logger `discern`: `logging.basicConfig(level=logging.INFO)` shows them. For a progress display, pass an
+object with the methods of `discern.progress.Progress`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def prepare(
         tokenizer: a tokenizer.json, a vocab.txt or a model folder; or else:
         train_tokenizer: 'wordpiece', 'bpe' or 'unigram', trained on the input with `vocab_size` entries.
         language: code of the language of the text; without a tokenizer, one that suits it is trained.
-        license: of the text, which the cards of models trained on it state.
+        license: license of the text, stated in the cards of models trained on it.
 
     Returns:
         Counts of the data set: `documents`, `tokens`, `vocab_size`, `unknown_fraction` and others.
@@ -124,7 +124,7 @@ def pretrain(
         init_from: model whose weights the run begins with; it needs no preset.
         resume: 'auto' continues a run that is there, 'never' starts over (the old run is moved aside), 'must' only continues.
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
-        dry_run: train nothing, and return `parameters`, `flops`, `memory_bytes` and what else is known beforehand.
+        dry_run: train nothing, and return `parameters`, `flops`, `memory_bytes` and other estimates.
 
     Returns:
         The last record of the run's metrics: `step`, `loss`, `heldout_loss` and others; losses are means in nats. Empty on
@@ -203,13 +203,13 @@ def evaluate(
 
     Args:
         model: a run, an export with all its networks, a fine-tuning, or an export of that.
-        data: data set whose held-out part is used (default: the one of the run); of a fine-tuning, a labelled file.
+        data: data set whose held-out part is used (default: that of the run); for a fine-tuning, a labelled file.
         sequences: held-out rows to measure on; 0: all.
-        task: of a fine-tuning with several tasks.
-        seed: of a fine-tuning, whose weights; None: those of the best.
+        task: task of a fine-tuning with several tasks.
+        seed: seed of a fine-tuning whose weights are used; None: the best.
 
     Returns:
-        The figures by name; of a fine-tuning `metric`, `score`, `metrics`, `loss`.
+        The figures by name; for a fine-tuning `metric`, `score`, `metrics`, `loss`.
 
     Raises:
         ConfigError, DataError: the model or the data does not fit.
@@ -267,11 +267,11 @@ def finetune(
         words, tags: columns for tagging; in a file with one word a line their numbers, from 0.
         question, context, answer: columns for answers to questions.
         settings: single settings, over the recipe: `{"finetune.epochs": 5}`.
-        recipe: 'auto' fits the length of the training to the data, and finds answers by a head that transformers has too;
-            'paper' and 'google' (the released code) train as long as those did, with their joint head for answers.
+        recipe: 'auto' fits the length of training to the data, and finds answers with a head that transformers has;
+            'paper' and 'google' (the released code) use their own lengths and the joint head for answers.
         seeds: how many times to train; the results have median and spread.
         sweep_rates: choose the learning rate by short trainings first.
-        baselines: also measure simple predictors (TF-IDF, a perceptron, ...) on the same examples.
+        baselines: also evaluate simple predictors (TF-IDF, a perceptron, ...) on the same examples.
         debug: use only a hundred examples of each file.
 
     Returns:
@@ -327,7 +327,7 @@ def predict(
     precision: str = "float32",
     progress: Progress | None = None,
 ) -> list[Prediction]:
-    """What a fine-tuned model says of every row of a file: the lines of `discern predict`. For texts in memory, use
+    """Predict for every row of a file: the lines of `discern predict`. For texts in memory, use
     `discern.load(model).predict(texts)`.
 
     Args:
@@ -365,10 +365,10 @@ def export(
     Args:
         model: a run, an export, or a fine-tuning.
         out: new or empty folder, or an earlier export, which is replaced.
-        network: of a run; None: the one to fine-tune.
-        all_networks: of a run: the others too, in folders of their names.
-        task: of a fine-tuning with several tasks.
-        seed: of a fine-tuning, whose weights; None: those of the best.
+        network: network of a run; None: the one to fine-tune.
+        all_networks: also write the other networks of a run, in folders of their names.
+        task: task of a fine-tuning with several tasks.
+        seed: seed of a fine-tuning whose weights are used; None: the best.
         precision: type that the weights are stored in.
 
     Returns:

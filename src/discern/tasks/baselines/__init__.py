@@ -1,1 +1,1 @@
-"""Simple predictors to set beside a network: what a score is worth without one. scikit-learn, and a perceptron of our own."""
+"""Simple predictors to compare a network with: models of scikit-learn, and a perceptron."""

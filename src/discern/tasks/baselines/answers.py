@@ -19,7 +19,7 @@ _WORD = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\\W\u3040-\u30ff
 
 
 def answer_baselines(*, threshold: float, has_impossible: bool) -> list[Baseline[QuestionExample]]:
-    """Those of question answering.
+    """Baselines of question answering.
 
     Args:
         threshold: nothing is answered where `no_answer` exceeds it.

@@ -33,7 +33,7 @@ class Baseline(abc.ABC, Generic[E]):
 
     @abc.abstractmethod
     def predict(self, train: Sequence[E], examples: Sequence[E]) -> list[Prediction] | None:
-        """What it says of each of `examples`, or None where it cannot be trained on `train` (texts without a single word).
+        """Predictions for `examples`, or None if it cannot be trained on `train` (texts without a single word).
 
         Args:
             train: labelled.
@@ -42,7 +42,7 @@ class Baseline(abc.ABC, Generic[E]):
 
 @dataclass(frozen=True)
 class BaselineScore:
-    """What a baseline came to.
+    """Scores of a baseline.
 
     Attributes:
         metrics: by name, the headline first, as of the network.

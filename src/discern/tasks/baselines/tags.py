@@ -25,7 +25,7 @@ _WEIGHTS = 30_000_000
 
 
 def tag_baselines(labels: Labels) -> list[Baseline[TaggingExample]]:
-    """Those of a tagging task with these labels."""
+    """Baselines of a tagging task with these labels."""
     scheme = cast(Scheme, labels.scheme)
     return [MostFrequentTag(scheme), Perceptron(scheme)]
 

@@ -39,7 +39,7 @@ _INVERSE_REGULARIZATION = 10.0
 
 
 def text_baselines(labels: Labels) -> list[Baseline[ClassificationExample]]:
-    """Those of a classification task with these labels."""
+    """Baselines of a classification task with these labels."""
     return [MostFrequent(labels), TfIdf(labels)]
 
 
