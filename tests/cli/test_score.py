@@ -48,7 +48,7 @@ def test_each_line_is_a_score_a_tab_and_the_sentence(
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"scorer", "quantity", "unit", "scores"}
     assert found["unit"] == "nats"
-    assert found["quantity"].startswith("pseudo-log-likelihood")
+    assert found["quantity"].startswith("unnormalized pseudo-log-likelihood")
     assert found["scorer"] == "electric"
     assert call(monkeypatch, "score", run, sentences) == 0
     captured = capsys.readouterr()
