@@ -52,7 +52,7 @@ def test_each_line_is_a_score_a_tab_and_the_sentence(
     assert found["scorer"] == "electric"
     assert call(monkeypatch, "score", run, sentences) == 0
     captured = capsys.readouterr()
-    assert "scorer 'electric': pseudo-log-likelihood" in captured.err
+    assert "scorer 'electric': unnormalized pseudo-log-likelihood" in captured.err
     assert "in nats" in captured.err
     printed = [each.split("\t", 1) for each in captured.out.splitlines()]
     assert [text for _, text in printed] == TEXTS
