@@ -100,6 +100,8 @@ def table_records(
     if len(columns) > 1:
         others = ", ".join(column for place, column in enumerate(columns) if place != chosen)
         problems.note(f"tables: the text is read from the column '{columns[chosen]}'; ignored: {others}")
+    elif has_header:  # a short first line of text looks like a name, so whoever has no header must be able to notice
+        problems.note(f"tables: the first line, '{columns[0]}', is taken as the header")
     for number, row in chain(sample, rows):
         if len(row) != len(columns):
             problems.add("row skipped, as its number of fields differs from the header", f"{name}: line {number:,}")
