@@ -40,7 +40,7 @@ def test_two_towers_go_along_and_are_measured(setting: str, tmp_path: Path) -> N
     state = again.state_dict()
     for name, value in objective.state_dict().items():
         assert torch.equal(state[name], value), name
-    assert "transformers does not" in (tmp_path / "out" / "README.md").read_text()
+    assert "transformers cannot" in (tmp_path / "out" / "README.md").read_text()
     with pytest.raises(ConfigError, match="transformers has no such model") as caught:
         export(ExportRequest(tmp_path / "run", tmp_path / "g", "generator"), Silent(), pytest.fail)
     assert "--all-networks" in (caught.value.hint or "")
