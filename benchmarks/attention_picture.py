@@ -1,10 +1,10 @@
-"""What the attention of a run looks at: one head a layer, at step 0 and as trained.
+"""Draw the attention of a run: one head per layer, at step 0 and after training.
 
     python benchmarks/attention_picture.py RUN --out PNG [--text "..."] [--network discriminator] [--heads 0 1 2 3]
 
-Each panel is the attention of one head to one text: a row is a token that looks, a column one that it looks at, dark is
-much. The upper panels are the weights of step 0, filled anew from the run's configuration and seed, the lower ones those of
-its newest checkpoint; without --heads layer i shows head i.
+Each panel shows the attention of one head for one text. Each row is a token, each column a token that it attends to; dark is
+high attention. The upper panels show the weights of step 0, initialized again from the run's configuration and seed, the lower
+ones those of its newest checkpoint. Without --heads, layer i shows head i.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from discern.artifacts.run import RunFolder, build_objective, load_run
 from discern.data.tokenizer import load_tokenizer, special_tokens
-from discern.model.attention import SelfAttention
+from discern.models.attention import SelfAttention
 from discern.objectives.base import Objective
-from discern.workflows.runs import LoadedRun, build_objective, load_run
 
 TEXT = "the river flows through the old town and joins the sea near the harbour"
 
 
 @dataclass(frozen=True)
 class Row:
-    """The panels of one set of weights.
+    """Panels for one set of weights.
 
     Attributes:
-        title: of the set.
-        attention: of each layer, (heads, L, L).
+        title: name of the set.
+        attention: attention probabilities of each layer, (heads, L, L).
     """
 
     title: str
@@ -47,12 +47,12 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--text", default=TEXT)
     parser.add_argument("--network", choices=["discriminator", "generator"], default="discriminator")
-    parser.add_argument("--heads", type=int, nargs="+", help="one a layer, counted from 0")
+    parser.add_argument("--heads", type=int, nargs="+", help="one per layer, counted from 0")
     arguments = parser.parse_args()
     run = load_run(arguments.run, warn=print)
     tokens, ids = encode(run, arguments.text)
     fresh = build_objective(run.config, run.vocabulary)
-    fresh.initialise(run.config.train.seed)
+    fresh.initialize(run.config.train.seed)
     rows = [
         Row("step 0", attention(fresh, arguments.network, ids)),
         Row(f"step {run.step:,}", attention(run.objective, arguments.network, ids)),
@@ -62,7 +62,7 @@ def main() -> None:
     print(f"wrote {arguments.out}")
 
 
-def encode(run: LoadedRun, text: str) -> tuple[list[str], Tensor]:
+def encode(run: RunFolder, text: str) -> tuple[list[str], Tensor]:
     """The tokens of a text between [CLS] and [SEP], and their ids, (1, L)."""
     tokenizer = load_tokenizer(run.tokenizer_path)
     special = special_tokens(tokenizer)
@@ -104,7 +104,7 @@ def draw(rows: Sequence[Row], heads: Sequence[int], tokens: Sequence[str], out: 
 
 
 def label(axes: Axes, tokens: Sequence[str], *, left: bool, below: bool) -> None:
-    """Tokens at the outer edges of the grid."""
+    """Label the outer edges of the grid with tokens."""
     places = range(len(tokens))
     axes.set_yticks(places, tokens if left else [""] * len(tokens), fontsize=7)
     axes.set_xticks(places, tokens if below else [""] * len(tokens), fontsize=7, rotation=90)

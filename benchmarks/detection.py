@@ -1,16 +1,16 @@
-"""Real sentences with wrong words of three kinds, to measure a detector on.
+"""Make real sentences with wrong words of three kinds, to evaluate a detector.
 
     python benchmarks/detection.py TEXT --model MODEL --out wrong.jsonl [--sentences 500] [--seed 0]
     discern detect MODEL --evaluate wrong.jsonl --json
 
-TEXT is plain text or WikiExtractor's `<doc>` files, of sentences that the model was not trained on. Every sentence gets
+TEXT is plain text or WikiExtractor's `<doc>` files, with sentences that the model was not trained on. Each sentence gets
 
-- `random`: a word in place of which stands another of the text's words, each that occurs five times being as likely;
-- `generator`: a word that the generator of MODEL drew, told from the rest of the true sentence, and not the original;
-- `hand`: a word out of the table of confusions below in place of its partner, as people mistake them,
+- `random`: a word replaced by a random word of the text, all words that occur at least five times being equally likely;
+- `generator`: a word replaced by a different one that the generator of MODEL sampled, given the rest of the original sentence;
+- `hand`: a word replaced by one that people confuse it with, from the table below,
 
-at three places that are no neighbours. Sentences in which no word of the table occurs are left out. A line of the output has
-the text, where each wrong word stands, its kind, and what stood there.
+at three places that are not adjacent. Sentences without a word of the table are left out. Each line of the output has the text
+and, for each wrong word, its position, its kind and the original word.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from discern.data.tokenizer import special_tokens
-from discern.workflows.detect import DetectionModel, load_detection_model
-from discern.workflows.detect_page import shown
+from discern.inference.detect import shown
+from discern.inference.detection import DetectionModel, load_detection_model
 
 CONFUSIONS = """
 accept/except advice/advise affect/effect allusion/illusion are/our beside/besides board/bored brake/break buy/by
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of 8 to 40 words that end like one."""
+    """Return the sentences of 8 to 40 words with a final punctuation mark."""
     for line in text.splitlines():
         if line.startswith("<"):
             continue
@@ -79,7 +79,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def spoiled(found: Sequence[str], model: DetectionModel, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Sentences in random order, each with its three wrong words."""
+    """Yield sentences in random order, each with its three wrong words."""
     counts = Counter(word.lower() for sentence in found for word in _WORD.findall(sentence))
     common = sorted(word for word, count in counts.items() if count >= FEWEST_OCCURRENCES)
     table = confusions()
@@ -109,7 +109,7 @@ def spoiled(found: Sequence[str], model: DetectionModel, rng: random.Random) -> 
 
 
 def put_in(sentence: str, words: Sequence[re.Match[str]], wrong: dict[int, tuple[str, str]]) -> dict[str, Any]:
-    """The sentence with words exchanged, and where they stand in it."""
+    """Return the sentence with words exchanged, and their positions in it."""
     text, done, spans = "", 0, []
     for place in sorted(wrong):
         kind, word = wrong[place]
@@ -122,12 +122,12 @@ def put_in(sentence: str, words: Sequence[re.Match[str]], wrong: dict[int, tuple
 
 
 def like(word: str, original: str) -> str:
-    """The word with a capital where the original has one."""
+    """Return the word, capitalized if the original is."""
     return word[:1].upper() + word[1:] if original[:1].isupper() else word
 
 
 def confusions() -> dict[str, list[str]]:
-    """What each word of the table is mistaken for."""
+    """Return the words that each word of the table is confused with."""
     table: dict[str, list[str]] = {}
     for pair in CONFUSIONS.split():
         one, other = pair.split("/")
@@ -137,7 +137,7 @@ def confusions() -> dict[str, list[str]]:
 
 
 def words_of_one_token(model: DetectionModel) -> dict[int, str]:
-    """Tokens that are whole words, with their ids."""
+    """Return the tokens that are whole words, with their ids."""
     tokenizer = model.detector.tokenizer
     named = {number: shown(tokenizer, number) for number in tokenizer.get_vocab().values()}
     return {
@@ -151,12 +151,12 @@ def words_of_one_token(model: DetectionModel) -> dict[int, str]:
 def from_generator(
     sentence: str, word: re.Match[str], model: DetectionModel, whole_words: dict[int, str], rng: random.Random
 ) -> str | None:
-    """A word drawn by the generator for the place of a word of one token; None where it has several, or none will do."""
+    """Return a replacement sampled from the generator; None if the word has several tokens or no sample is suitable."""
     assert model.proposer is not None, "the model came without a generator"
     tokenizer = model.detector.tokenizer
     encoding = tokenizer.encode(sentence, add_special_tokens=False)
     tokens = [n for n, (start, end) in enumerate(encoding.offsets) if start < word.end() and word.start() < end]
-    if len(tokens) != 1 or len(encoding) > model.proposer_room:
+    if len(tokens) != 1 or len(encoding) > model.proposer_window:
         return None
     special = special_tokens(tokenizer)
     row = torch.tensor([[special.cls, *encoding.ids, special.sep]])

@@ -1,12 +1,12 @@
-"""Fine-tuning speed on SST-2 against transformers' Trainer, in turns: the machine's moods then meet both alike.
+"""Compare fine-tuning speed on SST-2 with transformers' Trainer, in turns, so that load on the machine affects both alike.
 
     python benchmarks/finetune.py [--data glue/SST-2] [--tokenizer vocab.txt] [--rows 2000] [--rounds 3] [--precision float32]
         [--model FOLDER]
 
-Both train the same weights, ELECTRA-Small's shapes freshly drawn or the ELECTRA in a folder, on as many rows with the same batch
-size, rate, schedule, dropout and number of steps, and judge the whole dev set. The Trainer pads dynamically
-(DataCollatorWithPadding); discern puts rows of similar length together. Timed is the training alone, without start-up and
-evaluation: `train_runtime` there, the seconds of the loop here. Prints Markdown. The Trainer wants `pip install accelerate`.
+Both train the same weights (new, or those of a folder) on the same number of rows, with the same batch size,
+learning rate, schedule, dropout and number of steps, and evaluate the whole dev set. The Trainer pads dynamically
+(DataCollatorWithPadding); discern batches rows of similar length. Only the training is timed, without start-up and evaluation:
+`train_runtime` of the Trainer, and the seconds of discern's loop. Prints Markdown. The Trainer needs `pip install accelerate`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def fresh_model(folder: Path, tokenizer: Path) -> Path:
-    """ELECTRA-Small's shapes with weights as drawn, as a folder that both load."""
+    """Write a randomly initialized ELECTRA-Small as a folder that both can load."""
     from transformers import ElectraConfig, ElectraModel
 
     from discern.data.tokenizer import load_tokenizer, vocab_size
@@ -117,7 +117,7 @@ def peer(model: Path, seed: int) -> dict[str, float]:
 
 
 def trainer(model: str, seed: int, request: argparse.Namespace) -> dict[str, float]:
-    """The same with transformers, in a process of its own."""
+    """Time the same with transformers, in a process of its own."""
     from transformers import (
         AutoTokenizer,
         DataCollatorWithPadding,
@@ -126,7 +126,7 @@ def trainer(model: str, seed: int, request: argparse.Namespace) -> dict[str, flo
         TrainingArguments,
     )
 
-    from discern.tasks.readers.glue import read_glue
+    from discern.tasks.glue import read_glue
 
     tokenizer = AutoTokenizer.from_pretrained(model)
 

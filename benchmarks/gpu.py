@@ -1,7 +1,7 @@
-"""Parity, loss curves and speed on a GPU, or with smaller numbers on a CPU: run by gpu.sh, which says what it needs.
+"""Parity, loss curves and speed on a GPU, or with smaller numbers on a CPU: run by gpu.sh, which lists its requirements.
 
-Every section is a process of its own with a time limit: one that fails or hangs leaves the others their time, and what it had
-found by then counts. The text is made up, with structure to be learned, unless DISCERN_TEST_DATA names a folder that holds
+Every section runs in a process of its own with a time limit. If one fails or hangs, the others keep their time, and its results
+so far are reported. The text is synthetic, with structure to learn, unless DISCERN_TEST_DATA names a folder with
 wikipedia-en/*.tar.xz and vocab/bert-uncased-en.txt.
 """
 
@@ -27,23 +27,24 @@ try:
     import numpy as np
     import torch
 
-    from discern.data.rows import Rows
-    from discern.data.stream import to_batch
-    from discern.data.synthetic import SPECIAL, SyntheticRows
-    from discern.model.config import ModelConfig
+    from discern.data.batching.stream import Rows, to_batch
+    from discern.data.batching.synthetic import SPECIAL, SyntheticRows
+    from discern.models.config import build_config, config_class
     from discern.objectives.base import BuildSettings, Vocabulary
     from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
+    from discern.pretrain.bench import Span, time_training
     from discern.progress import Silent
+    from discern.training.clock import StepMeter
     from discern.training.config import OptimizerConfig, TrainConfig
+    from discern.training.context import TrainContext
     from discern.training.flops import step_flops
     from discern.training.interrupt import StopRequest
-    from discern.training.loop import agree, begin_phase, compute_gradients, read_share, update
-    from discern.training.meter import Meter
+    from discern.training.loop import forward_backward, read_local_batch, reduce_step_counts, setup_phase, update
+    from discern.training.optimizer import clip_gradients
     from discern.training.parallel import Ranks
-    from discern.training.parts import Parts
     from discern.training.precision import autocast
     from discern.training.products import fastest_product
-    from discern.training.speed import Span, time_training
+    from discern.training.schedule import learning_rate
 except ModuleNotFoundError as problem:
     raise SystemExit(
         f"error: this python ({sys.executable}) has no module '{problem.name}'\n"
@@ -55,7 +56,7 @@ SMALL = {"num_layers": 12, "hidden_size": 256, "embedding_size": 128, "num_heads
 BASE = {"num_layers": 12, "hidden_size": 768, "embedding_size": 768, "num_heads": 12, "feedforward_size": 3072}
 MINI = {"num_layers": 2, "hidden_size": 64, "embedding_size": 32, "num_heads": 1, "feedforward_size": 256}
 MIDI = {"num_layers": 2, "hidden_size": 128, "embedding_size": 128, "num_heads": 2, "feedforward_size": 512}
-# Seconds, of the 540 that there are; what a section leaves over is the next one's.
+# Seconds, out of 540 in total; time that a section leaves over goes to the next one.
 LIMITS = {"parity": 60, "curves": 110, "eager": 110, "graphs": 60, "compiled": 90, "compiled with graphs": 90}
 LIMITS_SMALL = {"parity": 25, "curves": 40, "eager": 25, "graphs": 15, "compiled": 55, "compiled with graphs": 15}
 
@@ -89,7 +90,7 @@ def main() -> None:
 
 
 def run_section(name: str, small: bool, limit: float) -> dict[str, Any]:
-    """One section in a process of its own: the lines that it printed, and what went wrong."""
+    """Run one section in a process of its own; return the lines that it printed and its errors."""
     command = [sys.executable, __file__, "--section", name, "--limit", str(limit), *(["--small"] if small else [])]
     print(f"{name}: at most {limit:.0f} s", file=sys.stderr, flush=True)
     begin = time.monotonic()
@@ -111,17 +112,17 @@ def run_section(name: str, small: bool, limit: float) -> dict[str, Any]:
     return result | ({"problem": problem, "stderr": said} if problem else {})
 
 
-def tell(**figures: Any) -> None:
-    """A result of a section, as a line for the process that gathers them."""
-    print(json.dumps(figures), flush=True)
+def tell(**results: Any) -> None:
+    """Print a result of a section as a line for the parent process."""
+    print(json.dumps(results), flush=True)
 
 
 @contextmanager
 def attempt(**labels: Any) -> Iterator[None]:
-    """Turn what goes wrong within into a result, and go on with the section."""
+    """Turn an error in the block into a result, and continue with the section."""
     try:
         yield
-    except Exception as problem:  # whatever it is, the other results shall come out
+    except Exception as problem:  # any error: the other results must still be reported
         frames = traceback.extract_tb(problem.__traceback__)
         ours = next((f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames) if "discern" in f.filename), "")
         said = next(iter(str(problem).strip().splitlines()), "")
@@ -136,7 +137,7 @@ def device() -> torch.device:
 
 
 def machine() -> dict[str, Any]:
-    """What this runs on."""
+    """Return a description of the machine."""
     cuda = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name(0) if cuda else "cpu",
@@ -149,19 +150,19 @@ def machine() -> dict[str, Any]:
 
 
 def build(sizes: dict[str, int], vocab: int = VOCAB, seed: int = 0, **options: Any) -> ReplacedTokenDetection:
-    """A freshly initialised objective on the CPU."""
+    """Return a newly initialized objective on the CPU."""
     share = 1 / 3 if sizes["hidden_size"] == 768 else 0.25
-    model = {key: options.pop(key) for key in list(options) if key in ModelConfig.model_fields}
+    model = {key: options.pop(key) for key in list(options) if key in config_class("bert").model_fields}
     config = RTDConfig(**({"generator_size": share} | options))
-    objective = ReplacedTokenDetection(config, BuildSettings(ModelConfig(**(sizes | model)), Vocabulary(vocab, SPECIAL)))
-    objective.initialise(seed)
+    objective = ReplacedTokenDetection(config, BuildSettings(build_config(**(sizes | model)), Vocabulary(vocab, SPECIAL)))
+    objective.initialize(seed)
     return objective
 
 
-def parts(objective: ReplacedTokenDetection, source: Any, precision: str, **train: Any) -> Parts:
-    """What the loop runs on."""
+def parts(objective: ReplacedTokenDetection, source: Any, precision: str, **train: Any) -> TrainContext:
+    """The context of a training loop."""
     rate = train.pop("learning_rate", 5e-4)
-    return Parts(
+    return TrainContext(
         objective=objective.to(device()),
         source=source,
         heldout=None,
@@ -170,7 +171,7 @@ def parts(objective: ReplacedTokenDetection, source: Any, precision: str, **trai
         ranks=Ranks(0, 1, device()),
         precision=precision,
         folder=Path(),
-        journal=None,
+        metrics_log=None,
         progress=Silent(),
         stop=StopRequest(),
     )
@@ -181,7 +182,7 @@ def parts(objective: ReplacedTokenDetection, source: Any, precision: str, **trai
 
 @torch.no_grad()
 def parity(small: bool, limit: float) -> None:
-    """The same weights here and on the CPU, and in transformers on the same device."""
+    """Compare the outputs of the same weights with those on the CPU, and with those of transformers on the same device."""
     sizes = MINI if small else SMALL
     objective = build(sizes).eval()
     rng = torch.Generator().manual_seed(1)
@@ -218,7 +219,7 @@ def logits(objective: ReplacedTokenDetection, name: str, batch: Any, precision: 
 
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor, real: torch.Tensor) -> dict[str, float]:
-    """Over the real tokens."""
+    """Differences over the real tokens."""
     ours, theirs = ours[real].double(), theirs[real].double()
     return {
         "largest_difference": float((ours - theirs).abs().max()),
@@ -246,7 +247,7 @@ def transformers_logits(objective: ReplacedTokenDetection, name: str, batch: Any
 
 
 class Text:
-    """Rows of text of which most of the next token follows from the one before; or real text, where there is some."""
+    """Rows of synthetic text, in which each token mostly determines the next; or of real text if available."""
 
     def __init__(self, vocab: int, length: int, count: int, folder: str | None, seed: int = 5) -> None:
         self.name = "made-up text"
@@ -279,7 +280,7 @@ class Text:
                     found += [i for e in tokenizer.encode_batch(lines, add_special_tokens=False) for i in e.ids]
                 if len(found) > 2_000_000:
                     break
-        # The vocabulary's own special tokens stand elsewhere; as words of their own they do no harm.
+        # The special tokens of this vocabulary have other ids; as ordinary words they do no harm.
         rows = len(found) // length
         self.ids = np.array(found[: rows * length], np.int64).reshape(rows, length)
         self.name, self.vocab = "English Wikipedia", max(len(vocabulary.read_text().splitlines()), 6)
@@ -292,14 +293,14 @@ class Text:
 
 
 def curves(small: bool, limit: float) -> None:
-    """Losses of three float32 seeds and one in bfloat16, on the same text; as many steps as there is time for."""
+    """Compare the losses of three seeds in float32 and one in bfloat16, on the same text, for as many steps as time permits."""
     begin = time.monotonic()
     most, rows, length, vocab = (300, 16, 32, 512) if small else (1500, 64, 128, 8192)
     text = Text(vocab, length, 4096 if small else 16384, os.environ.get("DISCERN_TEST_DATA"))
-    local = {"initialisation": "local", "tying": "gradient-disentangled", "discriminator_head": "bilinear"}
+    local = {"initialization": "local", "tying": "gradient-disentangled", "discriminator_head": "bilinear"}
     options = local | {"initializer_range": 0.05, "generator_size": 0.5}
 
-    def prepared(precision: str, seed: int, steps: int) -> Parts:
+    def prepared(precision: str, seed: int, steps: int) -> TrainContext:
         objective = build(MIDI if small else SMALL, text.vocab, seed, **options)
         return parts(objective, text, precision, max_steps=steps, sequences_per_step=rows, seed=seed, learning_rate=1e-3)
 
@@ -326,18 +327,19 @@ def curves(small: bool, limit: float) -> None:
             )
 
 
-def trained(run: Parts, steps: int) -> list[dict[str, float]]:
-    """The losses of each step, as the loop computes them."""
+def trained(run: TrainContext, steps: int) -> list[dict[str, float]]:
+    """Return the loss of each step, as computed by the training loop."""
     run.objective.train()
     (phase,) = run.objective.phases(steps)
-    forward, optimizer = begin_phase(run, phase)
-    meter, found = Meter(0.0), []
+    model, optimizer = setup_phase(run, phase)
+    meter, found = StepMeter(0.0), []
     with torch.random.fork_rng([device()] if device().type == "cuda" else []):
         for step in range(steps):
-            share = read_share(run, step)
-            counts, _, seconds, _ = agree(run, share, meter)
-            losses, norm = compute_gradients(run, forward, share, counts, step)
-            update(run, optimizer, step, seconds)
+            local = read_local_batch(run, step)
+            totals = reduce_step_counts(run, local, meter)
+            losses = forward_backward(run, model, local, totals.counts, step)
+            norm = float(clip_gradients(run.objective.parameters(), run.optimizer.clip_norm))
+            update(optimizer, learning_rate(run.optimizer, step, run.train.max_steps))
             found.append(losses | {"grad_norm": norm})
     return found
 
@@ -352,7 +354,7 @@ def windows(losses: list[dict[str, float]], count: int) -> list[dict[str, float]
 
 
 def shapes(small: bool) -> dict[str, tuple[dict[str, int], int, list[int]]]:
-    """Model, length and rows a step."""
+    """Model, sequence length and rows per step."""
     if small:
         return {"2 x 64": (MINI, 32, [8, 32]), "2 x 128": (MIDI, 64, [8])}
     return {"electra-small": (SMALL, 128, [128, 512, 2048]), "electra-base": (BASE, 512, [16, 64, 128])}
@@ -369,7 +371,7 @@ def eager(small: bool, limit: float) -> None:
 
 
 def graphs(small: bool, limit: float) -> None:
-    """Each encoder's forward and backward replayed as CUDA graphs, the rest of the step as it is."""
+    """Time a step with each encoder's forward and backward pass replayed as CUDA graphs."""
     if device().type != "cuda":
         tell(mode="graphs", failed="CUDA graphs need a GPU")
         return
@@ -399,15 +401,15 @@ def measure(
     precision: str,
     mode: str,
     small: bool,
-    prepare: Callable[[Parts], None] | None = None,
+    prepare: Callable[[TrainContext], None] | None = None,
 ) -> None:
-    """Steps of the loop, timed; reading is timed by itself too, since one thread does it while the device computes."""
+    """Time steps of the loop, and reading on its own, which a thread does while the device computes."""
     labels = {"model": name, "length": length, "rows": rows, "precision": precision, "mode": mode}
     with attempt(**labels):
         source = SyntheticRows(VOCAB, length, 1.0, 2 * rows, 0)
         run = parts(build(sizes), source, precision, sequences_per_step=rows, max_steps=10**6)
         begin = time.perf_counter()
-        read_share(run, 0)
+        read_local_batch(run, 0)
         reading = time.perf_counter() - begin
         if device().type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -429,18 +431,18 @@ def measure(
         )
 
 
-def compile_encoders(run: Parts) -> None:
+def compile_encoders(run: TrainContext) -> None:
     for network in run.objective.networks().values():
         network.encoder.compile()
 
 
-def compile_with_graphs(run: Parts) -> None:
+def compile_with_graphs(run: TrainContext) -> None:
     for network in run.objective.networks().values():
         network.encoder.compile(mode="reduce-overhead")
 
 
 class Tensors(torch.nn.Module):
-    """An encoder on full rows, called with tensors alone, as the capture of graphs wants it."""
+    """An encoder on full rows, called with tensors only, as capturing a graph requires."""
 
     def __init__(self, encoder: torch.nn.Module) -> None:
         super().__init__()
@@ -452,12 +454,12 @@ class Tensors(torch.nn.Module):
         return found
 
 
-def graph_encoders(run: Parts) -> None:
-    batch = read_share(run, 0).batches[0][0].tokens.to(device())
+def graph_encoders(run: TrainContext) -> None:
+    batch = read_local_batch(run, 0).batches[0][0].tokens.to(device())
     sample = (batch.input_ids, batch.token_type_ids, batch.position_ids)
     for network in run.objective.networks().values():
         with autocast(run.precision, device()):
-            # Without its cache: casts made before the capture would be replayed stale.
+            # Without the cache of autocast: casts made before the capture would be replayed with old values.
             torch.set_autocast_cache_enabled(False)
             replayed = torch.cuda.make_graphed_callables(Tensors(network.encoder), sample)
             torch.set_autocast_cache_enabled(True)
@@ -473,7 +475,7 @@ def graph_encoders(run: Parts) -> None:
 
 
 def waits(small: bool) -> None:
-    """Where a step makes the host wait for the device: each keeps a whole step from being one CUDA graph."""
+    """List the places where a step makes the host wait for the device, which prevents one CUDA graph per step."""
     if device().type != "cuda":
         tell(waits="asked of a GPU only")
         return
@@ -561,7 +563,7 @@ def curve_lines(results: list[dict[str, Any]]) -> list[str]:
 def speed_lines(results: list[dict[str, Any]]) -> list[str]:
     peaks = next((result["peak_flops"] for result in results if "peak_flops" in result), {})
     lines = [
-        "| model | length | rows | precision | mode | tokens/s | ms a step | reading, ms | memory | TFLOP/s | utilisation |",
+        "| model | length | rows | precision | mode | tokens/s | ms a step | reading, ms | memory | TFLOP/s | utilization |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
@@ -584,7 +586,7 @@ def speed_lines(results: list[dict[str, Any]]) -> list[str]:
         shown = ", ".join(f"{value / 1e12:,.2f} TFLOP/s in {name}" for name, value in peaks.items())
         lines += [
             "",
-            f"Utilisation is of a large product measured here: {shown}. Memory is of the device; of the process on a CPU.",
+            f"Utilization is of a large product measured here: {shown}. Memory is of the device; of the process on a CPU.",
         ]
     waits_found = next((result["waits"] for result in results if isinstance(result.get("waits"), dict)), None)
     if waits_found is not None:

@@ -1,13 +1,13 @@
-"""What a training step costs as the work grows: tokens a second and memory along one axis at a time.
+"""Measure how the cost of a training step grows: tokens per second and memory, along one axis at a time.
 
     python benchmarks/growth.py --out FOLDER [--axes length batch ...] [--cells 2] [--limit 240]
 
-Every cell is a `discern bench` in a process of its own, and a line of FOLDER/cells.jsonl; cells that stand there are not run
-again. A cell that takes longer than --limit seconds, or brings the machine's free memory under --reserve GiB, is ended
-and recorded as such. Writes FOLDER/growth.md and FOLDER/growth.png.
+Every cell is a `discern bench` in a process of its own and a line of FOLDER/cells.jsonl; cells in that file are not run again.
+A cell that takes longer than --limit seconds, or leaves less than --reserve GiB of memory free, is stopped and recorded as
+failed. Writes FOLDER/growth.md and FOLDER/growth.png.
 
-*arithmetic* in the table is how the tokens a second should change by the FLOPs of the matrix products alone, from the
-axis's base cell; *kept* is what was measured of that. Memory is that of the process (with several, of all together).
+In the table, *arithmetic* is the ratio of tokens per second to the axis's base cell that the FLOPs of the matrix products
+predict; *kept* is the measured fraction of it. Memory is that of the process, or of all processes together.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Cell:
     """One point of an axis.
 
     Attributes:
-        axis: what grows.
-        label: how far.
-        base: the axis's other cells are set against this one.
-        settings: over BASE.
-        options: of `discern bench`, besides.
-        threads: of each process.
+        axis: name of the axis.
+        label: position on the axis.
+        base: whether the other cells of the axis are compared with this one.
+        settings: settings over BASE.
+        options: further options of `discern bench`.
+        threads: number of threads of each process.
     """
 
     axis: str
@@ -75,11 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--axes", nargs="+", default=sorted({cell.axis for cell in cells()}))
-    parser.add_argument("--cells", type=int, help="at most so many new cells now")
+    parser.add_argument("--cells", type=int, help="maximum number of new cells to measure")
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds a cell")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds per cell")
     parser.add_argument("--reserve", type=float, default=2.0, help="GiB that must stay free")
-    parser.add_argument("--bench", nargs=argparse.REMAINDER, default=[], help="last: further options of discern bench")
+    parser.add_argument("--bench", nargs=argparse.REMAINDER, default=[], help="further options of discern bench; must come last")
     request = parser.parse_args()
     request.out.mkdir(parents=True, exist_ok=True)
     path = request.out / "cells.jsonl"
@@ -109,10 +109,10 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def run(cell: Cell, precision: str, request: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a cell, or what stopped it."""
+    """Return the metrics of a cell, or the reason why it failed."""
     command = [*cell.command(precision), *request.bench]
     environment = os.environ | {"OMP_NUM_THREADS": str(cell.threads)}
-    # Its own session: the processes of --nproc end with it.
+    # In its own session, so that the processes of --nproc end with it.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
     begin = time.monotonic()
     while True:
@@ -128,12 +128,12 @@ def run(cell: Cell, precision: str, request: argparse.Namespace) -> dict[str, An
     if process.returncode:
         said = errors.decode().strip().splitlines()
         return {"failed": said[-1] if said else f"exit code {process.returncode}"}
-    figures: dict[str, Any] = json.loads(out.decode().strip().splitlines()[-1])
-    return figures
+    metrics: dict[str, Any] = json.loads(out.decode().strip().splitlines()[-1])
+    return metrics
 
 
 def available() -> float:
-    """Bytes of memory that are free; infinite where the system doesn't say."""
+    """Bytes of memory that are free; infinite if unknown."""
     try:
         return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024
     except (OSError, IndexError):
@@ -141,20 +141,20 @@ def available() -> float:
 
 
 def points(results: dict[str, dict[str, Any]], precision: str, axis: str) -> tuple[list[tuple[Cell, dict[str, Any]]], Any]:
-    """The cells of an axis with their figures, and those of its base."""
+    """Return the cells of an axis with their metrics, and the metrics of its base."""
     found = [(cell, results.get(f"{precision} | {axis} | {cell.label}")) for cell in cells() if cell.axis == axis]
-    present = [(cell, figures) for cell, figures in found if figures is not None]
-    bases = [figures for cell, figures in present if cell.base and "failed" not in figures]
+    present = [(cell, metrics) for cell, metrics in found if metrics is not None]
+    bases = [metrics for cell, metrics in present if cell.base and "failed" not in metrics]
     return present, bases[0] if bases else None
 
 
-def kept(figures: dict[str, Any], base: dict[str, Any] | None, axis: str) -> tuple[float, float] | None:
-    """What the arithmetic says of the speed, as a ratio to the base, and how much of that was measured."""
+def kept(metrics: dict[str, Any], base: dict[str, Any] | None, axis: str) -> tuple[float, float] | None:
+    """Return the speed that the FLOPs predict, as a ratio to the base, and the measured fraction of it."""
     if base is None:
         return None
-    cores = (figures["threads"] * figures["processes"]) / (base["threads"] * base["processes"])
-    expected = cores if axis == "cores" else base["gemm_flops_per_token"] / figures["gemm_flops_per_token"]
-    return expected, figures["tokens_per_second"] / base["tokens_per_second"] / expected
+    cores = (metrics["threads"] * metrics["processes"]) / (base["threads"] * base["processes"])
+    expected = cores if axis == "cores" else base["gemm_flops_per_token"] / metrics["gemm_flops_per_token"]
+    return expected, metrics["tokens_per_second"] / base["tokens_per_second"] / expected
 
 
 def markdown(results: dict[str, dict[str, Any]], precisions: list[str]) -> str:
@@ -165,24 +165,24 @@ def markdown(results: dict[str, dict[str, Any]], precisions: list[str]) -> str:
     for precision in precisions:
         for axis in dict.fromkeys(cell.axis for cell in cells()):
             present, base = points(results, precision, axis)
-            for cell, figures in present:
+            for cell, metrics in present:
                 start = f"| {precision} | {axis} | {cell.label} |"
-                if "failed" in figures:
-                    lines.append(f"{start} {figures['failed']} | | | | | | |")
+                if "failed" in metrics:
+                    lines.append(f"{start} {metrics['failed']} | | | | | | |")
                     continue
-                ratios = kept(figures, base, axis)
+                ratios = kept(metrics, base, axis)
                 ratio_text = f"{ratios[0]:.2f} | {ratios[1]:.2f}" if ratios else " | "
-                tokens = figures["sequences_per_step"] * figures["sequence_length"]
+                tokens = metrics["sequences_per_step"] * metrics["sequence_length"]
                 lines.append(
-                    f"{start} {figures['tokens_per_second']:,.0f} | {figures['tokens_per_second_forward']:,.0f} | "
-                    f"{figures['gemm_share']:.0%} | {figures['peak_memory_bytes'] / 2**30:.2f} GiB | "
-                    f"{figures['peak_memory_bytes'] / tokens:,.0f} | {ratio_text} |"
+                    f"{start} {metrics['tokens_per_second']:,.0f} | {metrics['tokens_per_second_forward']:,.0f} | "
+                    f"{metrics['gemm_share']:.0%} | {metrics['peak_memory_bytes'] / 2**30:.2f} GiB | "
+                    f"{metrics['peak_memory_bytes'] / tokens:,.0f} | {ratio_text} |"
                 )
     return "\n".join(lines)
 
 
 def draw(results: dict[str, dict[str, Any]], precisions: list[str], path: Path) -> None:
-    """Speed above, memory below, an axis a column; dashed: what the arithmetic says."""
+    """Draw speed above and memory below, with one column per axis; dashed: prediction from the FLOPs."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -190,21 +190,21 @@ def draw(results: dict[str, dict[str, Any]], precisions: list[str], path: Path) 
 
     axes = [axis for axis in dict.fromkeys(cell.axis for cell in cells()) if any(points(results, p, axis)[0] for p in precisions)]
     figure, grid = pyplot.subplots(2, len(axes), figsize=(max(3.4 * len(axes), 7.5), 6), squeeze=False, layout="constrained")
-    colours = dict(zip(precisions, ("#1f5f8b", "#c8553d", "#4f7942"), strict=False))
+    colors = dict(zip(precisions, ("#1f5f8b", "#c8553d", "#4f7942"), strict=False))
     for column, axis in enumerate(axes):
         speeds, memory = grid[0][column], grid[1][column]
         order = [cell.label for cell in cells() if cell.axis == axis]
         for precision in precisions:
             present, base = points(results, precision, axis)
-            good = [(cell, figures) for cell, figures in present if "failed" not in figures]
+            good = [(cell, metrics) for cell, metrics in present if "failed" not in metrics]
             places = [order.index(cell.label) for cell, _ in good]
-            style = {"marker": "o", "color": colours[precision], "label": precision}
-            speeds.plot(places, [figures["tokens_per_second"] for _, figures in good], **style)
-            memory.plot(places, [figures["peak_memory_bytes"] / 2**30 for _, figures in good], **style)
-            expected = [(at, kept(figures, base, axis)) for at, (_, figures) in zip(places, good, strict=True)]
+            style = {"marker": "o", "color": colors[precision], "label": precision}
+            speeds.plot(places, [metrics["tokens_per_second"] for _, metrics in good], **style)
+            memory.plot(places, [metrics["peak_memory_bytes"] / 2**30 for _, metrics in good], **style)
+            expected = [(at, kept(metrics, base, axis)) for at, (_, metrics) in zip(places, good, strict=True)]
             line = [(at, ratios[0] * base["tokens_per_second"]) for at, ratios in expected if ratios and base]
             if line:
-                speeds.plot(*zip(*line, strict=True), "--", color=colours[precision], alpha=0.5, linewidth=1)
+                speeds.plot(*zip(*line, strict=True), "--", color=colors[precision], alpha=0.5, linewidth=1)
         for panel in (speeds, memory):
             panel.set_xticks(range(len(order)), order, rotation=30, ha="right")
             panel.set_ylim(bottom=0)

@@ -1,17 +1,17 @@
-"""Two ways of training one small network, on several seeds at equal arithmetic: the paper's, and preset `cpu-small`'s.
+"""Compare two ways of training a small network at equal FLOPs, on several seeds: the paper's, and that of preset `cpu-small`.
 
     python benchmarks/learning_curves.py --data DATA --out RUNS [--tokens 4e6] [--seeds 0 1 2] [--rates WAY=RATE ...]
         [--picture PNG]
 
-Both have the sizes, the optimizer and the batch of `cpu-small`; the paper's way starts as the released code does, shares the
-embeddings and has the plain discriminator's head. Ours gets the tokens asked for, the paper's way as many steps as give the
-same FLOPs of matrix products, forward and backward.
+Both have the sizes, the optimizer and the batch of `cpu-small`; the paper's way is initialized like the released code,
+shares the embeddings and has the paper's discriminator head. Ours gets the requested number of tokens, the paper's way the number
+of steps with the same FLOPs of matrix products, forward and backward.
 
 Without --rates both ways have the preset's learning rate, which was chosen for ours. `--rates paper=3e-4 paper=5e-4 ours=1.5e-3`
-trains the paper's way at two peak rates and ours at one, and nothing else: a search of each way's own rate.
+trains only the paper's way at two peak rates and ours at one: a search for the best rate of each.
 
 Each run has its own folder under RUNS. The same command resumes interrupted runs and skips complete ones. At the end it prints a
-table and draws the medians with the spread of the seeds. --picture-only draws what is there already.
+table and draws the medians with the spread of the seeds. --picture-only draws the existing results.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from discern.data.shards import TokenData
+from discern.artifacts.run import build_objective
+from discern.data.dataset.shards import TokenData
 from discern.objectives.base import Vocabulary
 from discern.training.flops import step_flops
-from discern.training.journal import read_metrics
-from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.runs import build_objective
-from discern.workflows.settings import PretrainConfig
+from discern.training.metrics_log import read_metrics
+from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
 
 PRESET = "cpu-small"
 WAYS = {
     "ours": (),
     "paper": (
-        'model.initialisation="released"',
+        'model.initialization="released"',
         "model.initializer_range=0.02",
-        'model.normalisation="post"',
+        'model.normalization="post"',
         'objective.tying="embeddings"',
         'objective.discriminator_head="dense"',
     ),
@@ -63,12 +62,12 @@ class Way:
     """One way of training.
 
     Attributes:
-        name: of its folders, with the seed behind it.
-        title: for tables and pictures.
-        overrides: of the preset, "section.key=value", the length of the run among them.
-        steps: of a run.
-        tokens: of a run.
-        flops: of a run's matrix products.
+        name: name of its folders, followed by the seed.
+        title: title in tables and pictures.
+        overrides: settings over the preset, "section.key=value", including the length of the run.
+        steps: number of steps of a run.
+        tokens: number of tokens of a run.
+        flops: FLOPs of a run's matrix products.
     """
 
     name: str
@@ -83,10 +82,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--tokens", type=float, default=4e6, help="of a run of ours")
+    parser.add_argument("--tokens", type=float, default=4e6, help="number of tokens of a run of ours")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--evaluations", type=int, default=16, help="points of a curve")
-    parser.add_argument("--warmup", type=int, default=100, help="steps; that of the preset suits a longer run")
+    parser.add_argument("--evaluations", type=int, default=16, help="number of points per curve")
+    parser.add_argument("--warmup", type=int, default=100, help="warm-up steps; the preset's value is for a longer run")
     parser.add_argument("--rates", type=rate, nargs="+", metavar="WAY=RATE", help="only these ways, at these peak learning rates")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--picture-only", action="store_true")
@@ -106,7 +105,7 @@ def main() -> None:
 
 
 def rate(text: str) -> tuple[str, str]:
-    """`WAY=RATE` of the command line; the rate stays as it was written, for the folder's name."""
+    """Parse `WAY=RATE` of the command line; the rate remains text, for the name of the folder."""
     name, _, value = text.partition("=")
     if name not in WAYS or not float(value) > 0:
         raise argparse.ArgumentTypeError(f"{text!r}: expected WAY=RATE with a way of {', '.join(WAYS)}, such as paper=5e-4")
@@ -120,7 +119,7 @@ def at_rate(way: Way, peak: str) -> Way:
 
 
 def plan(data: Path, tokens: float, evaluations: int, warmup: int) -> list[Way]:
-    """Both ways, the paper's with the steps that make its arithmetic equal to ours."""
+    """Return both ways, the paper's with the number of steps for which its FLOPs equal ours."""
     ways: list[Way] = []
     for name, overrides in WAYS.items():
         config = load_pretrain_config(None, PRESET, overrides).config
@@ -152,7 +151,7 @@ def folder(out: Path, way: Way, seed: int) -> Path:
 
 
 def train(way: Way, seed: int, data: Path, out: Path) -> None:
-    """Run to the end, or on from where it is."""
+    """Run to the end, resuming an existing run."""
     settings = [part for override in (*way.overrides, f"train.seed={seed}") for part in ("--set", override)]
     command = [sys.executable, "-m", "discern", "pretrain", "--preset", PRESET, "--data", data, "--out", out, *settings, "--json"]
     print(f"{out.name}: {way.tokens:,} tokens, {way.flops:.3g} FLOPs", flush=True)
@@ -165,7 +164,7 @@ def points(run: Path) -> list[dict[str, Any]]:
 
 
 def table(ways: Sequence[Way], curves: dict[str, list[list[dict[str, Any]]]]) -> str:
-    """Final figures as Markdown: the median of the seeds, and in brackets each of them; of complete runs only."""
+    """Return the final metrics as Markdown: the median of the seeds, and each seed in brackets; complete runs only."""
     lines = ["| way | M tokens | FLOPs | " + " | ".join(FIGURES.values()) + " |", "|---" * (3 + len(FIGURES)) + "|"]
     for way in ways:
         cells = [way.title, f"{way.tokens / 1e6:.2f}", f"{way.flops:.2e}"]
@@ -178,7 +177,7 @@ def table(ways: Sequence[Way], curves: dict[str, list[list[dict[str, Any]]]]) ->
 
 
 def draw(curves: dict[str, list[list[dict[str, Any]]]], picture: Path) -> None:
-    """One panel a figure: medians as lines, from the lowest to the highest seed as bands."""
+    """Draw one panel per metric: medians as lines, from the lowest to the highest seed as bands."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(1, len(FIGURES)), FIGURES.items(), strict=True):
         for color, (title_of_way, runs) in zip(itertools.cycle(COLORS), curves.items(), strict=False):
@@ -193,7 +192,7 @@ def draw(curves: dict[str, list[list[dict[str, Any]]]], picture: Path) -> None:
 
 
 def band(axes: Axes, title: str, color: str, key: str, runs: list[list[dict[str, Any]]]) -> None:
-    """Median and spread at the evaluations that all runs have had."""
+    """Return median and spread at the evaluations that all runs have reached."""
     columns = list(zip(*runs, strict=False))
     tokens = [statistics.median(point["tokens"] for point in column) / 1e6 for column in columns]
     values = [[point[key] for point in column] for column in columns]

@@ -1,10 +1,10 @@
-"""Whether every fast path learns as the plain one does: loss curves on real text, three seeds each.
+"""Check that every fast path learns like the plain one: loss curves on real text, three seeds each.
 
     python benchmarks/loss_curves.py --data DATA --out FOLDER [--steps 500] [--seeds 0 1 2] [--jobs 2]
 
-The reference is float32 without the kernels. A path passes where the mean of its seeds lies within the least and the most of
-the reference's seeds, or nearer to their mean than half their spread. Dropout is on, so that its masks count too. Runs are
-resumed where they stand; writes FOLDER/curves.md, FOLDER/curves.json and FOLDER/curves.png.
+The reference is float32 without the kernels. A path passes if the mean of its seeds lies between the lowest and the highest
+of the reference's seeds, or differs from their mean by less than half their range. Dropout is on, so that it is compared as well.
+Interrupted runs are resumed. Writes FOLDER/curves.md, FOLDER/curves.json and FOLDER/curves.png.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--preset", default="cpu-small")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel runs, one thread each")
     parser.add_argument("--set", action="append", default=[], help="further settings of every run")
     request = parser.parse_args()
     request.out.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def train(way: Way, seed: int, request: argparse.Namespace) -> dict[int, dict[str, float]]:
-    """Held-out figures by step."""
+    """Return the held-out metrics by step."""
     folder = request.out / f"{way.precision}-{'kernels' if way.kernels else 'plain'}-{seed}"
     settings = [
         f"train.max_steps={request.steps}",
@@ -92,7 +92,7 @@ Curves = dict[tuple[Way, int], dict[int, dict[str, float]]]
 
 
 def table(curves: Curves, steps: list[int], seeds: list[int]) -> tuple[str, bool]:
-    """Means at half of the way and at its end, and whether all of them pass."""
+    """Return the means at half of the steps and at the end, and whether all of them pass."""
     lines = ["| step | figure | reference: mean (least to most) | " + " | ".join(way.name for way in WAYS[1:]) + " |"]
     lines.append("|---|---|---|" + "---|" * (len(WAYS) - 1))
     passed = True
@@ -112,7 +112,7 @@ def table(curves: Curves, steps: list[int], seeds: list[int]) -> tuple[str, bool
 
 
 def draw(curves: Curves, steps: list[int], seeds: list[int], path: Path) -> None:
-    """A panel a figure: the mean of each way, and a band between the reference's least and most."""
+    """Draw a panel per metric: the mean of each way, and a band from the reference's minimum to its maximum."""
     import matplotlib
 
     matplotlib.use("agg")

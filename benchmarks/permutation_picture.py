@@ -1,9 +1,9 @@
-"""Who sees whom in permutation language modelling: the masks of the two streams, drawn from the code that makes them.
+"""Draw which tokens see each other in permutation language modeling, with the masks that training uses.
 
     python benchmarks/permutation_picture.py --out docs/images/permutation-streams.png [--step 0]
 
-A row of the two panels is a token that looks, a column one that it looks at. The first columns are the memory. The number at a
-target or a functional token is its place in the factorization order of its part.
+In both panels, each row is a token, each column a token that it can see. The first columns are the memory. The number at a target
+or a functional token is its place in the factorization order of its part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from discern.corruption.permutation import blocked_pairs, factorization_order
 from discern.corruption.randomness import Randomness
-from discern.corruption.targets import span_targets
+from discern.corruption.span_targets import span_targets
 from discern.types import TokenBatch
 
 FIRST = "▁the ▁river ▁flow ing ▁past ▁the ▁old ▁mill ▁turn s ▁north ▁and".split()
@@ -34,15 +34,15 @@ CONTEXT, TARGET, FUNCTIONAL = "#4878a8", "#e08214", "#7f7f7f"
 
 @dataclass(frozen=True)
 class Example:
-    """A row and what the code makes of it.
+    """A row and its masks.
 
     Attributes:
-        tokens: what stands in the row.
+        tokens: tokens of the row.
         order: (L,) the factorization order.
-        targets: (L,) what is predicted.
-        functional: (L,) special tokens.
-        visible: (L, L) True where the row may see the column.
-        part: where the second part begins.
+        targets: (L,) True for tokens that are predicted.
+        functional: (L,) True for special tokens.
+        visible: (L, L) True if the token of the row can see that of the column.
+        part: position at which the second part begins.
     """
 
     tokens: list[str]
@@ -56,7 +56,7 @@ class Example:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--step", type=int, default=0, help="another step draws other targets and another order")
+    parser.add_argument("--step", type=int, default=0, help="step whose targets and order are drawn")
     arguments = parser.parse_args()
     draw(example(arguments.step), arguments.out)
     print(f"wrote {arguments.out}")
@@ -89,7 +89,7 @@ def example(step: int) -> Example:
 
 
 def draw(row: Example, out: Path) -> None:
-    """The mask of the content stream, and below it that of the query stream, a row for each target."""
+    """Draw the mask of the content stream and, below it, that of the query stream, with a row for each target."""
     length, queries = len(row.tokens), row.targets.nonzero().flatten()
     figure = Figure(figsize=(10.5, 11.2), layout="constrained")
     content, query = figure.subplots(2, 1, height_ratios=[length, len(queries)])
@@ -115,13 +115,13 @@ def draw(row: Example, out: Path) -> None:
 
 
 def panel(axes: Axes, row: Example, sees: Tensor, lookers: Tensor) -> None:
-    """One mask, memory in front; the colour is the class of what is seen."""
+    """Draw one mask, with the memory first; the color is the class of the visible token."""
     kind = torch.where(row.targets, 2, torch.where(row.functional, 3, 1))
     cells = np.concatenate([np.full((len(lookers), MEMORY), 4), (sees * kind).numpy()], 1)
     axes.imshow(cells, cmap=ListedColormap(["white", CONTEXT, TARGET, FUNCTIONAL, "#a6cee3"]), vmin=0, vmax=4, aspect="auto")
     axes.set_yticks(range(len(lookers)), [named(row, int(place)) for place in lookers], fontsize=8)
     for label, place in zip(axes.get_yticklabels(), lookers.tolist(), strict=True):
-        label.set_color(colour(row, place))
+        label.set_color(color(row, place))
     axes.set_xticks([])
     axes.set_xticks(np.arange(cells.shape[1] + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(len(lookers) + 1) - 0.5, minor=True)
@@ -134,25 +134,25 @@ def panel(axes: Axes, row: Example, sees: Tensor, lookers: Tensor) -> None:
 
 
 def label_columns(axes: Axes, row: Example, *, above: bool) -> None:
-    """Tokens over the columns, and what the columns belong to."""
+    """Label the columns with their tokens and parts."""
     places = range(len(row.tokens))
     axes.set_xticks([MEMORY + place for place in places], [named(row, place) for place in places], rotation=90, fontsize=8)
     axes.tick_params(axis="x", labeltop=above, labelbottom=not above)
     for label, place in zip(axes.get_xticklabels(), places, strict=True):
-        label.set_color(colour(row, place))
+        label.set_color(color(row, place))
     parts = (("memory", 0, MEMORY), ("first part: text", MEMORY, row.part), ("second part", MEMORY + row.part, len(FIRST)))
     for name, start, width in parts:
         axes.text(start + width / 2 - 0.5, len(row.tokens) - 0.2, name, ha="center", va="top", fontsize=9)
 
 
 def named(row: Example, place: int) -> str:
-    """A token, with its place in the order where it has one."""
+    """A token, with its place in the order if it has one."""
     ranked = bool(row.targets[place] | row.functional[place])
     return f"{row.tokens[place]}  {int(row.order[place])}" if ranked else row.tokens[place]
 
 
-def colour(row: Example, place: int) -> str:
-    """The colour of a token's class."""
+def color(row: Example, place: int) -> str:
+    """The color of a token's class."""
     return TARGET if row.targets[place] else FUNCTIONAL if row.functional[place] else CONTEXT
 
 

@@ -1,10 +1,10 @@
-"""How fast a fine-tuned model is applied to sentences, here and in transformers, alternately in one run.
+"""Compare the prediction speed of a fine-tuned model in discern and in transformers, alternately in one run.
 
     OMP_NUM_THREADS=2 python benchmarks/predict.py OUT [--data SST-2/dev.tsv] [--repeats 5] [--copies 1]
 
-OUT is what `discern finetune` wrote for sentences of one text. Both sides tokenise, run the network in float32 and make
-probabilities of what it says; discern as `discern predict` does, transformers in batches of 32 in the order of the file,
-padded to their longest. The largest difference between the probabilities is printed beside.
+OUT is a model that `discern finetune` trained on single texts. Both sides tokenize, run the network in float32 and compute
+probabilities: discern like `discern predict`, transformers in batches of 32 in the order of the file, padded to the longest row.
+The largest difference between the probabilities is also printed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from discern.artifacts.finetuned import FinetunedFolder
+from discern.convert.export_finetuned import export_task
 from discern.progress import Silent
 from discern.tasks.examples import ClassificationExample
-from discern.tasks.readers.glue import read_glue_file
+from discern.tasks.glue import read_glue_file
+from discern.tasks.prediction_input import blocks
 from discern.training.prediction import outputs_of
-from discern.workflows.export_finetuned import TaskExportRequest, export_task
-from discern.workflows.finetuned import load_finetuned
-from discern.workflows.prediction_input import blocks
 
 BATCH, BLOCK = 32, 2048
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("DISCERN_TEST_DATA", ".")) / "glue/SST-2/dev.tsv")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--copies", type=int, default=1, help="how often the file is taken")
+    parser.add_argument("--copies", type=int, default=1, help="number of copies of the file to predict")
     arguments = parser.parse_args()
     examples = list(read_glue_file("sst2", arguments.data).examples) * arguments.copies
     sides = {"discern": ours(arguments.model, examples), "transformers": theirs(arguments.model, examples)}
@@ -55,13 +55,13 @@ def main() -> None:
 
 
 def ours(model: Path, examples: list[ClassificationExample]) -> Callable[[], torch.Tensor]:
-    loaded = load_finetuned(model)
+    loaded = FinetunedFolder(model).task_model()
     (task,) = loaded.objective.tasks.values()
 
     def run() -> torch.Tensor:
         found = []
         for block in blocks(iter(examples), BLOCK):
-            features = task.encode(block, loaded.text, labelled=False)
+            features = task.encode(block, loaded.text, labeled=False)
             outputs, _ = outputs_of(loaded.objective, task.name, features)
             found += [list(each["probabilities"].values()) for each in task.predict(block, features, outputs)]
         return torch.tensor(found)
@@ -71,7 +71,7 @@ def ours(model: Path, examples: list[ClassificationExample]) -> Callable[[], tor
 
 def theirs(model: Path, examples: list[ClassificationExample]) -> Callable[[], torch.Tensor]:
     with tempfile.TemporaryDirectory() as folder:
-        out = export_task(TaskExportRequest(model, Path(folder) / "export"), Silent()).folder
+        out = export_task(model, out=Path(folder) / "export", progress=Silent()).folder
         network = AutoModelForSequenceClassification.from_pretrained(out).eval()
         tokenizer = AutoTokenizer.from_pretrained(out)
     texts = [example.text for example in examples]

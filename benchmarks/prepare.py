@@ -1,12 +1,12 @@
-"""`discern prepare` against `encode_batch_fast` of the tokenizers library, on the same text and cores; and peak memory.
+"""Compare `discern prepare` with `encode_batch_fast` of the tokenizers library, on the same text and cores; measure peak memory.
 
     python benchmarks/prepare.py TEXT... --tokenizer VOCAB [--rounds 5] [--workers 2] [--memory]
 
-TEXT is what `discern prepare` takes, and not compressed if reading shall not count. The two are timed in turn, each in a
-process of its own. The library gets the sentences of the same documents, in memory already, in batches of 1,000, and its
-encodings are thrown away; discern reads the files, cuts them into documents, tokenises, finds the words, counts, hashes,
-writes and syncs. Starting the interpreter counts for neither; starting the workers counts for discern. --memory measures
-the peak of all processes together on the input once and four times over.
+TEXT is any input of `discern prepare`, uncompressed if decompression should not count. The two are timed in turns, each in a
+process of its own. The library gets the sentences of the same documents, already in memory, in batches of 1,000, and its
+encodings are discarded; discern reads the files, cuts them into documents, tokenizes, finds the words, counts, hashes,
+writes and syncs. The start of the interpreter is not counted; the start of discern's workers is. --memory measures the
+peak of all processes together, on the input and on four copies of it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from pathlib import Path
 LIBRARY = """
 import json, sys, time
 from pathlib import Path
-from discern.data.corpus import Corpus, CorpusOptions
-from discern.data.problems import ProblemLog
+from discern.data.sources.corpus import Corpus
+from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.problems import ProblemLog
 from discern.data.tokenizer import load_tokenizer
 request = json.loads(sys.argv[1])
 documents = Corpus(request["inputs"], CorpusOptions()).documents(ProblemLog())
@@ -42,13 +43,13 @@ print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - start}))
 DISCERN = """
 import json, sys
 from pathlib import Path
-from discern.data.build import BuildOptions
-from discern.data.tokenizer_choice import TokenizerChoice
+from discern.data.dataset.build import BuildOptions
+from discern.data.tokenizer.choice import TokenizerChoice
 from discern.progress import Silent
-from discern.workflows.prepare import PrepareRequest, prepare
+from discern.data.prepare import prepare
 request = json.loads(sys.argv[1])
 choice, build = TokenizerChoice(Path(request["tokenizer"])), BuildOptions(workers=request["workers"])
-report = prepare(PrepareRequest(tuple(request["inputs"]), Path(request["out"]), choice, build=build), Silent())
+report = prepare(request["inputs"], out=Path(request["out"]), tokenizer=choice, build=build, progress=Silent())
 print(json.dumps({"tokens": report.manifest.statistics.tokens, "seconds": report.seconds}))
 """
 
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def compare(request: dict[str, object], work: Path, rounds: int) -> None:
-    """Both in turn; medians of tokens a second, and the median of the ratios of neighbours."""
+    """Run both in turn; return the median tokens per second of each, and the median ratio of neighboring runs."""
     speeds: dict[str, list[float]] = {"library": [], "discern": []}
     for number in range(rounds):
         for name, program in (("library", LIBRARY), ("discern", DISCERN)):
@@ -83,7 +84,7 @@ def compare(request: dict[str, object], work: Path, rounds: int) -> None:
 
 
 def memory(request: dict[str, object], work: Path) -> None:
-    """Peak resident memory of the whole process tree, on the input once and four times."""
+    """Measure the peak resident memory of the whole process tree, with the input and with four copies of it."""
     for times in (1, 4):
         inputs = [item for item in request["inputs"] for _ in range(times)]  # type: ignore[attr-defined]
         peak = Peak()
@@ -95,7 +96,7 @@ def memory(request: dict[str, object], work: Path) -> None:
 
 
 class Peak:
-    """Largest resident memory seen of a process, and of it with its children, in bytes; looked at every 20 ms."""
+    """Peak resident memory of a process, and of it with its children, in bytes; sampled every 20 ms."""
 
     def __init__(self) -> None:
         self.parent = self.all = 0
@@ -123,7 +124,7 @@ def children(number: int) -> list[int]:
 
 
 def run(program: str, request: dict[str, object], peak: Peak | None = None) -> dict[str, float]:
-    """What the program prints, run with as many threads for the library as discern has workers."""
+    """Return what the program prints, with as many threads for the library as discern has workers."""
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(request["workers"])}
     command = [sys.executable, "-c", program, json.dumps(request)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)

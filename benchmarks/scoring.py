@@ -1,10 +1,10 @@
-"""How fast sentences are scored: in one pass by energies and by a discriminator, against masked-LM pseudo-likelihood.
+"""Compare the speed of scorers: energies and a discriminator in one pass, against masked-LM pseudo-likelihood.
 
     OMP_NUM_THREADS=2 python benchmarks/scoring.py [--preset electra-small] [--tokens 20] [--sentences 200] [--repeats 5]
 
-All scorers read the same sentences of random tokens, in float32, and stand on networks of the same sizes: the discriminator of
-objective `electric`, that of `rtd`, and the encoder of `mlm`, each with the weights of step 0, which cost what trained ones
-do. They are timed alternately in one run. Ratios are of the medians, and printed with the fastest and slowest repetition.
+All scorers read the same sentences of random tokens, in float32, with networks of the same sizes: the discriminators of
+objectives `electric` and `rtd`, and the encoder of `mlm`, each with untrained weights, which take the same time as trained ones.
+They are timed in turns in one run. Ratios are those of the medians, printed with the fastest and the slowest repetition.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import time
 import torch
 from tokenizers import Tokenizer
 
+from discern.artifacts.run import build_objective
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, prepared, special_tokens, vocab_size
+from discern.inference import scorers
+from discern.inference.scoring import ScoringModel, TextScorer
 from discern.objectives.base import Vocabulary
-from discern.scoring import scorers
-from discern.scoring.base import Scorer, ScoringModel
-from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.runs import build_objective
+from discern.training.pretrain_config import load_pretrain_config
 
 SIDES = {"electric": "electric", "rtd": "rtd", "pll": "mlm", "pll-word-l2r": "mlm"}
-"""Scorer and the objective whose networks it stands on."""
+"""Each scorer, and the objective whose networks it uses."""
 ONE_PASS = ("electric", "rtd")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="electra-small")
-    parser.add_argument("--vocabulary", type=int, default=30522, help="entries")
-    parser.add_argument("--tokens", type=int, default=20, help="tokens a sentence, [CLS] and [SEP] not counted")
+    parser.add_argument("--vocabulary", type=int, default=30522, help="number of entries")
+    parser.add_argument("--tokens", type=int, default=20, help="tokens per sentence, without [CLS] and [SEP]")
     parser.add_argument("--sentences", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
@@ -65,19 +65,19 @@ def words(entries: int) -> Tokenizer:
 
 
 def sentences(tokenizer: Tokenizer, count: int, length: int) -> list[str]:
-    """Different sentences of so many words, the same in every run."""
+    """Return different sentences of the given length, the same in every run."""
     draw, highest = random.Random(0), vocab_size(tokenizer) - len(SPECIAL_TOKENS)
     return [" ".join(f"w{draw.randrange(highest)}" for _ in range(length)) for _ in range(count)]
 
 
-def scorer(name: str, objective: str, preset: str, tokenizer: Tokenizer) -> Scorer:
+def scorer(name: str, objective: str, preset: str, tokenizer: Tokenizer) -> TextScorer:
     """A scorer on untrained networks of a preset's sizes."""
     config = load_pretrain_config(None, preset, [f"objective.name={objective}"]).config
     special = special_tokens(tokenizer)
     built = build_objective(config, Vocabulary(vocab_size(tokenizer), special))
-    built.initialise(0)
+    built.initialize(0)
     method = scorers.load(name).of(ScoringModel(built.eval().networks(), special))
-    return Scorer(name, method, tokenizer, config.model.max_positions)
+    return TextScorer(name, method, tokenizer, config.model.max_positions)
 
 
 if __name__ == "__main__":

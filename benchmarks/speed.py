@@ -1,9 +1,9 @@
-"""Training speed against a peer, in turns: the machine's moods then meet both alike.
+"""Compare training speed with another program, in turns, so that load on the machine affects both alike.
 
     python benchmarks/speed.py --peer PEER.py [--rounds 5] [--length 128] [--batch 32] [--json OUT.json]
 
 PEER is a script whose last line of output is a JSON object with `tokens_per_second`; it gets --batch and --length. Each
-round runs the peer and `discern bench` in each precision, every one in a process of its own. Prints Markdown.
+round runs the peer and `discern bench` in each precision, each in a process of its own. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--bench", nargs=argparse.REMAINDER, default=[], help="last: further options of discern bench")
-    parser.add_argument("--json", type=Path, help="write everything that was measured here")
+    parser.add_argument("--bench", nargs=argparse.REMAINDER, default=[], help="further options of discern bench; must come last")
+    parser.add_argument("--json", type=Path, help="file for all measurements")
     request = parser.parse_args()
     rounds: dict[str, list[dict[str, Any]]] = {"peer": [], **{precision: [] for precision in request.precisions}}
     for number in range(1, request.rounds + 1):
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def measure(name: str, request: argparse.Namespace) -> dict[str, Any]:
-    """One process; what it printed last."""
+    """Run a process, and return the last line that it printed."""
     if name == "peer":
         command = [str(request.peer), "--batch", str(request.batch), "--length", str(request.length)]
     else:
@@ -65,7 +65,7 @@ def medians(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 def markdown(rounds: dict[str, list[dict[str, Any]]]) -> str:
-    """A row for each: median, spread, ratio, share of the limit of its matrix products, memory."""
+    """A row per program and precision: median, spread, ratio, fraction of the matrix products' limit, memory."""
     middle = medians(rounds)
     lines = [
         f"| | tokens/s, median of {len(rounds['peer'])} | least to most | ratio | share of the GEMM limit | peak memory |",

@@ -1,9 +1,9 @@
-"""Every task that there are files for: a pre-trained encoder and the untrained one of the same shapes, several seeds each.
+"""Fine-tune on every task whose files are present: a pre-trained and an untrained encoder, several seeds each.
 
     python benchmarks/tasks.py MODEL --out FOLDER [--data FOLDER] [--seeds 3] [--tasks cola,rte] [--rows 10000]
 
-Runs `discern finetune` as a person would, one after the other, with its own defaults. Interrupt it when you like: the same
-command goes on, and what is complete is not done again. Prints a Markdown table of what is there; `--table` only that.
+Runs `discern finetune` once per task and encoder, with its defaults. It can be interrupted at any time: the same command
+continues, without repeating complete results. Prints a Markdown table of the results; `--table` does only that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Where the files lie, and how many training rows at most (0: all).
+# Folder of the files, and the maximum number of training rows (0: all).
 FOLDERS = {
     "wnli": "glue/WNLI",
     "mrpc": "glue/MRPC",
@@ -42,8 +42,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("DISCERN_TEST_DATA", ".")))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tasks", default=",".join(FOLDERS))
-    parser.add_argument("--rows", type=int, default=10_000, help=f"training rows at most of {', '.join(CUT)}")
-    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
+    parser.add_argument("--rows", type=int, default=10_000, help=f"maximum number of training rows of {', '.join(CUT)}")
+    parser.add_argument("--table", action="store_true", help="print existing results without running anything")
     request = parser.parse_args()
     tasks = [task for task in request.tasks.split(",") if (request.data / FOLDERS[task]).is_dir()]
     for task in () if request.table else tasks:
@@ -83,7 +83,7 @@ def row(task: str, pretrained: dict[str, Any], untrained: dict[str, Any]) -> str
 
 
 def scores(found: dict[str, Any]) -> str:
-    """The median, each seed, and which failed."""
+    """The median, the score of each seed, and the failed seeds."""
     each = ", ".join("-" if score is None else f"{score:.3f}" for score in found["scores"])
     failed = "".join(f"; seed {seed}: {reason}" for seed, reason in found["failed_seeds"].items())
     median = "-" if found["median"] is None else f"{found['median']:.3f}"

@@ -1,11 +1,11 @@
-"""Speed of permutation language modelling against transformers, in turns: the machine's moods then meet both alike.
+"""Compare the speed of permutation language modeling with transformers, in turns, so that load on the machine affects both alike.
 
     python benchmarks/xlnet.py [--rounds 5] [--preset xlnet-small] [--length 128] [--batch 32] [--memory 96] [--json OUT.json]
 
-Each round trains both in each precision, every one in a process of its own: `discern bench`, and `XLNetLMHeadModel` with
-`perm_mask` and `target_mapping`, on rows, targets and masks that discern makes, half of the rows backwards. Both do whole steps
-at equal shapes, forward, backward, clip and AdamW; transformers is given its masks ready-made, discern makes its own in the time
-measured. Tokens are all of a row. Prints Markdown.
+Each round trains both in each precision, each in a process of its own: `discern bench`, and `XLNetLMHeadModel` with `perm_mask`
+and `target_mapping`, on rows, targets and masks that discern creates, half of the rows reversed. Both time whole steps with
+equal shapes: forward, backward, clipping and AdamW. transformers gets its masks in advance; discern's time includes their
+creation. All tokens of a row count. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--preset", default="xlnet-small")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="over the preset, for both")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings that override the preset, for both")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--memory", type=int, default=96, help="positions; 0: none, on either side")
-    parser.add_argument("--seconds", type=float, default=20.0, help="to time each in, three steps at least")
+    parser.add_argument("--memory", type=int, default=96, help="length of the memory in positions, for both; 0: no memory")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds to time each, for at least three steps")
     parser.add_argument("--precisions", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
-    parser.add_argument("--json", type=Path, help="write everything that was measured here")
+    parser.add_argument("--json", type=Path, help="file for all measurements")
     parser.add_argument("--peer", metavar="PRECISION", help=argparse.SUPPRESS)
     request = parser.parse_args()
     if request.batch % 2:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def command(side: str, precision: str, request: argparse.Namespace) -> list[str]:
-    """What measures one side, in a process of its own."""
+    """The program that measures one side in a process of its own."""
     if side == "transformers":
         return [__file__, "--peer", precision, *sys.argv[1:]]
     settings = [part for override in overrides(request, precision) for part in ("--set", override)]
@@ -69,7 +69,7 @@ def command(side: str, precision: str, request: argparse.Namespace) -> list[str]
 
 
 def overrides(request: argparse.Namespace, precision: str) -> list[str]:
-    """What both sides set over the preset."""
+    """Return the settings that override the preset on both sides."""
     return [
         *request.set,
         f"train.precision={precision}",
@@ -82,7 +82,7 @@ def overrides(request: argparse.Namespace, precision: str) -> list[str]:
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """What a process printed last."""
+    """Return the last line that a process printed."""
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
@@ -91,7 +91,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def time_transformers(request: argparse.Namespace) -> dict[str, Any]:
-    """Tokens a second of whole steps, the median, and the largest memory of this process."""
+    """Median tokens per second of whole steps, and the peak memory of this process."""
     step = transformers_step(request)
     for _ in range(3):
         step()  # the memory fills, caches and the heap settle
@@ -106,20 +106,20 @@ def time_transformers(request: argparse.Namespace) -> dict[str, Any]:
 
 
 def transformers_step(request: argparse.Namespace) -> Callable[[], float]:
-    """A training step of `XLNetLMHeadModel`; gives its loss."""
+    """Run a training step of `XLNetLMHeadModel`, and return its loss."""
     import torch
     from transformers import XLNetConfig, XLNetLMHeadModel
 
-    from discern.data.synthetic import SPECIAL
+    from discern.artifacts.run import build_objective
+    from discern.data.batching.synthetic import SPECIAL
     from discern.interop.xlnet import to_huggingface
     from discern.objectives.base import Vocabulary
-    from discern.workflows.configuration import load_pretrain_config
-    from discern.workflows.runs import build_objective
+    from discern.training.pretrain_config import load_pretrain_config
 
     config = load_pretrain_config(None, request.preset, overrides(request, request.peer)).config
     vocabulary = Vocabulary(VOCABULARY, SPECIAL)
     objective = build_objective(config, vocabulary)
-    objective.initialise(0)
+    objective.initialize(0)
     batches = [made_up_batch(objective, request, number) for number in range(4)]
     exported = to_huggingface(next(iter(objective.networks().values())), vocabulary)
     memory = {"mem_len": request.memory or None, "reuse_len": request.length // 2, "use_mems_train": request.memory > 0}
@@ -148,13 +148,13 @@ def transformers_step(request: argparse.Namespace) -> Callable[[], float]:
 
 
 def made_up_batch(objective: Any, request: argparse.Namespace, number: int) -> dict[str, Any]:
-    """What transformers is given: rows that run forwards, then as many backwards, as its `bi_data` takes them."""
+    """The input of transformers: forward rows, then as many reversed ones, as its `bi_data` expects."""
     import numpy as np
     import torch
     from torch.nn import functional as F
 
     from discern.corruption.randomness import Randomness
-    from discern.data.synthetic import SyntheticParts, SyntheticRows
+    from discern.data.batching.synthetic import SyntheticParts, SyntheticRows
 
     slots = np.arange(request.batch)
     rows = SyntheticParts(SyntheticRows(VOCABULARY, request.length, 1.0, 4 * request.batch, 0))
@@ -168,7 +168,7 @@ def made_up_batch(objective: Any, request: argparse.Namespace, number: int) -> d
         "token_type_ids": tokens.token_type_ids,
         "perm_mask": (~objective.visible(corrupted, randomness)).float(),
         "target_mapping": F.one_hot(positions, request.length).float(),
-        # transformers leaves out what is -100: a row may have fewer targets than another.
+        # transformers ignores labels of -100; rows may differ in their number of targets.
         "labels": tokens.input_ids.gather(1, positions).masked_fill(~targets.gather(1, positions), -100),
     }
     order = tokens.is_reversed.long().argsort(stable=True)
@@ -176,7 +176,7 @@ def made_up_batch(objective: Any, request: argparse.Namespace, number: int) -> d
 
 
 def markdown(rounds: dict[str, list[dict[str, Any]]], request: argparse.Namespace) -> str:
-    """A row for each: median, spread, ratio to transformers in the same precision and round, memory."""
+    """A row per program and precision: median, spread, ratio to transformers in the same precision and round, memory."""
     lines = [
         f"| | tokens/s, median of {request.rounds} | least to most | ratio in a round, median (least to most) | peak memory |",
         "|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Point at the word that looks wrong, and ask what else could stand there. The model needs a discriminator and a generator.
+"""Find the word that looks wrong, and predict replacements for it. The model needs a discriminator and a generator.
 
 python examples/detect_and_fill.py [MODEL]
 """

@@ -1,4 +1,4 @@
-"""Find the sentences that resemble one another: texts to vectors with a model of discern, or any ELECTRA or BERT folder.
+"""Find similar sentences: encode texts as vectors with a model of discern, or any ELECTRA or BERT folder.
 
 python examples/encode.py [MODEL]
 """
@@ -27,7 +27,7 @@ def main(folder: str | Path = MODEL) -> None:
     vectors = model.encode(TEXTS)  # (5, hidden size), float32: the mean of each text's token states
     print(f"{len(TEXTS)} texts, vectors of {model.hidden_size} numbers")
 
-    # A mean has much in common with every other mean; what tells texts apart is left when the mean of all is taken away.
+    # All mean vectors share a large common component; subtracting the mean of all texts makes their differences visible.
     vectors = vectors - vectors.mean(0)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     likeness = vectors @ vectors.T
@@ -35,7 +35,7 @@ def main(folder: str | Path = MODEL) -> None:
     for text, row in zip(TEXTS, likeness, strict=True):
         print(f"{text}\n    most like ({row.max():.2f}): {TEXTS[row.argmax()]}")
 
-    states = model.encode(TEXTS[:1], pooling="none")[0]  # a row for each token
+    states = model.encode(TEXTS[:1], pooling="none")[0]  # one row per token
     tokens = model.tokenizer.encode(TEXTS[0], add_special_tokens=False).tokens
     print(f"token by token: {states.shape[0]} rows for {' '.join(tokens)}")
 

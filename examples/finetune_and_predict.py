@@ -1,4 +1,4 @@
-"""Fine-tune on a small labelled file, then predict the labels of new texts, in a temporary folder.
+"""Fine-tune on a small labeled file, then predict the labels of new texts, in a temporary folder.
 
 python examples/finetune_and_predict.py [MODEL]
 """
@@ -18,7 +18,7 @@ PEOPLE = ["singer", "painter", "player", "bishop", "writer", "soldier"]
 NEW_TEXTS = ["The forest lies in the north of the country.", "The actor was born in 1931 and died in 1990."]
 
 
-def labelled() -> list[tuple[str, str]]:
+def labeled() -> list[tuple[str, str]]:
     """A few sentences about places and about people."""
     places = [
         (f"The {word} lies in the {side} of the country.", "place") for word in PLACES for side in ("south", "west", "east")
@@ -31,7 +31,7 @@ def main(folder: str | Path = MODEL) -> None:
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         with (work / "train.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([("text", "label"), *labelled()])
+            csv.writer(file).writerows([("text", "label"), *labeled()])
         results = discern.finetune(
             folder,
             train=work / "train.csv",
@@ -43,7 +43,7 @@ def main(folder: str | Path = MODEL) -> None:
             print(f"{said['label']:<8}{said['probability']:.2f}  {text}")
 
     # The same with the interface of scikit-learn: no files.
-    texts, labels = zip(*labelled(), strict=True)
+    texts, labels = zip(*labeled(), strict=True)
     settings = {"train.max_steps": 20, "optimizer.learning_rate": 5e-4}
     classifier = discern.TextClassifier(folder, settings=settings).fit(texts, labels)
     print(*classifier.predict(NEW_TEXTS))

@@ -1,4 +1,4 @@
-"""Which of two sentences is likelier? A sum over tokens, which `score_tokens` takes apart.
+"""Compare the likelihood of two sentences. A score is a sum over tokens, which `score_tokens` returns one by one.
 
 python examples/score.py [MODEL]
 """

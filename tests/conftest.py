@@ -1,12 +1,20 @@
 """One thread a process: tests run side by side, and small networks lose more by waiting for threads than they win."""
 
+from __future__ import annotations
+
 import os
 import signal
 import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
+
+if TYPE_CHECKING:
+    from tests.small.task import Finetuning
 
 # A shell starts what runs in its background with Ctrl-C ignored, and nohup with SIGHUP ignored; child processes inherit that.
 if threading.current_thread() is threading.main_thread():
@@ -15,3 +23,21 @@ if threading.current_thread() is threading.main_thread():
             signal.signal(number, handler)
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that a file's tests share."""
+    from tests.small.run import make_run
+
+    folder = tmp_path_factory.mktemp("models") / "run"
+    make_run(folder)
+    return folder
+
+
+@pytest.fixture
+def request_(tmp_path: Path, small_model: Path) -> Finetuning:
+    """A fine-tuning of it that takes a second."""
+    from tests.small.task import small_request
+
+    return small_request(small_model, tmp_path)

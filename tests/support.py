@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from discern.data.shards import Shard, TokenSplit
-from discern.model.config import ModelConfig
+from discern.data.dataset.shards import Shard, TokenSplit
+from discern.models.config import build_config
 from discern.objectives.base import BuildSettings, Vocabulary
 from discern.types import SpecialTokens, TokenBatch
 
@@ -102,4 +102,4 @@ def settings(vocab_size: int = 50, **model: Any) -> BuildSettings:
         "feedforward_size": 32,
         "max_positions": 64,
     }
-    return BuildSettings(ModelConfig(**(sizes | model)), Vocabulary(vocab_size, SPECIAL))
+    return BuildSettings(build_config(**(sizes | model)), Vocabulary(vocab_size, SPECIAL))

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NOT_PYTHON = ("*.toml", "*.c", "*.h", "*.html", "*.js", "*.css", "py.typed", "*.json")
+NOT_PYTHON = ("*.toml", "*.c", "*.h", "*.html", "*.js", "*.css", "*.j2", "py.typed", "*.json")
 
 
 @pytest.fixture(scope="module")

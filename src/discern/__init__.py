@@ -5,7 +5,9 @@ The names below are imported when they are first used: `import discern` loads no
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -14,52 +16,52 @@ _PUBLIC = {
     "CheckpointError": "discern.errors",
     "ConfigError": "discern.errors",
     "DataError": "discern.errors",
-    "Detection": "discern.scoring.detection",
+    "Detection": "discern.inference.detection",
     "DiscernError": "discern.errors",
-    "FilledToken": "discern.scoring.filling",
-    "Model": "discern.workflows.library",
+    "FilledToken": "discern.inference.fill",
+    "Model": "discern.inference.model",
     "NumericsError": "discern.errors",
     "Objective": "discern.objectives.base",
-    "Score": "discern.scoring.base",
+    "Score": "discern.inference.scoring",
     "Silent": "discern.progress",
-    "TextClassifier": "discern.workflows.estimator",
-    "TokenData": "discern.data.shards",
-    "adapt": "discern.workflows.verbs",
-    "evaluate": "discern.workflows.verbs",
-    "export": "discern.workflows.verbs",
-    "finetune": "discern.workflows.verbs",
-    "load": "discern.workflows.library",
-    "load_run": "discern.workflows.runs",
-    "predict": "discern.workflows.verbs",
-    "prepare": "discern.workflows.verbs",
-    "pretrain": "discern.workflows.verbs",
+    "TextClassifier": "discern.api.classifier",
+    "TokenData": "discern.data.dataset.shards",
+    "adapt": "discern.api.verbs",
+    "evaluate": "discern.api.verbs",
+    "export": "discern.api.verbs",
+    "finetune": "discern.api.verbs",
+    "load": "discern.inference.model",
+    "load_run": "discern.artifacts.run",
+    "predict": "discern.api.verbs",
+    "prepare": "discern.api.verbs",
+    "pretrain": "discern.api.verbs",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
 if TYPE_CHECKING:
-    from discern.data.shards import TokenData as TokenData
+    from discern.api.classifier import TextClassifier as TextClassifier
+    from discern.api.verbs import adapt as adapt
+    from discern.api.verbs import evaluate as evaluate
+    from discern.api.verbs import export as export
+    from discern.api.verbs import finetune as finetune
+    from discern.api.verbs import predict as predict
+    from discern.api.verbs import prepare as prepare
+    from discern.api.verbs import pretrain as pretrain
+    from discern.artifacts.run import load_run as load_run
+    from discern.data.dataset.shards import TokenData as TokenData
     from discern.errors import CheckpointError as CheckpointError
     from discern.errors import ConfigError as ConfigError
     from discern.errors import DataError as DataError
     from discern.errors import DiscernError as DiscernError
     from discern.errors import NumericsError as NumericsError
+    from discern.inference.detection import Detection as Detection
+    from discern.inference.fill import FilledToken as FilledToken
+    from discern.inference.model import Model as Model
+    from discern.inference.model import load as load
+    from discern.inference.scoring import Score as Score
     from discern.objectives.base import Objective as Objective
     from discern.progress import Silent as Silent
-    from discern.scoring.base import Score as Score
-    from discern.scoring.detection import Detection as Detection
-    from discern.scoring.filling import FilledToken as FilledToken
-    from discern.workflows.estimator import TextClassifier as TextClassifier
-    from discern.workflows.library import Model as Model
-    from discern.workflows.library import load as load
-    from discern.workflows.runs import load_run as load_run
-    from discern.workflows.verbs import adapt as adapt
-    from discern.workflows.verbs import evaluate as evaluate
-    from discern.workflows.verbs import export as export
-    from discern.workflows.verbs import finetune as finetune
-    from discern.workflows.verbs import predict as predict
-    from discern.workflows.verbs import prepare as prepare
-    from discern.workflows.verbs import pretrain as pretrain
 
 
 def __getattr__(name: str) -> Any:
@@ -70,3 +72,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return list(__all__)
+
+
+class _Package(ModuleType):
+    """This package, where `discern.pretrain` is the function even after the room of that name has been imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # An import binds a sub-package to its name in the parent; `from discern.pretrain.run import ...` works without that.
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class DiscernError(Exception):
-    """Base of every error that discern raises on purpose.
+    """Base class of all errors that discern raises on purpose.
 
     Args:
         message: what was found and what was expected, one or more lines.
@@ -26,13 +26,13 @@ class DiscernError(Exception):
 
 
 class ConfigError(DiscernError):
-    """The command or the configuration asks for something that does not exist or cannot be."""
+    """The command or the configuration asks for something that does not exist or is not possible."""
 
     exit_code = 2
 
 
 class DataError(DiscernError):
-    """A file or data set is missing, unreadable, or was made by something that does not fit."""
+    """A file or data set is missing, unreadable, or does not fit the rest of the command."""
 
 
 class CheckpointError(DiscernError):
@@ -48,13 +48,13 @@ class RanksError(DiscernError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` most resembles, or None when nothing is close."""
+    """The known name that is most similar to `name`; None if none is similar."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint for a wrong name: the nearest known one, or the whole list when nothing is close."""
+    """Hint for an unknown name: the most similar known one, or all of them if none is similar."""
     names = sorted(known)
     match = nearest(name, names)
     return f"did you mean '{match}'?" if match else f"known: {', '.join(names)}"

@@ -15,17 +15,17 @@ from typing import Any
 _LONG_KEY = re.compile(r"(?<![\w.-])(?:[\w-]++[ \t]*+\.[ \t]*+){100}")
 
 
-# How a byte of a file name is written that is not UTF-8; JSON reads that by itself, and TOML has no place for it.
+# The escape of a byte in a file name that is not UTF-8. JSON can read it; TOML has no such escape.
 _BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _STAND_INS = 0x10FE00
 _STAND_IN = re.compile(f"[{chr(_STAND_INS + 0x80)}-{chr(_STAND_INS + 0xFF)}]")
 
 
 def json_value(text: str | bytes) -> Any:
-    """What a JSON text stands for; NaN and infinities are let through.
+    """Parse a JSON text; NaN and infinities are accepted.
 
     Raises:
-        JSONDecodeError: it is no JSON, or nested too deeply, or holds a number of more than 4300 digits.
+        JSONDecodeError: it is not JSON, is nested too deeply, or has a number of more than 4300 digits.
         UnicodeDecodeError: bytes that are not UTF-8.
     """
     try:
@@ -38,10 +38,10 @@ def json_value(text: str | bytes) -> Any:
 
 
 def toml_tables(text: str) -> dict[str, Any]:
-    """What a TOML text holds.
+    """Parse a TOML text.
 
     Raises:
-        TOMLDecodeError: it is no TOML, or nested too deeply, or holds a number of more than 4300 digits.
+        TOMLDecodeError: it is not TOML, is nested too deeply, or has a number of more than 4300 digits.
     """
     if _LONG_KEY.search(text):
         raise tomllib.TOMLDecodeError("a key in it has more than 100 parts")
@@ -56,7 +56,7 @@ def toml_tables(text: str) -> dict[str, Any]:
 
 
 def _with_bytes(value: Any) -> Any:
-    """A value with the bytes that are not UTF-8 as Python has them in file names."""
+    """A value in which bytes that are not UTF-8 are represented as in Python's file names."""
     if isinstance(value, str):
         return _STAND_IN.sub(lambda found: chr(0xDC00 + ord(found[0]) - _STAND_INS), value)
     if isinstance(value, dict):

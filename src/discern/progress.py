@@ -1,4 +1,4 @@
-"""How long work tells of its advance, without knowing who listens."""
+"""The protocol by which long work reports its progress, independent of who listens."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 SHARE = "share"
-"""The unit of a stage whose total is 1: shown in percent."""
+"""Unit of a stage whose total is 1, shown in percent."""
 
 
 @runtime_checkable
 class Progress(Protocol):
-    """A listener for work that takes more than two seconds. The command line shows a bar, or plain lines."""
+    """A listener for work that takes more than two seconds. The command line shows a bar or plain lines."""
 
     def start(self, description: str, total: float | None, unit: str) -> None:
-        """Begin a stage of `total` units (None: unknown)."""
+        """Begin a stage of `total` units; None if unknown."""
 
-    def advance(self, amount: float, **figures: str) -> None:
-        """`amount` more units are done; `figures` (short, by name) are shown beside the bar."""
+    def advance(self, amount: float, **metrics: str) -> None:
+        """Report that `amount` more units are done. `metrics` (short, by name) are shown beside the bar."""
 
     def note(self, message: str) -> None:
-        """A line that stays on the screen: a warning, an evaluation, a file written."""
+        """Print a line that stays on the screen: a warning, an evaluation, a file written."""
 
     def finish(self) -> None:
-        """The stage is over."""
+        """End the stage."""
 
 
 def warning_to(progress: Progress) -> Callable[[str], None]:
-    """What tells a listener of a warning: a line that stays and begins with the word."""
+    """A function that prints warnings through a listener."""
     return lambda message: progress.note(f"warning: {message}")
 
 
 class BudgetProgress:
-    """Work of unknown length under a time budget: steps come in, and the share of the budget that is used goes out.
+    """Progress of work with a time budget: counts steps and reports the fraction of the budget that is used.
 
     Args:
-        listener: is shown the share, the time and the steps.
-        seconds: of the budget.
-        used: seconds of it that are used already.
-        max_units: units after which the work ends although there is time left.
-        clock: seconds that pass.
+        listener: listener that the fraction, the time and the steps are reported to.
+        seconds: budget in seconds.
+        used: seconds that are already used.
+        max_units: units after which the work ends although time is left.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class BudgetProgress:
         self._unit = ""
 
     def start(self, description: str, total: float | None, unit: str) -> None:
-        """Begin; `total` is not known, and `unit` is what `advance` counts."""
+        """Begin a stage. `unit` is the unit that `advance` counts; `total` is ignored."""
         self._unit, self._units, self._shown = unit, 0.0, 0.0
         self._listener.start(description, 1.0, SHARE)
 
-    def advance(self, amount: float, **figures: str) -> None:
+    def advance(self, amount: float, **metrics: str) -> None:
         self._units += amount
         used = min(self._clock() - self._began, self._seconds)
         share = max(used / self._seconds, self._units / self._max_units if self._max_units else 0.0)
         bound = f"/{self._max_units:,.0f}" if self._max_units else ""
         counts = {"time": f"{duration(used)}/{duration(self._seconds)}", self._unit: f"{self._units:,.0f}{bound}"}
-        self._listener.advance(max(share - self._shown, 0.0), **counts, **figures)
+        self._listener.advance(max(share - self._shown, 0.0), **counts, **metrics)
         self._shown = max(share, self._shown)
 
     def note(self, message: str) -> None:
@@ -88,11 +88,11 @@ def duration(seconds: float) -> str:
 
 
 class Silent:
-    """A listener that shows nothing: for library use and tests."""
+    """A listener that shows nothing, for library use and tests."""
 
     def start(self, description: str, total: float | None, unit: str) -> None: ...
 
-    def advance(self, amount: float, **figures: str) -> None: ...
+    def advance(self, amount: float, **metrics: str) -> None: ...
 
     def note(self, message: str) -> None: ...
 
@@ -100,7 +100,7 @@ class Silent:
 
 
 class Logged(Silent):
-    """A listener for library use: lines go to the logger `discern`, and the rest is not shown."""
+    """A listener for library use. Lines go to the logger `discern`; bars are not shown."""
 
     def note(self, message: str) -> None:
         warns = message.startswith("warning: ")

@@ -1,4 +1,4 @@
-"""Names resolved to classes when they are first needed, so that naming an objective imports no torch."""
+"""Registries: names that are resolved to classes when they are first needed, so that naming an objective imports no torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Registry(Generic[T]):
     """Maps a name to `"module:attribute"`; other packages add theirs through an entry point group.
 
     Args:
-        kind: what is registered, as error messages call it ("objective").
-        entry_point_group: the group that other packages register under ("discern.objectives").
+        kind: what is registered, for error messages ("objective").
+        entry_point_group: the entry point group in which other packages register ("discern.objectives").
     """
 
     def __init__(self, kind: str, entry_point_group: str | None = None) -> None:
@@ -26,7 +26,7 @@ class Registry(Generic[T]):
         self._entry_points_read = False
 
     def register(self, name: str, target: str) -> None:
-        """Add a name.
+        """Register a name.
 
         Raises:
             ConfigError: the name is taken by another target, or the target is not `module:attribute`.
@@ -46,10 +46,10 @@ class Registry(Generic[T]):
         return sorted(self._targets)
 
     def load(self, name: str) -> T:
-        """The object behind a name, imported now.
+        """Import and return the object that is registered under a name.
 
         Raises:
-            ConfigError: no such name; the hint names the nearest.
+            ConfigError: the name is not registered; the hint suggests the nearest one.
         """
         self._read_entry_points()
         if name not in self._targets:

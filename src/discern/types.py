@@ -1,4 +1,4 @@
-"""The values that travel between the parts: batches, loss terms, special tokens. All are frozen.
+"""The values that are passed between the rooms: batches, loss terms, special tokens. All are frozen.
 
 Dimensions: B sequences, L positions, V vocabulary, M masked positions in the batch, D hidden size.
 """
@@ -21,7 +21,7 @@ class SpecialTokens:
     """Ids of the tokens that frame a sequence, in the vocabulary of one tokenizer.
 
     Attributes:
-        eod: end of document, where the tokenizer has one.
+        eod: end of document, if the tokenizer has such a token.
     """
 
     pad: int
@@ -44,14 +44,14 @@ class TokenBatch:
         position_ids: (B, L) position of each token within its document piece.
         document_ids: (B, L) which piece of the row a token belongs to (pieces follow one another, attention stays inside), or
             None when a row is one piece.
-        word_starts: (B, L) True where a word begins; None where the data set doesn't say.
+        word_starts: (B, L) True where a word begins; None if the data set does not record it.
         example_index: (B,) index of each row in the stream of examples, counted over the whole run.
         slot: (B,) place of each row in the global batch: with memory, row after row of a slot continue each other.
-        full: no row has padding; False where that isn't known.
-        is_reversed: (B,) True = the text of the row runs backwards; None: no row's does.
-        continues: (B,) True = the row's second segment follows the first in the text; None where that isn't known.
-        reuse_length: positions at the beginning of each row with which the next row of its slot goes on, and which see
-            nothing of what follows them; 0 where rows have no such part.
+        full: whether it is known that no row has padding.
+        is_reversed: (B,) True = the text of the row runs backwards; None: no row is reversed.
+        continues: (B,) True = the row's second segment follows the first in the text; None if unknown.
+        reuse_length: positions at the beginning of each row that the next row of its slot continues from, and that do not
+            attend to the positions after them; 0 if rows have no such part.
     """
 
     input_ids: Int[Tensor, "B L"]
@@ -78,8 +78,13 @@ class TokenBatch:
 
     @property
     def visible_mask(self) -> Bool[Tensor, "B L"] | None:
-        """The attention mask, or None where it would hide nothing: full rows of one piece need no mask at all."""
+        """The attention mask, or None if it would not hide anything: full rows of one piece need no mask."""
         return None if self.full and self.document_ids is None else self.attention_mask
+
+    @property
+    def context(self) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+        """The arguments of an encoder besides the ids: mask, segments, positions and documents."""
+        return self.visible_mask, self.token_type_ids, self.position_ids, self.document_ids
 
     @property
     def size(self) -> int:
@@ -89,16 +94,16 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class CorruptedBatch:
-    """A batch with the positions chosen for corruption; what stands there is the objective's to say.
+    """A batch with the positions chosen for corruption; the objective decides how to corrupt them.
 
     Attributes:
         tokens: the batch as it was.
-        masked_ids: (B, L) input of the generator: `[MASK]` (or what the masking leaves) at the chosen positions.
+        masked_ids: (B, L) input of the generator: at the chosen positions `[MASK]`, a random token or the original.
         masked_positions: (B, L) True where a position was chosen.
-        num_masked: how many were chosen in the batch; counted here, before the batch moves to a device.
-        num_tokens: how many real tokens the batch has.
-        draws: (B, L) how often each position was drawn, where a masking draws with replacement; None: once each.
-        num_draws: their sum; None where `draws` is.
+        num_masked: number of chosen positions in the batch; counted before the batch moves to a device.
+        num_tokens: number of real tokens in the batch.
+        draws: (B, L) how often each position was drawn, if the masking draws with replacement; None: once each.
+        num_draws: the sum of `draws`; None if `draws` is None.
     """
 
     tokens: TokenBatch
@@ -111,7 +116,7 @@ class CorruptedBatch:
 
     @property
     def num_targets(self) -> int:
-        """What the generator's loss sums over: the chosen positions, a position drawn twice counting twice."""
+        """Number of items in the generator's loss: the chosen positions, where one drawn twice counts twice."""
         return self.num_masked if self.num_draws is None else self.num_draws
 
     @property
@@ -131,7 +136,7 @@ class LossTerm:
 
     Attributes:
         total: scalar, summed over the `count` items, in nats.
-        count: how many items were summed.
+        count: number of items in the sum.
         weight: factor of this term's mean in the objective.
     """
 
@@ -142,17 +147,17 @@ class LossTerm:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one forward pass of an objective gives.
+    """The result of one forward pass of an objective.
 
     Attributes:
         terms: the loss by name; the names are those of `Objective.counts`.
         observations: tensors for evaluation and diagnosis, detached, by name (logits, labels, masks).
-        figures: means to write into the journal under their own names, with no part in the loss.
+        metrics: means to write to the metrics log under their own names; they are not part of the loss.
     """
 
     terms: Mapping[str, LossTerm]
     observations: Mapping[str, Tensor] = field(default_factory=dict)
-    figures: Mapping[str, LossTerm] = field(default_factory=dict)
+    metrics: Mapping[str, LossTerm] = field(default_factory=dict)
 
 
 def map_tensors(batch: BatchT, change: Callable[[Tensor], Tensor]) -> BatchT:

@@ -28,8 +28,9 @@ def test_people_get_a_table_and_a_sentence() -> None:
     assert done.returncode == 0, done.stderr
     head, *rows, sentence = done.stdout.strip().splitlines()
     assert head.split("  ")[-1].strip() == "forward only"
-    assert [row.split("  ")[0] for row in rows][:3] == ["tokens a second", "limit of its matrix products", "share of that limit"]
-    assert "sequences of 32 a step" in sentence
+    names = [row.split("  ")[0] for row in rows]
+    assert names[:3] == ["tokens per second", "limit of its matrix products", "share of that limit"]
+    assert "sequences of 32 per step" in sentence
 
 
 def test_two_processes_share_the_step() -> None:

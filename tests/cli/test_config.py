@@ -9,7 +9,7 @@ import pytest
 
 from discern.cli.main import main
 from discern.config.tree import to_toml
-from discern.workflows.configuration import load_pretrain_config
+from discern.training.pretrain_config import load_pretrain_config
 
 
 class Result:

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from discern.checksums import CHECKSUMS_NAME
 from discern.cli.main import main
 from discern.config.layers import parse_overrides
+from discern.convert.export import export
+from discern.finetune import run as finetuning
 from discern.progress import Silent
-from discern.workflows.export import ExportRequest, export
-from discern.workflows.finetune import FinetuneRequest
+from discern.storage.checksums import CHECKSUMS_NAME
+from tests.small.run import make_run
+from tests.small.task import Finetuning
 from tests.tasks.data_folder import write
-from tests.workflows.small_run import make_run
 
 ROWS = ["the model reads the file,good", "a tensor of shape,bad", "returns none,so-so"]
 FEW = ("--set", "train.max_steps=2", "--set", "train.sequences_per_step=6")
@@ -49,20 +50,20 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[FinetuneRequest]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Finetuning]:
     """What the verb asks of the workflow, which does nothing here."""
-    requests: list[FinetuneRequest] = []
+    requests: list[Finetuning] = []
 
-    def finetune(request: FinetuneRequest, progress: object) -> Mapping[str, Any]:
-        requests.append(request)
+    def finetune(model: str, *, progress: object, **options: Any) -> Mapping[str, Any]:
+        requests.append(Finetuning(model, **options))
         entry = {"task": "own", "metric": "accuracy", "split": "dev", "examples": 6, "median": 0.5, "metrics": {"accuracy": 0.5}}
         return entry | {"failed_seeds": {}, "seeds": [0], "selected_on": None}
 
-    monkeypatch.setattr("discern.workflows.finetune.finetune", finetune)
+    monkeypatch.setattr(finetuning, "finetune", finetune)
     return requests
 
 
-def test_every_option_arrives(asked: list[FinetuneRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_arrives(asked: list[Finetuning], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--train", "a.csv", "--label", "it's", "--seeds", "3", "--recipe", "google", "--untrained", "--debug"]
     options += ["--tokenizer", "t.json", "--config", "c.toml", "--set", "finetune.epochs=2", "--device", "cpu"]
     assert call(monkeypatch, "tiny", *options, "--out", tmp_path / "out") == 0
@@ -73,7 +74,7 @@ def test_every_option_arrives(asked: list[FinetuneRequest], tmp_path: Path, monk
     assert (request.tokenizer, request.config, request.device) == (Path("t.json"), Path("c.toml"), "cpu")
 
 
-def test_columns_keep_their_characters(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_keep_their_characters(asked: list[Finetuning], monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"--text": "review\u00a0text", "--label": 'it\'s "x" \\ 中'}
     options = [part for pair in names.items() for part in pair]
     assert call(monkeypatch, "m", "--train", "a.csv", *options, "--out", "o") == 0
@@ -81,12 +82,12 @@ def test_columns_keep_their_characters(asked: list[FinetuneRequest], monkeypatch
     assert [said[f"files.{option[2:]}"].value for option in names] == list(names.values())
 
 
-def test_columns_by_number_may_be_negative(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_by_number_may_be_negative(asked: list[Finetuning], monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(monkeypatch, "m", "--train", "a.conll", "--words", "0", "--tags", "-1", "--out", "o") == 0
     assert asked[0].overrides == ('files.train="a.conll"', 'files.words="0"', 'files.tags="-1"')
 
 
-def test_tasks_go_with_their_folders(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_go_with_their_folders(asked: list[Finetuning], monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(monkeypatch, "m", "--task", "rte", "--data", "a", "--task", "chunk", "--data", "b", "--out", "o") == 0
     assert call(monkeypatch, "m", "--task", "rte", "--task", "qnli", "--data", "glue", "--submission", "zip", "--out", "o") == 0
     assert asked[0].tasks == [("rte", Path("a")), ("chunk", Path("b"))]
@@ -98,7 +99,7 @@ def test_tasks_go_with_their_folders(asked: list[FinetuneRequest], monkeypatch: 
     ("arguments", "says"),
     [
         (["--task", "rte"], ["1 times --task and 0 times --data", "once for each task"]),
-        (["--task", "rte", "--data", "x", "--text", "a"], ["a named task brings its own files", "leave out --task"]),
+        (["--task", "rte", "--data", "x", "--text", "a"], ["a named task has its own files", "leave out --task"]),
         (["--seeds", "0"], ["--seeds"]),
         (["--nproc", "0"], ["--nproc"]),
         (["--recipe", "gogle"], ["--recipe"]),
@@ -108,7 +109,7 @@ def test_tasks_go_with_their_folders(asked: list[FinetuneRequest], monkeypatch: 
 def test_wrong_questions(
     arguments: list[str],
     says: list[str],
-    asked: list[FinetuneRequest],
+    asked: list[Finetuning],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -119,7 +120,7 @@ def test_wrong_questions(
     assert asked == []
 
 
-def test_several_processes_get_the_same_command(asked: list[FinetuneRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_get_the_same_command(asked: list[Finetuning], monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[list[str], int]] = []
 
     def launch(arguments: list[str], nproc: int, tell: object) -> int:
@@ -171,7 +172,7 @@ def test_the_text_names_what_chose_the_weights(
     said = capsys.readouterr().out
     assert said.startswith("own: median accuracy ")
     assert "of 2 seeds on dev (6 examples)" in said
-    assert "  the weights of each seed were chosen on dev, so its scores are slightly optimistic" in said
+    assert "  the weights of each seed were selected on dev, so its scores are slightly optimistic" in said
     assert json.loads((tmp_path / "out" / "results.json").read_text())["selected_on"] == "dev"
 
 
@@ -214,7 +215,7 @@ def test_a_sweep_prints_a_line_for_each_value(
         median = json.loads((out / f"learning_rate={value}" / "results.json").read_text())["median"]
         assert line.startswith(f"learning_rate={value}  {median:.4f} +- 0.0000")
     assert lines[3] in ("best: learning_rate=1e-4", "best: learning_rate=3e-4")
-    assert lines[4] == "  chosen by its scores on dev, so these are slightly optimistic"
+    assert lines[4] == "  selected by its scores on dev, so these are slightly optimistic"
     assert f"discern predict {out / lines[3].removeprefix('best: ')} FILE" in said
     assert call(monkeypatch, model, *reviews, "--sweep", "learning_rate", "--out", out) == 2
     assert "--sweep learning_rate=1e-4,3e-4" in capsys.readouterr().err
@@ -263,7 +264,7 @@ BAD: dict[str, tuple[dict[str, list[str]], list[str], int, list[str]]] = {
         {"a.csv": ["review,stars", *ROWS, ",good"]},
         ["--train", "a.csv"],
         1,
-        ["a.csv:5: 'review' is empty", "take the row out"],
+        ["a.csv:5: 'review' is empty", "remove the row"],
     ),
     "a missing column": (
         {"a.csv": ["review,stars", *ROWS]},
@@ -281,13 +282,13 @@ BAD: dict[str, tuple[dict[str, list[str]], list[str], int, list[str]]] = {
         {"a.csv": ["review,stars", "fine,good", '"open,bad', "more,good"]},
         ["--train", "a.csv"],
         1,
-        ["a.csv:3: unbalanced quotation marks", "shows in line 4", 'double them: "he said ""yes"""'],
+        ["a.csv:3: unbalanced quotation marks", "detected in line 4", 'double them inside a quoted field: "he said ""yes"""'],
     ),
     "no answer that occurs": (
         {"a.jsonl": [question("the red one", "blue"), question("the red one", "green")]},
         ["--train", "a.jsonl", "--question", "question"],
         1,
-        ["no question that can be used", "a.jsonl:1 question 0: 'blue'", "must occur in its context to the letter"],
+        ["no usable questions", "a.jsonl:1 question 0: 'blue'", "must occur in its context exactly"],
     ),
     "tags of unequal length": (
         {"a.csv": ["words,tags", "it rains,O O", "it rains,O"]},
@@ -299,7 +300,7 @@ BAD: dict[str, tuple[dict[str, list[str]], list[str], int, list[str]]] = {
         {"a.conll": ["it O", "rains"]},
         ["--train", "a.conll"],
         1,
-        ["a.conll:2 has 1 columns, line 1 has 2", "every word needs as many columns"],
+        ["a.conll:2 has 1 columns, line 1 has 2", "every word needs the same number of columns"],
     ),
     "a score that is none": (
         {"a.csv": ["text,score", "x,1.5", "y,nan"]},
@@ -311,13 +312,13 @@ BAD: dict[str, tuple[dict[str, list[str]], list[str], int, list[str]]] = {
         {"a.csv": ["text,label", "x,a", "y,a"]},
         ["--train", "a.csv"],
         1,
-        ["every example of", "is 'a': there is nothing to tell apart", "--label COLUMN"],
+        ["every example of", "is 'a': there is nothing to learn", "--label COLUMN"],
     ),
     "columns of a named task's files": (
         {"a.conll": ["it PR O", "rains VB B-X", ""] * 9, "b.conll": ["it PR O"]},
         ["--train", "a.conll", "--dev", "b.conll", "--set", "task.tag_column=1"],
         2,
-        ["task.tag_column is 1, but that is for the files of named tasks", "--tags 1 for your own"],
+        ["task.tag_column is 1, but it applies to named tasks only", "for your own files: --tags 1"],
     ),
 }
 
@@ -361,7 +362,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    export(ExportRequest(model, tmp_path / "model"), Silent(), lambda _: None)
+    export(model, out=tmp_path / "model", progress=Silent(), warn=lambda _: None)
     path = tmp_path / "model" / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.add_tokens([f"more{n}" for n in range(999)])
@@ -400,7 +401,7 @@ def test_a_folder_of_something_else_is_left_alone(
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     write(tmp_path / "mine" / "notes.txt", "precious")
     assert call(monkeypatch, model, *reviews, *FEW, "--out", tmp_path / "mine") == 1
-    assert "is not empty and holds no fine-tuning" in capsys.readouterr().err
+    assert "is not empty and holds no fine-tuned model" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 

@@ -9,11 +9,11 @@ import numpy
 import pytest
 import torch
 
-from discern.cli.json_values import jsonable
+from discern.cli.console import jsonable
 from discern.config.base import Section
 
 
-class Colour(StrEnum):
+class Color(StrEnum):
     RED = "red"
 
 
@@ -40,7 +40,7 @@ class Model(Section):
         (torch.tensor(2.5), 2.5),
         (torch.tensor([1, 2]), [1, 2]),
         (Path("a/b"), "a/b"),
-        (Colour.RED, "red"),
+        (Color.RED, "red"),
         (Point(1.0), {"x": 1.0, "name": None}),
         (Model(), {"a": 1}),
         ({1: (2, {3})}, {"1": [2, [3]]}),

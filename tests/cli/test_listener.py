@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from discern.cli import listener
-from discern.cli.listener import Listener
+from discern.cli import progress as listener
+from discern.cli.progress import Listener
 from discern.training.interrupt import stop_on_signals
 from tests.training.test_loop import Notes
 

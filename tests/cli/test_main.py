@@ -53,7 +53,7 @@ def computed() -> float:
 
 
 def test_help_is_quick_and_imports_nothing_heavy():
-    heavy = "('torch', 'tokenizers', 'numpy', 'transformers', 'matplotlib', 'discern.workflows')"
+    heavy = "('torch', 'tokenizers', 'numpy', 'transformers', 'matplotlib', 'discern.pretrain', 'discern.artifacts')"
     program = (
         "import sys\nfrom discern.cli.main import main\nsys.argv = ['discern', '--help']\n"
         f"try:\n    main()\nfinally:\n    print([name for name in {heavy} if name in sys.modules])"
@@ -136,7 +136,7 @@ def test_ctrl_c_before_a_verb_has_begun(monkeypatch: pytest.MonkeyPatch):
     assert call(monkeypatch, "config") == 130
 
 
-def test_a_terminal_gets_colour_unless_it_says_no():
+def test_a_terminal_gets_color_unless_it_says_no():
     assert "\x1b[1;31merror: " in on_terminal("confg")
     assert "\x1b[31m" not in on_terminal("confg", NO_COLOR="1")
     assert "╭" not in on_terminal("--help")

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from discern.cli.main import VERBS, application
 from discern.cli.outputs import OUTPUTS, guarded, inputs_of, outputs_of
+from discern.convert.export import export
 from discern.progress import Silent
-from discern.workflows.export import ExportRequest, export
-from discern.workflows.report import report
-from tests.workflows.small_finetuned import SINGLE, make_finetuned
-from tests.workflows.small_run import make_run
+from discern.report.run_page import report
+from tests.small.finetuned import SINGLE, make_finetuned
+from tests.small.run import make_run
 
 
 def verbs() -> Iterator[tuple[str, Any]]:
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, an export of it and a fine-tuning."""
     folder = tmp_path_factory.mktemp("models")
     make_run(folder / "run")
-    export(ExportRequest(folder / "run", folder / "exported", all_networks=True), Silent(), str)
+    export(folder / "run", out=folder / "exported", all_networks=True, progress=Silent(), warn=str)
     make_finetuned(folder / "tuned", stars=SINGLE)
     (folder / "t.txt").write_text("The old town.\n")
     (folder / "t.csv").write_text("review\nThe old town.\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discern.cli.main import main
-from tests.workflows.small_finetuned import SINGLE, make_finetuned
+from tests.small.finetuned import SINGLE, make_finetuned
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discern.cli.main import main
-from discern.data import languages
+from discern.data.tokenizer import languages
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -58,3 +58,10 @@ def test_an_unknown_language_is_refused(
 ) -> None:
     assert call(monkeypatch, chinese, "--out", tmp_path / "data", "--language", "chinese") == 2
     assert "did you mean 'zh' (Chinese)?" in capsys.readouterr().err
+
+
+def test_an_output_folder_is_asked_for(
+    chinese: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, chinese, "--train-tokenizer", "bpe") == 2
+    assert "no output folder is given" in capsys.readouterr().err

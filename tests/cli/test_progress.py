@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from discern.cli.progress import Bar, Lines, progress_on
+from discern.cli.progress import ProgressBar, ProgressLines, progress_on
 from discern.progress import BudgetProgress
 
 
@@ -17,14 +17,14 @@ class Clock:
         return self.now
 
 
-def lines_on(clock: Clock) -> tuple[Lines, io.StringIO]:
+def lines_on(clock: Clock) -> tuple[ProgressLines, io.StringIO]:
     stream = io.StringIO()
-    return Lines(Console(file=stream, width=10_000), clock), stream
+    return ProgressLines(Console(file=stream, width=10_000), clock), stream
 
 
 def test_a_terminal_gets_a_bar_and_everything_else_lines():
-    assert isinstance(progress_on(Console(file=io.StringIO())), Lines)
-    assert isinstance(progress_on(Console(file=io.StringIO(), force_terminal=True)), Bar)
+    assert isinstance(progress_on(Console(file=io.StringIO())), ProgressLines)
+    assert isinstance(progress_on(Console(file=io.StringIO(), force_terminal=True)), ProgressBar)
 
 
 def test_lines_come_at_bounded_growing_intervals():
@@ -80,7 +80,7 @@ def test_bytes_are_readable_and_a_new_stage_ends_the_one_before():
 
 def test_a_bar_shows_amount_figures_and_notes_without_folding():
     stream = io.StringIO()
-    bar = Bar(Console(file=stream, force_terminal=True, width=100, color_system=None))
+    bar = ProgressBar(Console(file=stream, force_terminal=True, width=100, color_system=None))
     bar.start("pre-training", 40, "steps")
     bar.advance(40, loss="8.5", learning_rate="1e-3")
     bar.note("step 40: saved [bold]")
@@ -97,7 +97,7 @@ def test_a_bar_shows_amount_figures_and_notes_without_folding():
 
 def test_a_narrow_terminal_leaves_out_whole_figures():
     stream = io.StringIO()
-    bar = Bar(Console(file=stream, force_terminal=True, width=60, color_system=None))
+    bar = ProgressBar(Console(file=stream, force_terminal=True, width=60, color_system=None))
     bar.start("pre-training", 200, "steps")
     bar.advance(200, loss="6.010", tokens_per_second="12.3k", learning_rate="1e-4")
     bar.finish()
@@ -111,7 +111,7 @@ def test_a_narrow_terminal_leaves_out_whole_figures():
 
 def test_a_note_on_a_terminal_breaks_between_words():
     stream = io.StringIO()
-    bar = Bar(Console(file=stream, force_terminal=True, width=40, color_system=None))
+    bar = ProgressBar(Console(file=stream, force_terminal=True, width=40, color_system=None))
     bar.note("step 145: held out loss 14.8669, generator_loss 3.9528, generator_accuracy 0.0359")
     lines = stream.getvalue().splitlines()
     assert len(lines) > 1
@@ -121,7 +121,7 @@ def test_a_note_on_a_terminal_breaks_between_words():
 
 def test_a_long_description_keeps_whole_words():
     stream = io.StringIO()
-    bar = Bar(Console(file=stream, force_terminal=True, width=60, color_system=None))
+    bar = ProgressBar(Console(file=stream, force_terminal=True, width=60, color_system=None))
     bar.start("reading a sample for the tokenizer of the data set", 10_000_000, "bytes")
     bar.advance(10_000_000, tokens="12,345")
     bar.finish()
@@ -158,7 +158,7 @@ def test_steps_that_end_before_the_time_count():
 
 def test_a_bar_shows_a_time_budget():
     stream = io.StringIO()
-    bar = Bar(Console(file=stream, force_terminal=True, width=80, color_system=None))
+    bar = ProgressBar(Console(file=stream, force_terminal=True, width=80, color_system=None))
     budget = BudgetProgress(bar, 3600, used=1800)
     budget.start("pre-training", None, "steps")
     budget.advance(20, loss="5.1")

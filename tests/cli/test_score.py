@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from discern.cli.main import main
-from tests.scoring.test_minimal_pairs import line
-from tests.workflows.small_run import make_run
+from tests.inference.test_minimal_pairs import line
+from tests.small.run import make_run
 
 TEXTS = ["The chef\tcooked [bold]the[/] meal.", "cats, 中文"]
 
@@ -109,7 +109,7 @@ def test_standard_input_and_an_empty_line(run: Path, monkeypatch: pytest.MonkeyP
     assert "standard input:2: the line is empty" in printed.err
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     assert call(monkeypatch, "score", run) == 2
-    assert "pipe sentences in" in capsys.readouterr().err
+    assert "pipe in sentences" in capsys.readouterr().err
 
 
 def test_wrong_questions(

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from discern.cli.console import _print
 from discern.cli.evaluate import _groups
-from discern.cli.tables import fitting
-from discern.cli.terminal import Terminal
+from discern.cli.terminal import Terminal, fitting
 
 
 def shown(table: Table, width: int) -> str:

@@ -11,9 +11,8 @@ import pytest
 from discern.config.presets import preset_names, preset_path, preset_summary
 from discern.config.tree import diff, to_toml
 from discern.errors import ConfigError
-from discern.objectives.rtd_config import RTDConfig
-from discern.workflows.configuration import differences, load_pretrain_config
-from discern.workflows.settings import PretrainConfig
+from discern.objectives.rtd import RTDConfig
+from discern.training.pretrain_config import PretrainConfig, differences, load_pretrain_config
 
 ELECTRAS = [
     "cpu-small",
@@ -184,7 +183,7 @@ def test_an_unknown_objective_names_the_nearest():
 
 
 def test_the_machinery_imports_no_torch():
-    modules = ["base", "fields", "layers", "presets", "problems", "resolve", "schema", "tree"]
+    modules = ["base", "layers", "presets", "problems", "resolve", "schema", "tree"]
     program = "import sys\n" + "".join(f"import discern.config.{name}\n" for name in modules)
     program += "print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

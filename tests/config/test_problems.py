@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from discern.config.fields import expectation
 from discern.config.problems import InvalidConfigError
+from discern.config.schema import expectation
 from tests.config.recipe import Oven, cook
 
 

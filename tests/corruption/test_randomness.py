@@ -35,7 +35,7 @@ def test_uniform_in_the_half_open_interval() -> None:
     assert stats.chisquare(observed).pvalue > 1e-4
 
 
-def test_neighbouring_rows_positions_and_steps_are_uncorrelated() -> None:
+def test_neighboring_rows_positions_and_steps_are_uncorrelated() -> None:
     values = numbers(examples=400).uniforms("x", 400)
     pairs = [
         (values[1:], values[:-1]),

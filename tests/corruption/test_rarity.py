@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from discern.corruption.masking import MaskingContext, quota, uniform
+from discern.corruption.masking import MaskingContext, quota, rarity, uniform
 from discern.corruption.masking import maskable_positions as maskable
 from discern.corruption.randomness import Randomness
-from discern.corruption.rarity import rarity
 from tests.support import SPECIAL, make_batch
 
 COUNTS = torch.tensor([0, 0, 0, 0, 0, 900, 100, 25, 1, 0])

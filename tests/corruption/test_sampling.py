@@ -23,7 +23,7 @@ def test_samples_are_distributed_as_the_softmax(temperature: float, dtype: torch
 
 
 def test_a_large_vocabulary_loses_no_tail() -> None:
-    # 30,522 candidates of equal probability: rounding in the running sum must not favour some or drop the last.
+    # 30,522 candidates of equal probability: rounding in the running sum must not favor some or drop the last.
     vocabulary, draws = 30_522, 20_000
     uniforms = Randomness(0, 0, torch.arange(20)).uniforms("replacements", draws // 20).flatten()
     sampled = torch.cat([sample_tokens(torch.zeros(len(part), vocabulary), part) for part in uniforms.split(500)])

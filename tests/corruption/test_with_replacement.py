@@ -4,9 +4,8 @@ import pytest
 import torch
 from scipy import stats
 
-from discern.corruption.masking import MaskingContext
+from discern.corruption.masking import MaskingContext, average_samples, draw_quota, with_replacement
 from discern.corruption.randomness import Randomness
-from discern.corruption.with_replacement import average_samples, draw_quota, with_replacement
 from tests.support import SPECIAL, make_batch
 
 

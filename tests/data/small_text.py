@@ -7,9 +7,9 @@ import random
 import tarfile
 from pathlib import Path
 
-from discern.data.corpus import Corpus, CorpusOptions
-from discern.data.encoder import Document
-from discern.data.problems import ProblemLog
+from discern.data.sources.corpus import Corpus
+from discern.data.sources.documents import CorpusOptions, Document
+from discern.data.sources.problems import ProblemLog
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [

@@ -14,7 +14,7 @@ import pytest
 
 from discern.errors import RanksError
 from discern.training.launch import launch
-from discern.training.place import LIFELINE, LOST_CONTACT, PATIENCE
+from discern.training.rank_environment import LIFELINE, LOST_CONTACT, TIMEOUT_VARIABLE
 
 PYTHON = (sys.executable, "-c")
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK'])\n"
@@ -48,7 +48,7 @@ def test_a_killed_process_is_named_and_the_others_end(tmp_path: Path) -> None:
 
 
 def test_a_stopped_process_is_told_of_and_given_up_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PATIENCE, "0.5")
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "0.5")
     told: list[str] = []
     body = mark(tmp_path) + f"os.kill(os.getpid(), signal.SIGSTOP) if rank == 0 else (time.sleep(0.8), sys.exit({LOST_CONTACT}))"
     with pytest.raises(RanksError, match=r"process 0 of 2 .* was stopped by a signal and did not continue in time"):
@@ -92,7 +92,7 @@ def test_a_signal_reaches_all_processes_once(number: signal.Signals) -> None:
 
 
 def test_ranks_end_with_their_launcher_even_when_it_is_killed(tmp_path: Path) -> None:
-    # The lifeline's end is what the processes of the command listen for: tests/training/test_place.py.
+    # The lifeline's end is what the processes of the command listen for: tests/training/test_rank_environment.py.
     body = RANK + mark(tmp_path) + f"os.read(int(os.environ[{LIFELINE!r}]), 1)"
     program = f"from discern.training.launch import launch; launch([{body!r}], 2, print, program={PYTHON!r})"
     launcher = subprocess.Popen([sys.executable, "-c", program])
@@ -126,5 +126,5 @@ except RanksError as error:
 
 
 def test_a_rank_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PATIENCE, "2")
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "2")
     assert launch([SILENT], 2, print, program=PYTHON) == 5

@@ -17,9 +17,9 @@ torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from discern.training import checkpoint
 from discern.training.loop import train
-from discern.training.parts import State
+from discern.training.context import State
 from discern.training.parallel import join_ranks
-from tests.training.test_memory import build, parts
+from tests.training.test_memory import build, context
 
 out, steps = Path(sys.argv[1]), int(sys.argv[2])
 objective, state = build(0.0), State()
@@ -29,7 +29,7 @@ if contents is not None:
     objective.load_carry_state(contents.carry)
     state = State(contents.step, contents.state["tokens"], 0.0, contents.state["updates"], dict(contents.optimizer))
 with join_ranks("cpu") as ranks:
-    run = parts(out if ranks.writes else out / "other", objective, max_steps=steps)
+    run = context(out if ranks.writes else out / "other", objective, max_steps=steps)
     object.__setattr__(run, "ranks", ranks)
     train(run, state)
 """

@@ -17,16 +17,16 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from discern.training.loop import train
-from discern.training.parts import State
+from discern.training.context import State
 from discern.training.parallel import join_ranks
 from tests.objectives.rtd_options import OPTIONS, build_option
-from tests.training.test_loop import parts
+from tests.training.test_loop import context
 
 with join_ranks("cpu") as ranks:
     for name in json.loads(sys.argv[2]):
         out = Path(sys.argv[1]) / name.replace(" ", "-")
         out = out if ranks.writes else out.with_name(out.name + "-other")
-        run = parts(out, build_option(OPTIONS[name]), max_steps=6, log_every_steps=1)
+        run = context(out, build_option(OPTIONS[name]), max_steps=6, log_every_steps=1)
         object.__setattr__(run, "ranks", ranks)
         train(run, State())
 """

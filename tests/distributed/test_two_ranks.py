@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
-from tests.training.test_loop import parts
+from tests.training.test_loop import context
 from discern.objectives import objectives
 from tests.support import MODELS, settings
 from discern.training.loop import train
-from discern.training.parts import State
+from discern.training.context import State
 from discern.training.parallel import join_ranks
 
 out, micro = Path(sys.argv[1]), int(sys.argv[2]) or None
@@ -32,9 +32,9 @@ with join_ranks("cpu") as ranks:
         factory = objectives.load(name)
         model = dict(hidden_dropout=0.0, attention_dropout=0.0, **MODELS.get(name, dict()))
         objective = factory(factory.Config(), settings(**model))
-        objective.initialise(0)
+        objective.initialize(0)
         steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5)
-        run = parts(out / (name if ranks.writes else "other"), objective, micro_batch_size=micro, **steps)
+        run = context(out / (name if ranks.writes else "other"), objective, micro_batch_size=micro, **steps)
         object.__setattr__(run, "ranks", ranks)
         train(run, State())
 # a thread of a group that lives on may abort the process at its end

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from discern.convert.export_finetuned import export_task
 from discern.errors import ConfigError
+from discern.finetune.evaluate import evaluate_finetuned
+from discern.inference.predict import predict
 from discern.progress import Silent
 from discern.tasks import tasks
-from discern.workflows.evaluate_finetuned import JudgeRequest, judge
-from discern.workflows.export_finetuned import TaskExportRequest, export_task
-from discern.workflows.finetune import FinetuneRequest, finetune
-from discern.workflows.predict import PredictRequest, predict
-from tests.workflows.small_run import make_run
+from tests.small.run import make_run
+from tests.small.task import Finetuning, finetune
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "add-a-task.md"
 LINES = ["LOCATION where is the file", "NUMBER what is the shape", "TIME when does it return"]
@@ -49,7 +49,7 @@ def predicted(model: Path, content: str, notes: list[str]) -> list[dict[str, Any
     found: list[dict[str, Any]] = []
     listener = Silent()
     listener.note = notes.append  # type: ignore[method-assign]
-    predict(PredictRequest(model, path), found.extend, listener)
+    predict(model, path, found.extend, listener)
     return found
 
 
@@ -58,7 +58,7 @@ def test_the_example_is_a_task(data: Path, tmp_path: Path, monkeypatch: pytest.M
     notes: list[str] = []
     listener = Silent()
     monkeypatch.setattr(listener, "note", notes.append)
-    request = FinetuneRequest(str(tmp_path / "run"), tmp_path / "out", [("question-kind", data)], overrides=FAST)
+    request = Finetuning(str(tmp_path / "run"), tmp_path / "out", [("question-kind", data)], overrides=FAST)
     results = finetune(request, listener)
     assert results["metrics"]["accuracy"] == 1.0
     assert any("line without a question, left out: 1" in note for note in notes)
@@ -71,13 +71,13 @@ def test_the_example_is_a_task(data: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_example_of_a_family_is_used_afterwards(data: Path, tmp_path: Path) -> None:
-    request = FinetuneRequest(str(tmp_path / "run"), tmp_path / "out", [("sure-kind", data)], overrides=("train.max_steps=1",))
+    request = Finetuning(str(tmp_path / "run"), tmp_path / "out", [("sure-kind", data)], overrides=("train.max_steps=1",))
     tasks.register("sure-kind", "kinds:SURE")
     finetune(request, Silent())
     (said,) = predicted(tmp_path / "out", "where is it", [])
     assert set(said) == {"id", "label", "probabilities", "is_sure"}
-    assert judge(JudgeRequest(tmp_path / "out", data), Silent())["examples"] == 30
-    assert export_task(TaskExportRequest(tmp_path / "out", tmp_path / "export"), Silent()).task == "sure-kind"
+    assert evaluate_finetuned(tmp_path / "out", data, progress=Silent())["examples"] == 30
+    assert export_task(tmp_path / "out", out=tmp_path / "export", progress=Silent()).task == "sure-kind"
     del tasks._targets["sure-kind"]
     with pytest.raises(ConfigError, match="'sure-kind' is of the family 'kinds', which is not installed here"):
         predicted(tmp_path / "out", "where is it", [])
@@ -86,5 +86,5 @@ def test_the_example_of_a_family_is_used_afterwards(data: Path, tmp_path: Path) 
 def test_a_definition_under_another_name_is_refused_before_training(data: Path, tmp_path: Path) -> None:
     tasks.register("other-kind", "kinds:SURE")
     with pytest.raises(ConfigError, match="'sure-kind' of the family 'kinds' is not registered under its name"):
-        finetune(FinetuneRequest(str(tmp_path / "run"), tmp_path / "out", [("other-kind", data)]), Silent())
+        finetune(Finetuning(str(tmp_path / "run"), tmp_path / "out", [("other-kind", data)]), Silent())
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from discern.workflows.detect import load_detection_model
+from discern.inference.detection import load_detection_model
 
 ROOT = Path(__file__).parents[2]
 SENTENCE = "The people of the town went to their houses before the river rose again."

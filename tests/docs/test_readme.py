@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from discern.artifacts.run import build_objective
 from discern.config.presets import usual_vocabulary
-from discern.data.synthetic import SPECIAL
+from discern.data.batching.synthetic import SPECIAL
 from discern.objectives.base import Vocabulary
-from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.runs import build_objective
+from discern.training.pretrain_config import load_pretrain_config
 
 README = Path(__file__).parents[2] / "README.md"
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from discern.artifacts.export_folder import FILES
+from discern.artifacts.opening import open_model
 from discern.data.tokenizer import load_tokenizer
-from discern.interop.folder import FILES
+from discern.inference.detection import detect
 from discern.progress import Silent
-from discern.workflows.detect import detect
-from discern.workflows.models import load_objective
 
 MODELS = sorted(path.parent for path in (Path(__file__).parents[2] / "examples" / "models").glob("*/config.json"))
 TEXT = "The chef cooked the meal and the guests ate purple elephants."
@@ -26,11 +26,11 @@ def test_small_and_whole(model: Path) -> None:
     files = {str(path.relative_to(model)): path.stat().st_size for path in model.rglob("*") if path.is_file()}
     assert files.keys() >= set(FILES)
     assert sum(files.values()) < 10 * 2**20
-    assert "\nlicense:\n" not in (model / "README.md").read_text(encoding="utf-8"), "the licence is to be filled in"
+    assert "\nlicense:\n" not in (model / "README.md").read_text(encoding="utf-8"), "the license is to be filled in"
 
 
 def test_it_can_be_measured_and_judges(model: Path) -> None:
-    assert load_objective(model, warn=pytest.fail).step > 0
+    assert open_model(model, warn=pytest.fail).step > 0
     (seen,) = detect(model, [TEXT], Silent(), pytest.fail)
     assert len(seen.tokens) == len(load_tokenizer(model).encode(TEXT, add_special_tokens=False))
     assert all(0 < probability < 1 for probability in seen.replaced_probability)

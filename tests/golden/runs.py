@@ -18,16 +18,16 @@ from typing import Any
 import torch
 
 from discern import kernels
+from discern.data.batching.rows import training_rows
 from discern.data.config import DataConfig
-from discern.data.source import training_rows
 from discern.objectives import objectives
 from discern.progress import Silent
 from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.context import State, TrainContext
 from discern.training.interrupt import StopRequest
-from discern.training.journal import Journal, read_metrics
 from discern.training.loop import train
+from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.parallel import Ranks
-from discern.training.parts import Parts, State
 from tests.support import MODELS, SPECIAL, MemorySplit, settings
 
 FOLDER = Path(__file__).parent
@@ -95,14 +95,14 @@ def record(name: str) -> list[dict[str, float]]:
     factory, given = objectives.load(name), settings(**MODELS.get(name, {}))
     counted = replace(given.vocabulary, token_counts=torch.arange(1, given.vocabulary.size + 1))
     objective = factory(factory.Config(name=name, **options), replace(given, vocabulary=counted))
-    objective.initialise(0)
+    objective.initialize(0)
     slots = 8 if objective.config.reads_in_order else None
     source = training_rows(
         text(long_words="masking" in options), SPECIAL, DataConfig(sequence_length=32, **ROWS.get(name, {})), 0, slots=slots
     )
     with tempfile.TemporaryDirectory() as folder:
         train(
-            Parts(
+            TrainContext(
                 objective=objective,
                 source=source,
                 heldout=None,
@@ -111,7 +111,7 @@ def record(name: str) -> list[dict[str, float]]:
                 ranks=Ranks(0, 1, torch.device("cpu")),
                 precision="float32",
                 folder=Path(folder),
-                journal=Journal(Path(folder), 0),
+                metrics_log=MetricsLog(Path(folder), 0),
                 progress=Silent(),
                 stop=StopRequest(),
             ),

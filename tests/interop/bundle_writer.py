@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from discern.interop.tensorflow.crc32c import crc32c
+from discern.interop.tensorflow.sstable import checksum as crc32c
 
 TYPES = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}
 MAGIC = 0xDB4775248B80FB57

@@ -10,9 +10,9 @@ from transformers import AutoModel, ElectraConfig, ElectraForMaskedLM, ElectraFo
 
 from discern.interop.config_json import MARK
 from discern.interop.huggingface import is_discriminator, network_from_huggingface, to_huggingface
-from discern.model.heads import CopyMLMHead, EnergyHead
-from discern.model.network import Network
-from discern.model.two_tower import TwoTowerEncoder
+from discern.models.base import Network
+from discern.models.electra.two_tower import TwoTowerEncoder
+from discern.models.heads import CopyMLMHead, EnergyHead
 from discern.objectives import objectives
 from discern.objectives.base import Objective, Vocabulary
 from tests.support import MODELS, SPECIAL, settings
@@ -25,7 +25,7 @@ IDS = torch.randint(5, 50, (3, 11), generator=torch.Generator().manual_seed(0))
 def build(name: str) -> Objective:
     factory = objectives.load(name)
     objective: Objective = factory(factory.Config(), settings(initializer_range=0.3))
-    objective.initialise(0)
+    objective.initialize(0)
     return objective.eval()
 
 

@@ -15,7 +15,7 @@ from discern.errors import CheckpointError, ConfigError
 from discern.interop.finetuned import HeadWeights, finetuned_to_huggingface
 from discern.interop.huggingface import network_from_huggingface
 from discern.interop.pretrained import encoder_from_huggingface
-from discern.model.bert import BertEncoder
+from discern.models.electra.encoder import BertEncoder
 from tests.parity.small_networks import VOCABULARY, build, inputs, sizes, token_batch
 
 BATCH = token_batch([17, 12, 5], 19, second=[6, 4, 3])
@@ -122,8 +122,8 @@ def test_too_many_classes_are_refused() -> None:
 
 
 def test_pre_norm_has_no_electra_form() -> None:
-    with pytest.raises(ConfigError, match="normalisation is 'pre'"):
-        finetuned_to_huggingface(encoder_of(normalisation="pre"), head("span", 2), VOCABULARY)
+    with pytest.raises(ConfigError, match="normalization is 'pre'"):
+        finetuned_to_huggingface(encoder_of(normalization="pre"), head("span", 2), VOCABULARY)
 
 
 def test_a_head_that_contradicts_itself_is_refused() -> None:
@@ -154,5 +154,5 @@ def test_equal_weights_are_equal_bytes_and_the_encoder_comes_back(encoder: BertE
     back = encoder_from_huggingface(tmp_path / "one")
     for name, value in encoder.named_parameters():
         assert torch.equal(back.get_parameter(name), value.bfloat16().float()), name
-    with pytest.raises(CheckpointError, match="fine-tuned for something"):
+    with pytest.raises(CheckpointError, match="a bare encoder or a fine-tuned model"):
         network_from_huggingface(tmp_path / "one")

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import discern
+from discern.artifacts.opening import open_model
 from discern.cli.main import main
+from discern.convert.export import export
 from discern.errors import ConfigError, DataError
 from discern.interop.hub import hub_name, is_hub_name, local_model
 from discern.progress import Silent
-from discern.workflows.encoders import load_encoder
-from discern.workflows.export import ExportRequest, export
-from tests.workflows.small_run import make_run
+from tests.small.run import make_run
 
 NAME, COMMIT = "somebody/small-electra", "0123456789abcdef0123456789abcdef01234567"
 
@@ -29,7 +29,7 @@ NAME, COMMIT = "somebody/small-electra", "0123456789abcdef0123456789abcdef012345
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hub")
     make_run(folder / "run")
-    export(ExportRequest(folder / "run", folder / "out"), Silent(), pytest.fail)
+    export(folder / "run", out=folder / "out", progress=Silent(), warn=pytest.fail)
     (folder / "out" / "tf_model.h5").write_bytes(b"another framework's weights")
     return folder / "out"
 
@@ -103,7 +103,7 @@ def test_a_model_is_downloaded_once_and_used(asked: list[str], exported: Path, m
     assert (folder / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
     assert not (folder / "tf_model.h5").exists(), "weights of other frameworks stay there"
     assert hub_name(folder) == f"{NAME} (Hugging Face Hub, revision 0123456)"
-    assert load_encoder(folder, warn=pytest.fail).description == hub_name(folder)
+    assert open_model(folder, warn=pytest.fail).encoder.description == hub_name(folder)
     model = discern.load(NAME, device="cpu")
     assert model.encode(["a text"]).shape == (1, model.hidden_size)
     # Without a network, what is in the cache serves.

@@ -15,8 +15,7 @@ from torch import Tensor
 from discern.errors import CheckpointError, ConfigError
 from discern.interop.huggingface import is_discriminator, load_huggingface_weights, network_from_huggingface, to_huggingface
 from discern.interop.names import parameter_names
-from discern.model.encoder import Encoder
-from discern.model.network import Network
+from discern.models.base import Encoder, Network
 from tests.parity.small_networks import VOCABULARY, build, counterpart, inputs, network_logits, sizes, token_batch
 
 NETWORKS: dict[str, Network] = {
@@ -134,7 +133,7 @@ def test_tells_a_discriminator(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @torch.no_grad()
 def test_sixteen_bits(network: Network, precision: str, tmp_path: Path) -> None:
-    """Stored as rounded, read as float32; transformers reads the same values, in the type that the folder states."""
+    """WeightFiles as rounded, read as float32; transformers reads the same values, in the type that the folder states."""
     import transformers
 
     write(tmp_path, network, precision)
@@ -157,7 +156,7 @@ def test_what_is_no_pre_training_model_is_named(tmp_path: Path) -> None:
     from transformers import ElectraModel
 
     ElectraModel(counterpart(NETWORKS["discriminator"]).config).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="no pre-training head: it is a bare encoder, or was fine-tuned"):
+    with pytest.raises(CheckpointError, match="no pre-training head: it is a bare encoder or a fine-tuned model"):
         network_from_huggingface(tmp_path)
 
 
@@ -178,7 +177,7 @@ BIAS = "electra.encoder.layer.1.output.dense.bias"
     [
         (BIAS, None, f"'{BIAS}' is missing"),
         (BIAS, torch.zeros(31), rf"'{BIAS}' has shape \[31\], but the network expects \[32\]"),
-        ("classifier.dense.weight", torch.zeros(2, 2), "nothing here can hold 'classifier.dense.weight'"),
+        ("classifier.dense.weight", torch.zeros(2, 2), "unexpected tensor 'classifier.dense.weight'"),
     ],
 )
 def test_a_wrong_tensor_is_named(name: str, tensor: Tensor | None, said: str, tmp_path: Path) -> None:
@@ -238,6 +237,9 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
 def test_another_encoder_is_refused() -> None:
     class Other(Encoder):
         def forward(self, *_: Any, **__: Any) -> Tensor:
+            raise NotImplementedError
+
+        def forward_flops(self, *_: Any, **__: Any) -> float:
             raise NotImplementedError
 
     other = Other()

@@ -16,7 +16,7 @@ from torch import Tensor
 from discern.errors import CheckpointError
 from discern.interop.huggingface import to_huggingface
 from discern.interop.pretrained import encoder_from_huggingface
-from discern.model.bert import BertEncoder
+from discern.models.electra.encoder import BertEncoder
 from tests.parity.small_networks import VOCABULARY, build, inputs, make_noisy, sizes, token_batch
 
 SIZES: dict[str, Any] = {
@@ -163,7 +163,9 @@ def test_a_pickle_in_several_files(tmp_path: Path) -> None:
     files = {name: f"pytorch_model-0000{1 + place % 2}-of-00002.bin" for place, name in enumerate(names)}
     for file in set(files.values()):
         torch.save({name: model.state_dict()[name] for name in names if files[name] == file}, tmp_path / file)
-    with pytest.raises(CheckpointError, match=r"in parts \(pytorch_model-00001-of-00002\.bin, and 1 more\), but no") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"in several files \(pytorch_model-00001-of-00002\.bin, and 1 more\), but no"
+    ) as caught:
         encoder_from_huggingface(tmp_path)
     assert "download pytorch_model.bin.index.json too" in str(caught.value.hint)
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
@@ -176,7 +178,9 @@ def test_a_pickle_in_several_files(tmp_path: Path) -> None:
 def test_parts_without_their_index_are_refused(tmp_path: Path) -> None:
     saved(bert(), tmp_path, max_shard_size="10KB")
     (tmp_path / "model.safetensors.index.json").unlink()
-    with pytest.raises(CheckpointError, match=r"in parts \(model-00001-of-.*but no model\.safetensors\.index\.json") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"in several files \(model-00001-of-.*but no model\.safetensors\.index\.json"
+    ) as caught:
         encoder_from_huggingface(tmp_path)
     assert "download model.safetensors.index.json too" in str(caught.value.hint)
 
@@ -202,16 +206,16 @@ def test_sixteen_bits_are_widened(dtype: torch.dtype, tmp_path: Path) -> None:
         ({"vocab_size": None}, "vocab_size is None"),
         ({"vocab_size": True}, "vocab_size is true"),
         ({"vocab_size": 10**12}, "vocab_size is 1000000000000, expected a whole number from 1 to 2,147,483,647"),
-        ({"vocab_size": 10**9}, "describes 32,000,[0-9,]+ parameters, but the weights beside it are"),
+        ({"vocab_size": 10**9}, "describes 32,000,[0-9,]+ parameters, but the weights beside it have only"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; .*less than or equal to 1024"),
         ({"num_hidden_layers": -2}, "num_hidden_layers is -2, expected a whole number from 1"),
         ({"num_hidden_layers": float("nan")}, "num_hidden_layers is nan, expected a whole number"),
         ({"num_hidden_layers": "\x1b[2J"}, "num_hidden_layers is '.*', expected a whole number"),
         ({"hidden_size": 10**9}, "hidden_size is 1000000000; "),
-        ({"intermediate_size": 1_000_000}, "describes [0-9,]+ parameters, but the weights beside it are"),
+        ({"intermediate_size": 1_000_000}, "describes [0-9,]+ parameters, but the weights beside it have only"),
         ({"max_position_embeddings": float("inf")}, "max_position_embeddings is inf; "),
         ({"num_hidden_layers": 3}, r"'encoder\.layer\.2\..*' is missing, and 15 more"),
-        ({"num_hidden_layers": 1}, r"nothing here can hold 'encoder\.layer\.1\..*', and 15 more"),
+        ({"num_hidden_layers": 1}, r"unexpected tensor 'encoder\.layer\.1\..*', and 15 more"),
         ({"vocab_size": 98}, r"'embeddings\.word_embeddings\.weight' has shape \[97, 32\], but the network expects \[98, 32\]"),
     ],
 )
@@ -229,8 +233,8 @@ BIAS = "bert.encoder.layer.1.output.dense.bias"
     [
         (BIAS, None, f"'{BIAS}' is missing"),
         (BIAS, torch.zeros(31), rf"'{BIAS}' has shape \[31\], but the network expects \[32\]"),
-        (BIAS, torch.zeros(32, dtype=torch.int8), f"'{BIAS}' is of type int8: the model is quantised"),
-        ("bert.embeddings_project.bias", torch.zeros(32), "nothing here can hold 'bert.embeddings_project.bias'"),
+        (BIAS, torch.zeros(32, dtype=torch.int8), f"'{BIAS}' has data type int8: the model is quantized"),
+        ("bert.embeddings_project.bias", torch.zeros(32), "unexpected tensor 'bert.embeddings_project.bias'"),
     ],
 )
 def test_a_wrong_tensor_is_named(name: str, tensor: Tensor | None, said: str, tmp_path: Path) -> None:
@@ -285,7 +289,7 @@ def test_a_damaged_pickle_is_named(content: bytes, tmp_path: Path) -> None:
 def test_a_pickle_of_something_else_is_named(tmp_path: Path) -> None:
     saved(electra(), tmp_path)
     for content in ([torch.zeros(2)], {"state_dict": {"a": torch.zeros(2)}}, {1: torch.zeros(2)}):
-        with pytest.raises(CheckpointError, match="something else than tensors by name"):
+        with pytest.raises(CheckpointError, match="something other than a dictionary of tensors"):
             encoder_from_huggingface(as_pickle(tmp_path, content))
     with pytest.raises(CheckpointError, match=r"'embeddings\.LayerNorm\.bias' is missing, and 38 more"):
         encoder_from_huggingface(as_pickle(tmp_path, {}))

@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 
 from discern.errors import CheckpointError
-from discern.interop.adopted import Adopted
-from discern.interop.tensorflow.bundle import Bundle, find_checkpoint
+from discern.interop.imported_model import ImportedModel
+from discern.interop.tensorflow.bundle import Bundle, Slice, find_checkpoint
 from discern.interop.tensorflow.electra import read_released
-from discern.interop.tensorflow.slices import Slice
-from discern.interop.tensorflow.sstable import read_table
+from discern.interop.tensorflow.sstable import checksum, read_table, unmasked
 from discern.objectives.base import Vocabulary
 from discern.progress import Silent
 from discern.types import SpecialTokens
 from tests.interop import tensorflow_checkpoint as written
-from tests.interop.bundle_writer import Piece, entry, message, number, slice_key, table, whole, write_bundle
+from tests.interop.bundle_writer import Piece, entry, masked, message, number, slice_key, table, whole, write_bundle
 
 FOLDER = Path(__file__).parent / "data" / "electra-tiny"
 PREFIX = FOLDER / "model.ckpt-7"
@@ -34,7 +33,7 @@ WORDS = "electra/embeddings/word_embeddings"
 IDS = torch.randint(5, VOCABULARY.size, (3, 11), generator=torch.Generator().manual_seed(0))
 
 
-def read(prefix: Path, heads: int | None = None) -> Adopted:
+def read(prefix: Path, heads: int | None = None) -> ImportedModel:
     return read_released(prefix, VOCABULARY, heads, Silent())
 
 
@@ -203,12 +202,12 @@ def of_slot(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        (DATA, lambda data: data[:-1], r"data-00000-of-00001 is cut short: it has 69,955 bytes, and the index needs 69,956"),
-        (DATA, lambda data: b"", r"cut short: it has 0 bytes"),
+        (DATA, lambda data: data[:-1], r"data-00000-of-00001 is truncated: it has 69,955 bytes, and the index requires 69,956"),
+        (DATA, lambda data: b"", r"truncated: it has 0 bytes"),
         (
             DATA,
             flipped(0),
-            r"damaged: 'discriminator_predictions/dense/bias' has checksum [0-9a-f]{8}, and [0-9a-f]{8} is stated",
+            r"damaged: 'discriminator_predictions/dense/bias' has checksum [0-9a-f]{8}, expected [0-9a-f]{8}",
         ),
         (DATA, of_slot, f"damaged: '{WORDS}/adam_m' has checksum"),
         (DATA, None, "data-00000-of-00001 is missing"),
@@ -217,7 +216,11 @@ def of_slot(data: bytes) -> bytes:
         (INDEX, lambda data: b"", r"\(0 bytes\) does not end"),
         (INDEX, flipped(100), "is damaged: the block at byte 0 has checksum"),
         (INDEX, lambda data: data[:-48] + b"\xff" * 40 + data[-8:], "is damaged: "),
-        (INDEX, lambda data: data[:-48] + b"\x00\x00\xf0\xff\x7f\xf0\xff\x7f".ljust(40, b"\0") + data[-8:], "runs over the end"),
+        (
+            INDEX,
+            lambda data: data[:-48] + b"\x00\x00\xf0\xff\x7f\xf0\xff\x7f".ljust(40, b"\0") + data[-8:],
+            "extends beyond the end",
+        ),
         (INDEX, None, "cannot be read"),
     ],
 )
@@ -246,16 +249,16 @@ def test_every_flipped_byte_of_the_index_is_refused(tmp_path: Path) -> None:
     [
         (renamed("electra", "bert"), "holds no ELECTRA: its variables are in the scopes bert, discriminator_predictions"),
         ({"layer-1/kernel/.ATTRIBUTES/VARIABLE_VALUE": np.zeros(3, np.float32)}, "no ELECTRA: .* scopes layer-1"),
-        (weights() | {"cloze_predictions/dense/bias": np.zeros(3, np.float32)}, "a generator of two towers"),
-        (weights() | {"electra/pooler/dense/bias": np.zeros(3, np.float32)}, "nothing here can hold 'electra/pooler/dense/bias'"),
+        (weights() | {"cloze_predictions/dense/bias": np.zeros(3, np.float32)}, "a two-tower generator"),
+        (weights() | {"electra/pooler/dense/bias": np.zeros(3, np.float32)}, "unexpected tensor 'electra/pooler/dense/bias'"),
         (without("electra/encoder/layer_1/output/dense/bias"), r"'electra\.encoder\.layer\.1\.output\.dense\.bias' is missing"),
         (without("electra/encoder/layer_0/intermediate"), "'electra/encoder/layer_0/intermediate/dense/kernel' is missing"),
-        (weights() | {WORDS: np.zeros((2, 3, 4), np.float32)}, r"word_embeddings' is of shape \[2, 3, 4\], expected a matrix"),
+        (weights() | {WORDS: np.zeros((2, 3, 4), np.float32)}, r"word_embeddings' has shape \[2, 3, 4\], expected a matrix"),
         (
             weights() | {"discriminator_predictions/dense/kernel": np.zeros((12, 13), np.float32)},
-            r"'discriminator_predictions\.dense\.weight' has shape \[13, 12\], and the others make it \[12, 12\]",
+            r"'discriminator_predictions\.dense\.weight' has shape \[13, 12\], but the other weights require \[12, 12\]",
         ),
-        (weights() | {WORDS: np.zeros((46, 8), np.int32)}, "is of type int32, expected floating point"),
+        (weights() | {WORDS: np.zeros((46, 8), np.int32)}, "has data type int32, expected floating point"),
     ],
 )
 def test_other_variables_are_refused(arrays: dict[str, np.ndarray], said: str, tmp_path: Path) -> None:
@@ -265,23 +268,23 @@ def test_other_variables_are_refused(arrays: dict[str, np.ndarray], said: str, t
 
 def test_other_forms_of_the_format_are_refused(tmp_path: Path) -> None:
     arrays = weights()
-    with pytest.raises(CheckpointError, match="compressed with snappy, which TensorFlow reads and discern does not"):
+    with pytest.raises(CheckpointError, match="compressed with Snappy, which discern does not support"):
         read(write_bundle(tmp_path / "a", arrays, compression=1))
-    with pytest.raises(CheckpointError, match="compressed in an unknown way"):
+    with pytest.raises(CheckpointError, match="has the unknown compression type"):
         read(write_bundle(tmp_path / "b", arrays, compression=9))
     with pytest.raises(CheckpointError, match="big-endian"):
         read(write_bundle(tmp_path / "c", arrays, header=number(1, 1) + number(2, 1)))
-    with pytest.raises(CheckpointError, match="how many data files"):
+    with pytest.raises(CheckpointError, match="does not state the number of data files"):
         read(write_bundle(tmp_path / "d", arrays, header=b""))
-    with pytest.raises(CheckpointError, match=r"TensorFlow's type 7, which is no plain number"):
+    with pytest.raises(CheckpointError, match=r"TensorFlow's data type 7, which is not a supported number type"):
         read(write_bundle(tmp_path / "f", arrays, special={WORDS: number(1, 7)}))
-    with pytest.raises(CheckpointError, match="do not go together"):
+    with pytest.raises(CheckpointError, match="which does not match its shape"):
         read(
             write_bundle(
                 tmp_path / "g", arrays, special={WORDS: message(2, message(2, number(1, 45)) + message(2, number(1, 8)))}
             )
         )
-    with pytest.raises(CheckpointError, match=r"is damaged: a field of kind 3"):
+    with pytest.raises(CheckpointError, match=r"is damaged: a field has the unknown wire type 3"):
         read(write_bundle(tmp_path / "h", arrays, special={WORDS: b"\x0b"}))
 
 
@@ -318,10 +321,10 @@ def test_the_keys_of_parts_are_those_of_tensorflow() -> None:
 @pytest.mark.parametrize(
     ("pieces", "said"),
     [
-        ([(None,)], "a part with 1 axes of an array with 2"),
-        ([((0, 47), None)], "a part from 0 to 47 along an axis of 46"),
+        ([(None,)], "a part has 1 axes, and its array has 2"),
+        ([((0, 47), None)], "a part extends from 0 to 47 along an axis of length 46"),
         ([((0, 16), None)], r"the parts of 'electra/embeddings/word_embeddings' do not add up to shape \[46, 8\]"),
-        ([((0, 23), None), ((0, 23), (0, 8))], "overlap, and do not cover all of it"),
+        ([((0, 23), None), ((0, 23), (0, 8))], "overlap and do not cover all of it"),
     ],
 )
 def test_parts_that_do_not_make_up_the_array_are_refused(pieces: list[Piece], said: str, tmp_path: Path) -> None:
@@ -343,10 +346,10 @@ def test_damaged_parts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is partitioned, and its part \[16:31, 0:8\] is missing"):
         read(prefix)
     index.write_bytes(table({key: entry for key, entry in entries.items() if key != WORDS.encode()}))
-    with pytest.raises(CheckpointError, match="a part that belongs to no variable"):
+    with pytest.raises(CheckpointError, match="belongs to no variable"):
         read(prefix)
     index.write_bytes(table(entries | {key: entries[slice_key(WORDS, PARTITIONS[WORDS][0])]}))
-    with pytest.raises(CheckpointError, match=r"its part \[16:31, 0:8\] is of shape \[16, 8\]"):
+    with pytest.raises(CheckpointError, match=r"its part \[16:31, 0:8\] has shape \[16, 8\], expected \[15, 8\]"):
         read(prefix)
 
 
@@ -380,7 +383,7 @@ def test_names_are_of_bounded_length(length: int, refused: bool, tmp_path: Path)
     keys = [b"x" * (length - 1) + bytes([last]) for last in range(50)]
     path.write_bytes(table({b"": number(1, 1)} | dict.fromkeys(keys, b"")))
     if refused:
-        with pytest.raises(CheckpointError, match=r"is damaged: a name of 4,097 bytes, expected 4,096 at most"):
+        with pytest.raises(CheckpointError, match=r"is damaged: a name has 4,097 bytes, expected at most 4,096"):
             read_table(path)
     else:
         assert list(read_table(path)) == [b"", *keys]
@@ -390,7 +393,7 @@ def test_a_block_is_named_once(tmp_path: Path) -> None:
     """Or a few bytes each could have a large one read again and again."""
     path = tmp_path / "model.ckpt.index"
     path.write_bytes(table({b"": number(1, 1), b"x": b""}, times=2))
-    with pytest.raises(CheckpointError, match="is damaged: its blocks are not one after the other"):
+    with pytest.raises(CheckpointError, match="is damaged: its blocks overlap or are out of order"):
         read_table(path)
 
 
@@ -411,10 +414,10 @@ def test_a_step_is_one_whole_number(step: np.ndarray, expected: int | None, tmp_
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        ((2**63, 0), r"is damaged: an array with 9,223,372,036,854,775,808 elements along one axis"),
-        ((2**64 - 1,), "is damaged: an array with 18,446,744,073,709,551,615 elements along one axis"),
-        ((2**31,), "is damaged: an array with 2,147,483,648 elements along one axis"),
-        ((1,) * 65, "is damaged: an array of 65 axes"),
+        ((2**63, 0), r"is damaged: an array has 9,223,372,036,854,775,808 elements along one axis"),
+        ((2**64 - 1,), "is damaged: an array has 18,446,744,073,709,551,615 elements along one axis"),
+        ((2**31,), "is damaged: an array has 2,147,483,648 elements along one axis"),
+        ((1,) * 65, "is damaged: an array has 65 axes"),
     ],
 )
 def test_a_shape_that_no_array_has_is_refused(shape: tuple[int, ...], said: str, tmp_path: Path) -> None:
@@ -424,7 +427,7 @@ def test_a_shape_that_no_array_has_is_refused(shape: tuple[int, ...], said: str,
 
 
 def test_a_large_number_is_read_whole() -> None:
-    from discern.interop.tensorflow.wire import MalformedError, fields, read_varint
+    from discern.interop.tensorflow.sstable import MalformedError, fields, read_varint
 
     assert read_varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10)
     assert list(fields(b"\x35" + struct.pack("<I", 7) + b"\x39" + struct.pack("<Q", 9))) == [(6, 7), (7, 9)]
@@ -479,3 +482,11 @@ def test_what_tensorflow_writes_now(tmp_path: Path) -> None:
         assert bundle.entries.keys() == arrays.keys()
         for name, array in arrays.items():
             assert torch.equal(bundle.read(name), torch.from_numpy(array)), name
+
+
+@pytest.mark.parametrize(("data", "expected"), [(b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)])
+def test_the_checksum_is_crc32c(data: bytes, expected: int) -> None:
+    """The check value of every catalog of CRCs, and two of RFC 3720, appendix B.4."""
+    assert checksum(data) == expected
+    assert unmasked(masked(expected)) == expected
+    assert masked(expected) != expected

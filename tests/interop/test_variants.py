@@ -19,7 +19,7 @@ VOCABULARY = Vocabulary(50, SPECIAL)
 
 def build(model: dict[str, object] | None = None, **options: object) -> ReplacedTokenDetection:
     objective = ReplacedTokenDetection(RTDConfig(**options), settings(**(model or {})))  # type: ignore[arg-type]
-    objective.initialise(0)
+    objective.initialize(0)
     with torch.no_grad():
         for parameter in objective.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -62,7 +62,7 @@ def test_a_bilinear_head_stands_beside_and_is_read_back(precision: str, tmp_path
         tolerance = 1e-5 if precision == "float32" else 0.1
         torch.testing.assert_close(loaded.token_logits(ids), network.token_logits(ids), atol=tolerance, rtol=0)
     (tmp_path / HEAD_NAME).unlink()
-    with pytest.raises(CheckpointError, match=r"has no discern_head\.safetensors, which holds the head"):
+    with pytest.raises(CheckpointError, match=r"has no discern_head\.safetensors, which contains the head"):
         network_from_huggingface(tmp_path)
 
 
@@ -83,11 +83,11 @@ def test_weights_go_back_into_any_way_of_sharing(tying: str, head: str, tmp_path
 def test_a_discriminator_with_positions_of_its_own_cannot_read_another_generators(tmp_path: Path) -> None:
     to_huggingface(build(tying="none").networks()["discriminator"], VOCABULARY).write(tmp_path)
     target = build(tying="gradient-disentangled").networks()["discriminator"]
-    with pytest.raises(CheckpointError, match="its position embeddings are not those of the generator"):
+    with pytest.raises(CheckpointError, match="its position embeddings differ from those of the generator"):
         load_huggingface_weights(target, tmp_path)
 
 
 def test_pre_norm_has_no_electra_form() -> None:
-    network = build({"normalisation": "pre"}).networks()["discriminator"]
-    with pytest.raises(ConfigError, match="normalisation"):
+    network = build({"normalization": "pre"}).networks()["discriminator"]
+    with pytest.raises(ConfigError, match="normalization"):
         to_huggingface(network, VOCABULARY)

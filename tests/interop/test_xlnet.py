@@ -14,9 +14,9 @@ from discern.errors import CheckpointError, ConfigError
 from discern.interop.families import ENCODER_TYPES, family_in, family_of, to_huggingface
 from discern.interop.tokenizer import read_max_length
 from discern.interop.xlnet import encoder_from_huggingface, load_huggingface_weights, network_from_huggingface
-from discern.model.heads import ReplacedTokenHead
-from discern.model.network import Network
-from discern.model.xlnet import XLNetEncoder
+from discern.models.base import Network
+from discern.models.heads import ReplacedTokenHead
+from discern.models.xlnet.encoder import XLNetEncoder
 from tests.parity.small_networks import VOCABULARY
 from tests.parity.small_xlnet import build_network, encoder_of, rows, sizes
 
@@ -119,7 +119,7 @@ def test_other_names_of_an_activation_and_no_clamp_at_all(folder: Path, name: st
         ({"n_layer": "two"}, "n_layer"),
         ({"n_head": 5}, "num_heads"),
         ({"d_inner": 65}, "shape"),
-        ({"n_layer": 2}, "nothing here can hold"),
+        ({"n_layer": 2}, "unexpected tensor"),
         ({"n_layer": 4}, "is missing"),
         ({"model_type": "longformer"}, "model_type"),
     ],

@@ -13,7 +13,7 @@ from discern.errors import ConfigError
 from discern.interop.families import finetuned_to_huggingface
 from discern.interop.finetuned import HeadWeights, Summary
 from discern.interop.xlnet import encoder_from_huggingface
-from discern.model.xlnet import XLNetEncoder
+from discern.models.xlnet.encoder import XLNetEncoder
 from tests.parity.small_networks import VOCABULARY
 from tests.parity.small_networks import build as build_electra
 from tests.parity.small_networks import sizes as electra_sizes
@@ -114,6 +114,6 @@ def test_the_encoder_comes_back(encoder: XLNetEncoder, tmp_path: Path) -> None:
 
 def test_electra_has_no_place_for_a_summary() -> None:
     electra = build_electra(electra_sizes()).networks()["discriminator"].encoder
-    with pytest.raises(ConfigError, match="ElectraForSequenceClassification has no place for a summary") as caught:
+    with pytest.raises(ConfigError, match="ElectraForSequenceClassification has no summary layer") as caught:
         finetuned_to_huggingface(electra, head("classification", 3, summary=True), VOCABULARY)
     assert "task.head=linear" in str(caught.value.hint)

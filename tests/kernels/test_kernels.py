@@ -164,7 +164,7 @@ def test_the_probability_of_dropout(name: str, probability: float) -> None:
     torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - probability)), atol=0, rtol=tolerance)
 
 
-def test_dropped_elements_are_independent_of_their_neighbours_rows_columns_and_calls() -> None:
+def test_dropped_elements_are_independent_of_their_neighbors_rows_columns_and_calls() -> None:
     torch.manual_seed(1)
     first, second = (kernels.dropout(torch.ones(512, 2048), 0.5) == 0 for _ in range(2))
     pairs = {

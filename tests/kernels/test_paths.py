@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from discern import kernels
-from discern.model.bert import Block
-from discern.model.layout import lay_out
+from discern.models.electra.encoder import Block
+from discern.models.unpadding import plan_unpadding
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.types import TokenBatch
-from tests.model.test_encoder import packed_row, step_gradients
+from tests.models.test_encoder import packed_row, step_gradients
 from tests.parity.small_networks import build, sizes, token_batch
 from tests.paths import on_path
 
@@ -27,7 +27,7 @@ BATCHES = {
 }
 VARIANTS = {
     "post-norm": {},
-    "pre-norm": {"normalisation": "pre"},
+    "pre-norm": {"normalization": "pre"},
     "one width": {"embedding_size": 32, "num_heads": 2},
     "odd heads": {"hidden_size": 36, "num_heads": 3},
 }
@@ -38,7 +38,8 @@ def small(name: str, variant: str = "post-norm") -> Objective:
     changes = VARIANTS[variant]
     if name == "permutation-lm":
         width = changes.get("hidden_size", 32)
-        changes = {**changes, "encoder": "xlnet", "embedding_size": width, "normalisation": "post"}
+        changes = {**changes, "encoder": "xlnet", "embedding_size": width}
+        changes.pop("normalization", None)  # a setting of the other encoder
     return build(sizes(**changes), name).train()
 
 
@@ -87,24 +88,24 @@ def test_bfloat16_is_as_near_to_float32_as_on_the_plain_path(name: str, batch: s
 def test_the_layout_by_hand() -> None:
     weights = torch.zeros(1)
     ids = torch.zeros(3, 4, dtype=torch.long)
-    full = lay_out(ids, None, None, weights)
+    full = plan_unpadding(ids, None, None, weights)
     assert full.places is None
     assert full.offsets is not None
     assert full.offsets.tolist() == [0, 4, 8, 12]
     mask = torch.tensor([[True, True, False, False], [False] * 4, [True, False, True, True]])
-    padded = lay_out(ids, mask, None, weights)
+    padded = plan_unpadding(ids, mask, None, weights)
     assert padded.places is not None and padded.offsets is not None  # noqa: PT018
     assert padded.places.tolist() == [0, 1, 8, 10, 11]
     assert padded.offsets.tolist() == [0, 2, 5]
     documents = torch.tensor([[0, 0, 1, 1], [1, 2, 2, 2], [0, 0, 0, 0]])
-    pieces = lay_out(ids, None, documents, weights)
+    pieces = plan_unpadding(ids, None, documents, weights)
     assert pieces.places is None
     assert pieces.offsets is not None
     assert pieces.offsets.tolist() == [0, 2, 4, 5, 8, 12]
-    both = lay_out(ids, mask, documents, weights)
+    both = plan_unpadding(ids, mask, documents, weights)
     assert both.offsets is not None
     assert both.offsets.tolist() == [0, 2, 5]
-    nothing = lay_out(ids, torch.zeros_like(mask), None, weights)
+    nothing = plan_unpadding(ids, torch.zeros_like(mask), None, weights)
     assert nothing.offsets is not None
     assert nothing.offsets.tolist() == [0, 0]
 

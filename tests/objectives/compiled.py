@@ -34,7 +34,7 @@ def both(name: str) -> dict[str, list[float]]:
     factory = objectives.load(name)
     sizes = {"num_layers": 1, "hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.2}
     objective: Objective = factory(factory.Config(), settings(**(sizes | MODELS.get(name, {}))))
-    objective.initialise(0)
+    objective.initialize(0)
     eager = figures(objective)
     for network in objective.networks().values():
         network.encoder.compile(backend="aot_eager")

@@ -43,5 +43,5 @@ def build_option(
     given = settings(vocab_size, hidden_dropout=dropout, attention_dropout=dropout, **sizes)
     counts = torch.ones(vocab_size, dtype=torch.int64)
     objective = ReplacedTokenDetection(RTDConfig(**options), replace(given, vocabulary=Vocabulary(vocab_size, SPECIAL, counts)))
-    objective.initialise(seed)
+    objective.initialize(seed)
     return objective

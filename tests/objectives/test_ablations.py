@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.model.embeddings import DisentangledEmbeddings
+from discern.models.embeddings import DisentangledEmbeddings
 from discern.objectives import objectives
+from discern.objectives.all_tokens_mlm import CopyEvaluator
 from discern.objectives.base import Objective
-from discern.objectives.metrics import CopyEvaluator
 from discern.objectives.mlm import MaskedLanguageModel, MLMConfig
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 from tests.support import SPECIAL, make_batch, settings
@@ -21,7 +21,7 @@ def build(name: str, **options: object) -> Objective:
     factory = objectives.load(name)
     model = settings(hidden_dropout=0.0, attention_dropout=0.0, initializer_range=0.3)
     objective: Objective = factory(factory.Config(**options), model)
-    objective.initialise(0)
+    objective.initialize(0)
     return objective
 
 
@@ -157,7 +157,7 @@ def test_the_ways_of_tying(name: str, tying: str) -> None:
 
 
 @pytest.mark.parametrize(("mask", "random"), [(0.8, 0.1), (0.85, 0.0), (1.0, 0.0)])
-def test_masked_language_modelling_hides_as_it_is_told(mask: float, random: float) -> None:
+def test_masked_language_modeling_hides_as_it_is_told(mask: float, random: float) -> None:
     """80/10/10, 85/15, and [MASK] alone: shares of the chosen positions, within four standard deviations."""
     config = MLMConfig(mask_token_probability=mask, random_token_probability=random)
     objective, tokens = MaskedLanguageModel(config, settings(vocab_size=5000)), rows(1000)

@@ -9,10 +9,9 @@ from torch.nn import functional as F
 
 from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import replace_positions
-from discern.objectives import generator as generator_module
-from discern.objectives.adversarial import reinforce_loss
-from discern.objectives.replacement import context_of
 from discern.objectives.rtd import ReplacedTokenDetection
+from discern.objectives.rtd import generators as generator_module
+from discern.objectives.rtd.algorithms import reinforce_loss
 from discern.types import TokenBatch
 from tests.objectives.rtd_options import build_option
 from tests.objectives.test_conformance import batch, run
@@ -76,12 +75,12 @@ def _expected_reward(objective: ReplacedTokenDetection, tokens: TokenBatch) -> t
     positions = corrupted.masked_positions
     assert int(positions.sum()) == 1
     networks, original = objective.networks(), tokens.input_ids[positions]
-    logits = networks["generator"].token_logits(corrupted.masked_ids, *context_of(tokens))[positions]
+    logits = networks["generator"].token_logits(corrupted.masked_ids, *tokens.context)[positions]
     probabilities = torch.softmax(objective.config.sampling.logits(logits, original), -1)[0]
     rewards = []
     for token in range(VOCABULARY):
         replaced = replace_positions(tokens.input_ids, positions, torch.tensor([token]))
-        judged = networks["discriminator"].token_logits(replaced, *context_of(tokens))[positions]
+        judged = networks["discriminator"].token_logits(replaced, *tokens.context)[positions]
         truth = torch.tensor([float(token != original)])
         rewards.append(F.binary_cross_entropy_with_logits(judged, truth).detach())
     return (probabilities * torch.stack(rewards)).sum(), probabilities.detach()
@@ -99,7 +98,7 @@ def test_the_baseline_is_fitted_to_the_probability_of_the_right_answer() -> None
     term = output.terms["baseline"]
     assert (term.total / term.count).item() == pytest.approx(math.log(2), rel=1e-6)
     (slope,) = torch.autograd.grad(term.total, objective.generator_baseline.weight)
-    states = objective.generator(corrupted.masked_ids, *context_of(tokens))[positions]
+    states = objective.generator(corrupted.masked_ids, *tokens.context)[positions]
     torch.testing.assert_close(slope, ((0.5 - right)[:, None] * states).sum(0, keepdim=True), rtol=1e-4, atol=1e-5)
 
 
@@ -116,7 +115,7 @@ def test_the_baseline_moves_nothing_but_itself_and_the_rewards_do_not_reach_the_
 
 def test_the_entropy_is_that_of_what_is_sampled_from() -> None:
     objective = build_option({"algorithm": "adversarial"}, vocab_size=50)
-    figure = run(objective, batch()).figures["generator_entropy"]
+    figure = run(objective, batch()).metrics["generator_entropy"]
     assert (figure.total / figure.count).item() == pytest.approx(math.log(50), rel=1e-2)
     objective = build_option({"algorithm": "adversarial", "top_p": 1e-6}, vocab_size=50)
-    assert run(objective, batch()).figures["generator_entropy"].total.item() == pytest.approx(0.0, abs=1e-6)
+    assert run(objective, batch()).metrics["generator_entropy"].total.item() == pytest.approx(0.0, abs=1e-6)

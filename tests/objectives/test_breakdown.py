@@ -31,7 +31,7 @@ def test_tokens_count_by_the_frequency_and_the_place_of_the_original() -> None:
     }
     breakdown = Breakdown(COUNTS)
     breakdown.update(StepOutput({}, observed), batch)
-    found = breakdown.figures()
+    found = breakdown.metrics()
     frequent, rare = found["by_frequency"]
     assert (frequent["group"], rare["group"]) == ("1,000 and more", "1 to 10")
     assert (frequent["tokens"], rare["tokens"]) == (1, 1)  # [CLS] and [SEP] belong to no class
@@ -53,16 +53,16 @@ def test_padding_is_in_no_group_and_a_row_is_cut_by_its_real_tokens() -> None:
     logits = torch.zeros(2, 8)
     breakdown = Breakdown(COUNTS)
     breakdown.update(StepOutput({}, {"discriminator_logits": logits, "is_replaced": logits > 1}), batch)
-    assert [row["tokens"] for row in breakdown.figures()["by_position"]] == [3, 2, 3, 2]
+    assert [row["tokens"] for row in breakdown.metrics()["by_position"]] == [3, 2, 3, 2]
 
 
 def test_an_objective_may_say_which_tokens_it_judges() -> None:
     batch = batch_of([[SPECIAL.cls, 5, 5, 5, 5, 5, 5, SPECIAL.sep]], [[False, True, False, True] + [False] * 4])
     logits = torch.tensor([[9.0, 1.0, 9.0, -1.0, 9.0, 9.0, 9.0, 9.0]])
-    seen = {"discriminator_logits": logits, "is_replaced": batch.masked_positions, "judged": batch.masked_positions}
+    seen = {"discriminator_logits": logits, "is_replaced": batch.masked_positions, "loss_mask": batch.masked_positions}
     breakdown = Breakdown(COUNTS)
     breakdown.update(StepOutput({}, seen), batch)
-    found = breakdown.figures()
+    found = breakdown.metrics()
     assert [row.get("tokens") for row in found["by_position"]] == [1, 1]
     assert [row["discriminator_recall"] for row in found["by_position"]] == [1.0, 0.0]
     assert sum(each["tokens"] for each in found["calibration"]["bins"]) == 2
@@ -74,15 +74,15 @@ def test_the_area_of_a_part_of_the_row_leaves_special_tokens_out() -> None:
     seen = {"discriminator_logits": torch.tensor([[-9.0, 1.0] + [0.0] * 6]), "is_replaced": batch.masked_positions}
     breakdown = Breakdown(COUNTS)
     breakdown.update(StepOutput({}, seen), batch)
-    first = breakdown.figures()["by_position"][0]
+    first = breakdown.metrics()["by_position"][0]
     assert (first["tokens"], first["discriminator_auc"]) == (2, 0.0)
 
 
 def test_what_an_objective_does_not_observe_is_left_out() -> None:
     breakdown = Breakdown(COUNTS)
-    assert breakdown.figures() == {"by_frequency": [], "by_position": []}
+    assert breakdown.metrics() == {"by_frequency": [], "by_position": []}
     breakdown.update(StepOutput({}, {}), batch_of([[SPECIAL.cls, 5, SPECIAL.sep]], [[False, True, False]]))
-    assert breakdown.figures() == {"by_frequency": [], "by_position": []}
+    assert breakdown.metrics() == {"by_frequency": [], "by_position": []}
 
 
 def test_calibration_of_one_who_is_always_right_about_his_doubts() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.model.config import ModelConfig
+from discern.models.config import ModelConfig
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.types import StepOutput, TokenBatch
@@ -23,7 +23,7 @@ def build(name: str, *, dropout: float = 0.0, seed: int = 0, vocab_size: int = 5
     factory = objectives.load(name)
     model = {"hidden_dropout": dropout, "attention_dropout": dropout, **MODELS.get(name, {})}
     objective: Objective = factory(factory.Config(), settings(vocab_size, **model))
-    objective.initialise(seed)
+    objective.initialize(seed)
     return objective
 
 
@@ -130,7 +130,7 @@ def test_micro_batches_add_up_to_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_initialisation_is_a_function_of_the_seed(name: str) -> None:
+def test_initialization_is_a_function_of_the_seed(name: str) -> None:
     first, second, other = (dict(build(name, seed=seed).named_parameters()) for seed in (1, 1, 2))
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.model.config import ModelConfig
-from discern.objectives.contrastive import SentenceContrast, is_tampered, sentence_loss, text_starts
+from discern.models.config import build_config
+from discern.objectives.rtd.sentence_contrast import SentenceContrast, is_tampered, sentence_loss, text_starts
 from tests.objectives.rtd_options import build_option
 from tests.objectives.test_conformance import batch, run
 from tests.support import SPECIAL, make_batch
@@ -37,7 +37,7 @@ def test_whole_texts_stay_clean_in_the_share_that_was_asked_for() -> None:
     rows = replace(
         make_batch([[SPECIAL.cls, 9, 9, SPECIAL.cls, 9, 9]] * 4000), position_ids=torch.tensor([[0, 1, 2] * 2]).expand(4000, -1)
     )
-    contrast = SentenceContrast(ModelConfig(), 0.2)
+    contrast = SentenceContrast(build_config(), 0.2)
     corrupted = torch.full_like(rows.input_ids, 7)
     restored = contrast.restore(corrupted, rows, Randomness(0, 0, rows.slot)).view(8000, 3)
     clean = (restored == rows.input_ids.view(8000, 3)).all(1)

@@ -26,7 +26,7 @@ EVERY = torch.tensor(list(product(range(WORDS), repeat=PLACES)))  # (125, 3)
 def electric(**changes: object) -> Electric:
     model = settings(FIRST + WORDS, hidden_dropout=0.0, attention_dropout=0.0, **changes)
     objective = Electric(ElectricConfig(generator_size=1.0), model)
-    objective.initialise(0)
+    objective.initialize(0)
     return objective
 
 
@@ -201,7 +201,7 @@ def test_q_is_exact_at_every_position() -> None:
 
 def test_both_passes_of_q_drop_the_same() -> None:
     objective = Electric(ElectricConfig(), settings(FIRST + WORDS, hidden_dropout=0.4, attention_dropout=0.4)).train()
-    objective.initialise(1)
+    objective.initialize(1)
     tokens = sentences(EVERY)
     randomness = Randomness(0, 0, tokens.slot)
     batch = objective.corrupt(tokens, randomness)
@@ -246,7 +246,7 @@ def test_learned_conditionals_are_the_true_ones() -> None:
     config = ElectricConfig(generator_size=1.0, tying="none", discriminator_head="bilinear")
     sizes = {"hidden_size": 32, "embedding_size": 32, "feedforward_size": 64, "initializer_range": 0.15}
     objective = Electric(config, settings(FIRST + WORDS, hidden_dropout=0.0, attention_dropout=0.0, **sizes))
-    objective.initialise(0)
+    objective.initialize(0)
     optimizer = torch.optim.Adam(objective.parameters())
     every, steps, rows = sentences(EVERY), 1200, 300
     for step in range(steps):
@@ -263,13 +263,13 @@ def test_learned_conditionals_are_the_true_ones() -> None:
     q = noise_distribution(objective, EVERY)[..., FIRST:]
     for place in range(PLACES):
         true = joint / joint.sum(place, keepdim=True)
-        unnormalised = (-energy[:, place]).exp().reshape(joint.shape)
-        by_energy = unnormalised / unnormalised.sum(place, keepdim=True)
+        unnormalized = (-energy[:, place]).exp().reshape(joint.shape)
+        by_energy = unnormalized / unnormalized.sum(place, keepdim=True)
         by_noise = q[:, place].gather(1, EVERY[:, place, None]).reshape(joint.shape)
         assert (joint * (true / by_noise).log()).sum() < 0.01
         assert (joint * (true / by_energy).log()).sum() < 0.01
         # No sum over the vocabulary was ever taken, and none is needed.
-        assert (joint * unnormalised.sum(place, keepdim=True).log().abs()).sum() < 0.1
+        assert (joint * unnormalized.sum(place, keepdim=True).log().abs()).sum() < 0.1
 
 
 def drawn_rows(drawn: Tensor) -> Callable[[Tensor], Tensor]:

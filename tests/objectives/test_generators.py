@@ -7,8 +7,8 @@ from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
 from discern.objectives.base import BuildSettings, Vocabulary
-from discern.objectives.generator import FrequencyTable
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
+from discern.objectives.rtd.generators import FrequencyTable
 from tests.objectives.rtd_options import build_option
 from tests.objectives.test_conformance import batch, randomness, run
 from tests.support import SPECIAL, make_batch, settings
@@ -36,7 +36,7 @@ def test_the_unigram_generator_counts_each_word_once_more() -> None:
 
 def test_the_unigram_loss_and_samples_are_those_of_the_counts() -> None:
     objective = unigram(torch.tensor([0, 0, 0, 0, 0, 27, 47, 18]))  # of 100 with one more each: 28, 48, 19
-    objective.initialise(0)
+    objective.initialize(0)
     tokens = make_batch([[SPECIAL.cls, *[6] * 40, SPECIAL.sep]] * 200)
     output = run(objective, tokens)
     torch.testing.assert_close(output.terms["generator"].total / output.terms["generator"].count, -torch.tensor(0.48).log())
@@ -49,7 +49,7 @@ def test_the_unigram_loss_and_samples_are_those_of_the_counts() -> None:
 
 def test_the_unigram_generator_wants_counts_and_takes_them_from_a_checkpoint() -> None:
     with pytest.raises(ConfigError, match="how often each word occurs") as caught:
-        unigram(None).initialise(0)
+        unigram(None).initialize(0)
     assert "run or a data set" in (caught.value.hint or "")
     trained = unigram(torch.arange(8))
     loaded = unigram(None)

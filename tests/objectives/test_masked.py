@@ -100,7 +100,7 @@ def test_objectives_take_every_masking(name: str, masking: str) -> None:
     made = settings(50, hidden_dropout=0.0, attention_dropout=0.0)
     made = replace(made, vocabulary=replace(made.vocabulary, token_counts=torch.arange(50)))
     objective = factory(factory.Config(masking=masking), made)
-    objective.initialise(0)
+    objective.initialize(0)
     rng = torch.Generator().manual_seed(0)
     batch = make_batch([[SPECIAL.cls, *torch.randint(5, 50, (20,), generator=rng).tolist(), SPECIAL.sep] for _ in range(32)])
     batch = replace(batch, word_starts=torch.rand(batch.input_ids.shape, generator=rng) < 0.7)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
-from discern.model.heads import ReplacedTokenHead
+from discern.models.heads import ReplacedTokenHead
 from discern.objectives.base import Evaluator
 from discern.objectives.losses import masked_token_loss, replaced_token_loss
 from discern.objectives.metrics import MaskedTokenEvaluator, ReplacedTokenEvaluator, area_under_curve, ratio

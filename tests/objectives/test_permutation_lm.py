@@ -1,4 +1,4 @@
-"""Permutation language modelling: what a prediction depends on, what is remembered, and what is refused."""
+"""Permutation language modeling: what a prediction depends on, what is remembered, and what is refused."""
 
 import re
 from dataclasses import replace
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from discern.corruption.permutation import factorization_order
 from discern.corruption.randomness import Randomness
+from discern.data.batching.rows import RowStream, heldout_rows, training_rows
 from discern.data.config import DataConfig
-from discern.data.source import RowStream, heldout_rows, training_rows
 from discern.errors import ConfigError
 from discern.objectives.mlm import MaskedLanguageModel, MLMConfig
 from discern.objectives.permutation_lm import PermutationLanguageModel, PermutationLMConfig
+from discern.training.pretrain_config import load_pretrain_config
 from discern.types import CorruptedBatch, StepOutput, TokenBatch
-from discern.workflows.configuration import load_pretrain_config
 from tests.support import MODELS, SPECIAL, MemorySplit, make_batch, random_documents, settings
 
 LENGTH = 24
@@ -29,7 +29,7 @@ def build(seed: int = 0, model: dict[str, Any] | None = None, **options: Any) ->
     """A network whose weights are large, so that what may be seen shows in what is predicted."""
     sizes = MODELS["permutation-lm"] | {"hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.3} | (model or {})
     objective = PermutationLanguageModel(PermutationLMConfig(**options), settings(50, **sizes))
-    objective.initialise(seed)
+    objective.initialize(seed)
     return objective
 
 
@@ -234,7 +234,7 @@ def test_what_is_carried_comes_back() -> None:
     assert sorted(other.carry_state()) == ["memory.slot0", "memory.slot1"]
     run(other, batch_of(stream, 3).rows(0, 2), 3)
     assert other._memory._loaded == {}, "what it was given is let go once it has its own"
-    with pytest.raises(ValueError, match="no memory of a slot"):
+    with pytest.raises(ValueError, match="not the memory of a slot"):
         build(memory_length=12).load_carry_state(state)
 
 
@@ -292,7 +292,7 @@ def test_next_sentence_prediction() -> None:
     fresh = build(next_sentence_weight=1.0, model={"initializer_range": 0.02})
     start = sum(term.total.item() / term.count for term in run(fresh, tokens).terms.values())
     assert start == pytest.approx(fresh.initial_loss(), rel=0.03)
-    with pytest.raises(ConfigError, match="don't say whether"):
+    with pytest.raises(ConfigError, match="do not record whether"):
         run(objective, make_batch([[SPECIAL.cls, 9, 8, SPECIAL.sep]]))
 
 
@@ -339,11 +339,11 @@ def test_the_ablations_of_the_paper_are_settings(options: str) -> None:
 
 
 @pytest.mark.parametrize("packing", ["two-part", "segments"])
-def test_masked_language_modelling_runs_on_the_same_encoder_and_rows(packing: str) -> None:
+def test_masked_language_modeling_runs_on_the_same_encoder_and_rows(packing: str) -> None:
     data = DataConfig(sequence_length=LENGTH, packing=packing)  # type: ignore[arg-type]
     stream = training_rows(SPLIT, SPECIAL, data, 0)
     control = MaskedLanguageModel(MLMConfig(), settings(50, **MODELS["permutation-lm"]))
-    control.initialise(0)
+    control.initialize(0)
     tokens = stream.batch(np.arange(8), np.arange(8))
     numbers = Randomness(0, 0, tokens.slot)
     (term,) = control(control.corrupt(tokens, numbers), numbers).terms.values()
@@ -369,7 +369,7 @@ def test_a_masked_language_model_is_told_which_rows_run_backwards() -> None:
     """Text turned round, and said to be, is the same text."""
     sizes = MODELS["permutation-lm"] | {"hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.3}
     model = MaskedLanguageModel(MLMConfig(), settings(50, **sizes))
-    model.initialise(0)
+    model.initialize(0)
     ids = torch.randint(5, 50, (2, 16), generator=torch.Generator().manual_seed(0))
     ids[1] = ids[0].flip(0)
     chosen = torch.zeros(2, 16, dtype=torch.bool)

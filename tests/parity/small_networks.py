@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from discern.interop.huggingface import to_huggingface
-from discern.model.config import ModelConfig
-from discern.model.heads import ReplacedTokenHead
-from discern.model.network import Network
+from discern.models.base import Network
+from discern.models.config import ModelConfig, build_config
+from discern.models.heads import ReplacedTokenHead
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
 from discern.types import SpecialTokens, TokenBatch
@@ -22,7 +22,7 @@ SIZES = {"num_layers": 2, "hidden_size": 32, "embedding_size": 16, "num_heads": 
 
 def sizes(**changes: Any) -> ModelConfig:
     """A tiny encoder without dropout."""
-    return ModelConfig(**{**SIZES, "hidden_dropout": 0.0, "attention_dropout": 0.0, **changes})
+    return build_config(**{**SIZES, "hidden_dropout": 0.0, "attention_dropout": 0.0, **changes})
 
 
 def build(model: ModelConfig, name: str = "rtd", *, seed: int = 0, checkpointing: bool = False, **settings: Any) -> Objective:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from discern.interop.xlnet import to_huggingface
-from discern.model.config import ModelConfig
-from discern.model.encoder import build_embeddings, build_encoder, build_language_head
-from discern.model.network import Network
-from discern.model.xlnet import XLNetEncoder
+from discern.models.base import Network, build_embeddings, build_encoder, build_language_head
+from discern.models.config import ModelConfig, build_config
+from discern.models.xlnet.encoder import XLNetEncoder
 from tests.parity.small_networks import VOCABULARY, make_noisy
 
 SIZES = {"num_layers": 3, "hidden_size": 32, "embedding_size": 32, "num_heads": 4, "feedforward_size": 64}
@@ -20,7 +19,7 @@ SIZES = {"num_layers": 3, "hidden_size": 32, "embedding_size": 32, "num_heads": 
 def sizes(**changes: Any) -> ModelConfig:
     """A tiny XLNet without dropout."""
     given = {"encoder": "xlnet", "hidden_dropout": 0.0, "attention_dropout": 0.0, **SIZES, **changes}
-    return ModelConfig.model_validate(given)
+    return build_config(given)
 
 
 def build_network(model: ModelConfig, seed: int = 0) -> Network:

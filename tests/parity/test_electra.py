@@ -9,8 +9,8 @@ import torch
 
 from discern.corruption.randomness import Randomness
 from discern.interop.names import parameter_names
-from discern.model.config import ModelConfig
-from discern.model.network import Network
+from discern.models.base import Network
+from discern.models.config import ModelConfig
 from discern.objectives.losses import masked_token_loss, replaced_token_loss
 from discern.types import TokenBatch
 from tests.parity.small_networks import build, counterpart, inputs, network_logits, sizes, token_batch

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from discern.interop.xlnet import encoder_places
-from discern.model.network import Network
-from discern.model.two_stream import Factorization, Remembering
+from discern.models.base import Network
+from discern.models.xlnet.huggingface import to_huggingface
+from discern.models.xlnet.two_stream import Factorization, Remembering
 from tests.parity.small_xlnet import build_network, counterpart, encoder_of, rows, sizes
 from tests.paths import on_path
 
@@ -122,14 +122,15 @@ def _compare_gradients(network: Network, theirs: Any, unused: set[str]) -> None:
     encoder = encoder_of(network)
     gradients = {name: value.grad for name, value in theirs.named_parameters()}
     parameters = dict(encoder.named_parameters())
-    for ours_name, place in encoder_places(encoder).items():
-        ours, reference = parameters[ours_name].grad, gradients[f"transformer.{place.name}"]
+    for ours_name, parameter in parameters.items():
+        ours = parameter.grad
         assert ours is not None, f"{ours_name} gets no gradient"
         if ours_name in unused:
             assert not ours.any()
             continue
         assert ours.abs().max() > 0, f"{ours_name}: the gradient is zero"
-        shaped = place.theirs(ours, encoder.config.num_heads)
+        ((their_name, shaped),) = to_huggingface({f"encoder.{ours_name}": ours}, encoder.config.num_heads).items()
+        reference = gradients[their_name]
         torch.testing.assert_close(shaped, reference, **TOLERANCE, msg=lambda text, name=ours_name: f"{name}: {text}")
     torch.testing.assert_close(network.head.bias.grad, gradients["lm_loss.bias"], **TOLERANCE)
 

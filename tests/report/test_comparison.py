@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from discern.report.charts import chart_svg
+from discern.report.charts import chart_svg, pareto_front
 from discern.report.comparison import comparison_page, significance_notes, with_spread
-from discern.report.comparison_charts import pareto_front
 from discern.report.page import render_page
 from tests.report.test_page import NASTY, assert_stands_alone, structure
 
@@ -101,7 +100,7 @@ def test_a_budget_of_positions_is_told_from_the_tokens_of_the_curves() -> None:
             curve["points"] = [{"tokens": 90 * n, "mlm_loss": 1.0 / n} for n in (1, 2)]
     found = comparison(first, second) | {"equal": "tokens", "budget_unit": "positions (padding included)"}
     page = comparison_page(found)
-    assert ("Budget of a whole share", "200 positions (padding included)") in page.facts
+    assert ("Budget of a full share", "200 positions (padding included)") in page.facts
     assert "tokens (without padding)" in {getattr(picture, "x_label", None) for picture in page.curves}
 
 
@@ -110,13 +109,13 @@ def test_every_text_is_escaped() -> None:
     assert "<script" not in render_page(comparison_page(found))
 
 
-def test_colours_stay_with_their_runs() -> None:
+def test_colors_stay_with_their_runs() -> None:
     other = row("c", 0.6, 200.0)
     for each in other["curves"]:
         each["points"] = [{"step": s, "flops": 100.0 * s, "generator_loss": 2.0} for s in (1, 2)]
     page = comparison_page(comparison(row("a", 0.5, 200.0), row("b", 0.6, 200.0), other))
     (generator,) = [chart for chart in page.curves if chart.title == "Generator loss, training: c"]
-    assert [(line.label, line.colour) for line in generator.lines] == [("c", 3)]
+    assert [(line.label, line.color) for line in generator.lines] == [("c", 3)]
     assert "var(--line-3)" in chart_svg(generator, "c")
 
 
@@ -140,7 +139,7 @@ def test_unfinished_without_tasks_and_with_failures() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "p", "says"),
-    [(3, 0.1, "no difference can reach 0.05"), (1, None, "nothing can be said of chance"), (5, 0.01, "is 0.0079")],
+    [(3, 0.1, "no difference can reach 0.05"), (1, None, "cannot be told from chance"), (5, 0.01, "is 0.0079")],
 )
 def test_the_limits_of_few_seeds_are_said(seeds: int, p: float | None, says: str) -> None:
     lines = significance_notes(comparison(row("a", 0.5, 1.0), row("b", 0.6, 1.0), p=p, seeds=seeds))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from discern.report.minimal_pairs import blimp_tables
+from discern.report.evaluation import blimp_tables
 
 
 def figures(**changes: Any) -> dict[str, Any]:

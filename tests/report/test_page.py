@@ -6,13 +6,12 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
-from discern.report.charts import Chart, Line, chart_svg
-from discern.report.journal import HeldOutFigure
-from discern.report.page import Page, render_page
-from discern.report.shading import ShadedText
+from discern.report.charts import Line, StepCurves, chart_svg
+from discern.report.curves import HeldOutMetric
+from discern.report.page import Page, ShadedText, render_page
 
 NASTY = "<script>alert('&\"')</script>"
-CHART = Chart("Loss $x$", "nats", [Line("training", [1, 2, 3], [3.0, 2.0, 1.5]), Line("held out", [3], [1.6])])
+CHART = StepCurves("Loss $x$", "nats", [Line("training", [1, 2, 3], [3.0, 2.0, 1.5]), Line("held out", [3], [1.6])])
 
 
 class Structure(HTMLParser):
@@ -50,7 +49,7 @@ def full_page() -> Page:
         title=f"run {NASTY}",
         facts=[("Steps", NASTY)],
         curves=[CHART, CHART],
-        figures=[HeldOutFigure(NASTY, 0.5, NASTY)],
+        metrics=[HeldOutMetric(NASTY, 0.5, NASTY)],
         evaluated_at=1234,
         detections=[ShadedText(f"a {NASTY}", [(0, 1), (2, 10)], [0.125, 0.875])],
         configuration=NASTY,
@@ -86,7 +85,7 @@ def test_the_same_page_gives_the_same_bytes() -> None:
     assert render_page(full_page()) == render_page(full_page())
 
 
-def test_colours_are_the_pages() -> None:
+def test_colors_are_the_pages() -> None:
     svg = chart_svg(CHART, "c")
     assert "var(--line-1)" in svg
     assert "var(--line-2)" in svg
@@ -97,7 +96,7 @@ def test_colours_are_the_pages() -> None:
 def test_a_token_carries_its_probability() -> None:
     html = render_page(full_page())
     assert '<span class="token" style="--p:0.125" title="0.125">a</span> ' in html
-    assert '<span class="token flagged" style="--p:0.875" title="0.875">&lt;script&gt;</span>alert' in html
+    assert '<span class="token marked" style="--p:0.875" title="0.875">&lt;script&gt;</span>alert' in html
 
 
 def test_empty_parts_are_left_out() -> None:
@@ -113,4 +112,4 @@ def test_a_chart_of_one_point_or_of_one_value_can_be_drawn() -> None:
     for values in ([0.0], [2.0, 2.0]):
         for logarithmic in (False, all(values)):
             line = Line("x", list(range(1, len(values) + 1)), values)
-            assert "<svg" in chart_svg(Chart("x", "y", [line], logarithmic=logarithmic), "c")
+            assert "<svg" in chart_svg(StepCurves("x", "y", [line], logarithmic=logarithmic), "c")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from discern.report.page import Page, render_page
-from discern.report.tagged import TaggedTexts, marked
-from discern.report.verdict import run_verdict, task_verdict
+from discern.report.finetuned_page import task_verdict
+from discern.report.page import Page, TaggedTexts, entity_pieces, render_page
+from discern.report.run_page import run_verdict
 from discern.training.diagnosis import Finding
 
 WORDS = "Ann Lee went to New York and Paris on Monday".split()
@@ -21,9 +21,9 @@ RECORD: dict[str, Any] = {
 
 
 def test_entities_are_marked_in_the_text_with_what_went_wrong() -> None:
-    pieces = marked(RECORD)
+    pieces = entity_pieces(RECORD)
     assert "".join(piece.text + piece.after for piece in pieces) == " ".join(WORDS)
-    assert [(piece.text, piece.mark, piece.label) for piece in pieces if piece.mark] == [
+    assert [(piece.text, piece.outcome, piece.label) for piece in pieces if piece.outcome] == [
         ("Ann Lee", "right", "PER"),
         ("New", "missed", "LOC missed"),
         ("York", "right", "LOC"),  # its boundary is wrong, not its name
@@ -34,17 +34,17 @@ def test_entities_are_marked_in_the_text_with_what_went_wrong() -> None:
 
 def test_chinese_has_no_blanks() -> None:
     record = {"words": list("我在北京ok"), "spans": [[2, 4, "LOC"]], "invented": [], "missed": []}
-    assert "".join(piece.text + piece.after for piece in marked(record)) == "我在北京o k"
+    assert "".join(piece.text + piece.after for piece in entity_pieces(record)) == "我在北京o k"
 
 
 def test_tags_of_single_words_are_marked_where_they_are_wrong() -> None:
     record = {"words": ["time", "flies", "fast"], "gold": ["NN", "VB", "RB"], "tags": ["NN", "NNS", "RB"]}
-    assert [(piece.text, piece.label) for piece in marked(record) if piece.mark] == [("flies", "NNS, not VB")]
+    assert [(piece.text, piece.label) for piece in entity_pieces(record) if piece.outcome] == [("flies", "NNS, not VB")]
 
 
 def test_the_page_begins_with_the_verdict_and_escapes_what_it_shows() -> None:
     record = {"words": ["<b>Ann</b>", "went"], "spans": [[0, 1, "<i>"]], "invented": [[0, 1, "<i>"]], "missed": []}
-    page = Page("t", [("fact", "1")], (), verdict=["It is good & small."], tagged=[TaggedTexts("Worst", [marked(record)])])
+    page = Page("t", [("fact", "1")], (), verdict=["It is good & small."], tagged=[TaggedTexts("Worst", [entity_pieces(record)])])
     html = render_page(page)
     assert html.index("It is good &amp; small.") < html.index("<dt>fact</dt>")
     assert '<span class="entity invented">&lt;b&gt;Ann&lt;/b&gt;<small>&lt;i&gt; invented</small></span> went' in html
@@ -56,14 +56,14 @@ def test_a_verdict_on_a_run() -> None:
     assert "tells replaced tokens from original ones clearly (AUC 0.737; 0.5 is guessing)" in said
     assert "marks 8% of the replaced tokens, and 60% of the tokens it marks were replaced" in said
     assert "The generator predicts 25% of the masked tokens correctly." in said
-    assert usual == "All figures are within their usual ranges."
-    ill = Finding("discriminator_recall", 0.0, (0.02, 1.0), "low", "it answers 'original' to everything", "a lower rate")
-    assert run_verdict(2000, 2000, figures, [ill])[1] == "Unusual: it answers 'original' to everything. Try a lower rate."
+    assert usual == "All metrics are within their usual ranges."
+    ill = Finding("discriminator_recall", 0.0, (0.02, 1.0), "low", "it predicts 'original' everywhere", "a lower rate")
+    assert run_verdict(2000, 2000, figures, [ill])[1] == "Unusual: it predicts 'original' everywhere. Try a lower rate."
     early = Finding("discriminator_recall", 0.0, (0.02, 1.0), "unknown", "too early to tell at step 209")
     found = run_verdict(209, 22_000, figures, [early])
     assert found[0].startswith("Step 209 of 22,000. ")
-    assert found[-1] == "It is too early to judge the run."
-    assert "there is no evaluation" in run_verdict(5, 10, {}, [])[0]
+    assert found[-1] == "It is too early for a verdict."
+    assert "no evaluation yet" in run_verdict(5, 10, {}, [])[0]
 
 
 def test_a_verdict_on_a_task() -> None:

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from discern.data.tokenizer import bert_wordpiece, prepared, special_tokens
-from discern.model.config import ModelConfig
-from discern.model.embeddings import Embeddings
-from discern.model.encoder import Encoder, build_encoder
-from discern.model.initialisation import initialise
+from discern.models.base import Encoder, build_encoder
+from discern.models.config import build_config
+from discern.models.embeddings import Embeddings
+from discern.models.initialization import initialize
 from discern.tasks.base import TextEncoder
 from discern.tasks.examples import Answer, QuestionExample
 from discern.tasks.features import TaskRows
 from discern.types import TokenBatch
 
-MODEL = ModelConfig(
+MODEL = build_config(
     num_layers=1, hidden_size=32, embedding_size=16, num_heads=2, feedforward_size=64, hidden_dropout=0.0, attention_dropout=0.0
 )
 
@@ -42,7 +42,7 @@ def ask(identity: str, question: str, context: str, *answers: str, impossible: b
 def small_encoder(rows: int, seed: int = 0) -> Encoder:
     """A network of one block over a vocabulary, in training mode."""
     encoder = build_encoder(Embeddings(rows, MODEL.embedding_size, MODEL), MODEL)
-    initialise(encoder, torch.Generator().manual_seed(seed), MODEL)
+    initialize(encoder, torch.Generator().manual_seed(seed), MODEL)
     return encoder
 
 

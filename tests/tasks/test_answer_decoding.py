@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from discern.tasks.answer_decoding import (
+from discern.tasks.answer_spans import (
     FoundAnswer,
-    WindowPlaces,
+    WindowOffsets,
     admissible_spans,
     best_answers,
-    no_answer_odds,
+    cut_windows,
+    no_answer_score,
     probabilities,
 )
-from discern.tasks.windows import cut_windows
 
 CONTEXT = "ab a cd  a b ab"
 # Two tokens begin with the space before them, as those of some tokenizers do.
@@ -21,10 +21,10 @@ TOKENS = [(0, 1), (1, 2), (2, 4), (5, 6), (6, 7), (8, 10), (11, 12), (12, 15)]
 FIRST = 4
 
 
-def small_windows() -> list[WindowPlaces]:
+def small_windows() -> list[WindowOffsets]:
     starts, ends = np.array(TOKENS, np.int32).T
     return [
-        WindowPlaces(FIRST, best - start, best_stop - start, starts[start:stop], ends[start:stop])
+        WindowOffsets(FIRST, best - start, best_stop - start, starts[start:stop], ends[start:stop])
         for start, stop, best, best_stop in cut_windows(len(TOKENS), 5, 2)
     ]
 
@@ -66,7 +66,7 @@ def test_best_answers_against_all_spans(joint: bool, max_length: int, seed: int)
 
 
 def test_what_a_span_must_be() -> None:
-    window = WindowPlaces(FIRST, 1, 4, *np.array([(0, 1), (1, 2), (2, 4), (5, 6), (6, 7)], np.int32).T)
+    window = WindowOffsets(FIRST, 1, 4, *np.array([(0, 1), (1, 2), (2, 4), (5, 6), (6, 7)], np.int32).T)
     length = FIRST + 6
     spans = admissible_spans(said_of(np.zeros(length), np.zeros(length)), window, 2)
     found = sorted(zip(spans.firsts.tolist(), spans.lasts.tolist(), strict=True))
@@ -87,6 +87,6 @@ def test_probabilities_sum_to_one() -> None:
 
 def test_the_window_that_speaks_least_for_no_answer_counts() -> None:
     answers = [FoundAnswer("a", 0, 1.5, 0.5), FoundAnswer("b", 1, 1.0, 0.0)]
-    assert no_answer_odds([3.0, -1.0, 5.0], answers, relative=False) == -1.0
-    assert no_answer_odds([3.0, -1.0, 5.0], answers, relative=True) == -3.0
-    assert no_answer_odds([3.0], [], relative=True) == 3.0
+    assert no_answer_score([3.0, -1.0, 5.0], answers, relative=False) == -1.0
+    assert no_answer_score([3.0, -1.0, 5.0], answers, relative=True) == -3.0
+    assert no_answer_score([3.0], [], relative=True) == 3.0

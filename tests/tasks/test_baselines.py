@@ -14,8 +14,7 @@ from discern.tasks.base import Labels, Prediction, Task
 from discern.tasks.baselines import base, tags
 from discern.tasks.baselines.answers import NoAnswer, OverlapSentence
 from discern.tasks.baselines.base import Baseline, measure_baselines
-from discern.tasks.baselines.perceptron import AveragedPerceptron
-from discern.tasks.baselines.tags import MostFrequentTag, Perceptron
+from discern.tasks.baselines.tags import AveragedPerceptron, MostFrequentTag, Perceptron
 from discern.tasks.baselines.texts import MostFrequent, TfIdf
 from discern.tasks.examples import Answer, ClassificationExample, QuestionExample, TaggingExample
 

@@ -66,16 +66,16 @@ def test_cutting_is_bert_s_one_token_at_a_time() -> None:
 
 def test_rows_of_examples() -> None:
     examples = (ClassificationExample("0", "the", None, "b"), ClassificationExample("1", "the", "the the", "a"))
-    made = task(Labels(("a", "b"))).encode(examples, TEXT, labelled=True)
+    made = task(Labels(("a", "b"))).encode(examples, TEXT, labeled=True)
     the = TEXT.ids(["the"])[0]
     assert made.input_ids[1].tolist() == [CLS, *the, SEP, *the, *the, SEP]
     assert made.targets["class"].tolist() == [1, 0]
-    assert not task(Labels(("a", "b"))).encode(examples, TEXT, labelled=False).targets
+    assert not task(Labels(("a", "b"))).encode(examples, TEXT, labeled=False).targets
 
 
 def test_cut_texts_are_counted() -> None:
     examples = (ClassificationExample("0", "the " * 50, None, "a"), ClassificationExample("1", "the", None, "b"))
-    made = task(Labels(("a", "b")), sequence_length=8).encode(examples, TEXT, labelled=True)
+    made = task(Labels(("a", "b")), sequence_length=8).encode(examples, TEXT, labeled=True)
     assert made.notes == ("1 of 2 texts were cut to 8 tokens",)
     assert made.input_ids.lengths.tolist()[0] == 8
 
@@ -92,7 +92,7 @@ def test_scores_are_trained_on_in_units_of_their_spread() -> None:
     found = Classification.learn(reading(1.0, 3.0), ClassificationConfig(), ())
     assert (found.kind, found.shift, found.scale) == ("number", 2.0, 1.0)
     fixed = Classification.learn(reading(1.0, 3.0), ClassificationConfig(), ("0", "5"))
-    made = task(fixed).encode(reading(1.0, 5.0).examples, TEXT, labelled=True)
+    made = task(fixed).encode(reading(1.0, 5.0).examples, TEXT, labeled=True)
     assert made.targets["score"].tolist() == pytest.approx([0.2, 1.0])
 
 
@@ -103,7 +103,7 @@ def test_rare_classes_may_count_more() -> None:
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [((None,), "no labels"), (("a", "a"), "nothing to tell apart"), ((2.0, 2.0), "nothing to learn"), (((), ()), "has a label")],
+    [((None,), "no labels"), (("a", "a"), "nothing to learn"), ((2.0, 2.0), "nothing to learn"), (((), ()), "has a label")],
 )
 def test_nothing_to_learn_is_an_error(labels: tuple[Any, ...], message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -150,7 +150,7 @@ def test_the_loss_of_even_outputs_by_hand(labels: Labels, targets: dict[str, Any
 
 def predicted(made: Classification, *logits: list[float]) -> list[dict[str, Any]]:
     examples = [ClassificationExample(str(n), "x") for n in range(len(logits))]
-    features = made.encode(examples, TEXT, labelled=False)
+    features = made.encode(examples, TEXT, labeled=False)
     return made.predict(examples, features, [{"logits": np.array(row, np.float32)} for row in logits])
 
 

@@ -40,7 +40,7 @@ def test_the_settings_say_which_columns(tmp_path: Path) -> None:
     source = tasks.load("ner").source.configured(TaggingConfig(word_column=1, tag_column=-2))
     (example,) = source.read(path, "train").examples
     assert (example.words, example.tags) == (("Ada", "sings"), ("B-PER", "O"))
-    assert source.read(path, "test", labelled=False).examples[0].tags is None
+    assert source.read(path, "test", labeled=False).examples[0].tags is None
     assert tasks.load("weibo-ner").source.configured(TaggingConfig()).characters
     with pytest.raises(ConfigError, match="no tag column 7"):
         source.configured(TaggingConfig(tag_column=7)).read(path, "train")
@@ -49,7 +49,7 @@ def test_the_settings_say_which_columns(tmp_path: Path) -> None:
 def test_a_file_of_words_alone_has_no_tags(tmp_path: Path) -> None:
     path = write(tmp_path / "test.txt", "Ada", "sings")
     assert ConllSource().read(path, "test").examples[0].tags is None
-    with pytest.raises(ConfigError, match=r"the column of the tags \(-1\) is that of the words \(0\)") as error:
+    with pytest.raises(ConfigError, match=r"the column of the tags \(-1\) is also that of the words \(0\)") as error:
         ConllSource().read(path, "train")
     assert "--set task.tag_column" in str(error.value)
 
@@ -65,7 +65,7 @@ def encoded(name: str, folder: Path, split: str, vocabulary: str) -> tuple[Taggi
     task = Tagging(name, config, definition.metrics, Tagging.learn(train, config, ()))
     reading = definition.source.read(paths[split], split)
     task.check(reading)
-    features = task.encode(reading.examples, text, labelled=True)
+    features = task.encode(reading.examples, text, labeled=True)
     words = sum(len(example.words) for example in reading.examples)
     assert int((features.targets["tags"].values != IGNORED).sum()) == words
     assert features.input_ids.lengths.max() <= 64

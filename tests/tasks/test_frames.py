@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
-from discern.model.encoder import Encoder
+from discern.models.base import Encoder
 from discern.tasks.base import Labels
 from discern.tasks.classification import Classification, ClassificationConfig, ClassificationHead
 from discern.tasks.features import TaskRows
@@ -33,6 +33,9 @@ class Recorder(Encoder):
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, document_ids=None):  # type: ignore[no-untyped-def]
         self.given = [values.tolist() for values in (input_ids, attention_mask.long(), token_type_ids)]
         return input_ids[..., None].float()
+
+    def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
+        return 0.0
 
 
 def test_cls_last_gives_rows_as_xlnet_has_them() -> None:

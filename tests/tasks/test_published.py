@@ -7,7 +7,7 @@ import pytest
 from discern.tasks.published import published_scores
 
 
-def test_every_score_is_labelled() -> None:
+def test_every_score_is_labeled() -> None:
     scores = published_scores()
     assert len(scores) > 250
     for score in scores:

@@ -17,10 +17,10 @@ from discern.errors import DataError
 from discern.tasks import families, tasks
 from discern.tasks.base import Definition, Labels, TextEncoder
 from discern.tasks.examples import QuestionExample, Reading
-from discern.tasks.features import Features
+from discern.tasks.features import Features, TaskRowsInOrder, TaskStream
+from discern.tasks.mrqa import MrqaQuestions
 from discern.tasks.questions import QuestionConfig, Questions
-from discern.tasks.squad import CmrcQuestions, MrqaQuestions, Squad1Questions, Squad2Questions
-from discern.tasks.stream import TaskRowsInOrder, TaskStream
+from discern.tasks.squad import CmrcQuestions, Squad1Questions, Squad2Questions
 from discern.tasks.supervised import Split, SupervisedObjective
 from tests.tasks.data_folder import data_folder, write
 from tests.tasks.question_support import ask, small_encoder, text_encoder
@@ -32,7 +32,7 @@ EXAMPLES = [
     ask("c", "Which city?", CONTEXT, "北京"),
     ask("d", "Which sign?", CONTEXT, "👍🏽"),
     ask("e", "Which seas?", CONTEXT, "nai\u0308ve"),
-    ask("f", "Which colour?", CONTEXT, impossible=True),
+    ask("f", "Which color?", CONTEXT, impossible=True),
 ]
 TEXT = text_encoder(CONTEXT, *(example.question for example in EXAMPLES))
 
@@ -59,7 +59,7 @@ def gold_outputs(features: Features, task: Questions) -> list[dict[str, Any]]:
 
 
 def golden_scores(task: Questions, examples: list[QuestionExample], text: TextEncoder) -> dict[str, float]:
-    features = task.encode(examples, text, labelled=True)
+    features = task.encode(examples, text, labeled=True)
     predictions = task.predict(examples, features, gold_outputs(features, task))
     return task.score(examples, predictions).values
 
@@ -68,7 +68,7 @@ def test_rows_by_hand() -> None:
     text = text_encoder("abcdefghij?")
     example = ask("1", "a b?", "cdefghij", "ef")
     task = make(sequence_length=11, doc_stride=2, max_answer_length=2)
-    features = task.encode([example], text, labelled=True)
+    features = task.encode([example], text, labeled=True)
     ids = text.ids(["a b?", "cdefghij"])
     cls, sep = text.special.cls, text.special.sep
     # A third of 11 positions holds the whole question; five tokens are left, and windows overlap by two or more.
@@ -80,31 +80,31 @@ def test_rows_by_hand() -> None:
     # The window without the answer counts as answerable, as its question does.
     assert features.targets["impossible"].tolist() == [0, 0, 0]
     assert features.example.tolist() == [0, 0, 0]
-    assert features.notes == ("1 of 1 contexts do not fit into a row: 3 rows in all",)
-    assert task.encode([example], text, labelled=False).targets == {}
+    assert features.notes == ("1 of 1 contexts do not fit into a row: 3 rows in total",)
+    assert task.encode([example], text, labeled=False).targets == {}
 
 
 def test_short_rows_say_what_was_cut() -> None:
     example = ask("1", "which of all the words is it?", "abcdefghij " * 4, "abcdefghij abcdefghij")
     text = text_encoder(example.question, example.context)
-    features = make(sequence_length=24).encode([example], text, labelled=True)
+    features = make(sequence_length=24).encode([example], text, labeled=True)
     assert features.input_ids.lengths.max() == 24
     assert features.notes[1:] == (
         "1 of 1 questions were cut to 8 tokens or fewer",
-        "rows of 24 tokens are too short for windows 128 apart (doc_stride): those of 1 contexts stand closer",
-        "1 of 1 answers are whole in no window",
+        "rows of 24 tokens are too short for a doc_stride of 128: the windows of 1 contexts are closer together",
+        "1 of 1 answers do not fit into any window",
     )
-    (note,) = make(max_answer_length=19).encode([example], text, labelled=True).notes
-    assert note == "1 of 1 answers are longer than max_answer_length 19, so not predicted"
-    assert make(max_answer_length=20).encode([example], text, labelled=True).notes == ()
-    assert make(max_answer_length=19).encode([example], text, labelled=False).notes == ()
+    (note,) = make(max_answer_length=19).encode([example], text, labeled=True).notes
+    assert note == "1 of 1 answers are longer than max_answer_length 19 and cannot be predicted"
+    assert make(max_answer_length=20).encode([example], text, labeled=True).notes == ()
+    assert make(max_answer_length=19).encode([example], text, labeled=False).notes == ()
     assert not np.asarray(features.targets["start"]).any()
 
 
 @pytest.mark.parametrize("length", [8, 20, 32, 64, 200])
 def test_windows_hold_every_token_of_a_context(length: int) -> None:
     task = make(sequence_length=length)
-    features = task.encode(EXAMPLES, TEXT, labelled=True)
+    features = task.encode(EXAMPLES, TEXT, labeled=True)
     (whole,) = TEXT.ids([CONTEXT])
     assert features.input_ids.lengths.max() <= length
     for number in range(len(EXAMPLES)):
@@ -118,7 +118,7 @@ def test_windows_hold_every_token_of_a_context(length: int) -> None:
 @pytest.mark.parametrize("length", [48, 384])
 def test_gold_positions_give_the_answers_to_the_character(head: str, length: int) -> None:
     task = make(sequence_length=length, head=head)
-    features = task.encode(EXAMPLES, TEXT, labelled=True)
+    features = task.encode(EXAMPLES, TEXT, labeled=True)
     predictions = task.predict(EXAMPLES, features, gold_outputs(features, task))
     assert [prediction["best_answer"] for prediction in predictions] == [
         "Rhône",
@@ -137,15 +137,15 @@ def test_gold_positions_give_the_answers_to_the_character(head: str, length: int
 
 def test_impossible_questions_learn_position_zero_and_unfound_ones_too() -> None:
     unfound = QuestionExample("g", "Which?", CONTEXT, (), ("Danube",), False)
-    features = make().encode([EXAMPLES[5], unfound], TEXT, labelled=True)
+    features = make().encode([EXAMPLES[5], unfound], TEXT, labeled=True)
     assert [np.asarray(features.targets[name]).tolist() for name in ("start", "end", "impossible")] == [[0, 0], [0, 0], [1, 0]]
-    assert "impossible" not in make(Squad1Questions).encode([unfound], TEXT, labelled=True).targets
+    assert "impossible" not in make(Squad1Questions).encode([unfound], TEXT, labeled=True).targets
 
 
 def test_a_context_of_nothing_has_a_row_and_no_answer() -> None:
     example = QuestionExample("1", "a", "\u200d", (), ("x",), False)
     task = make(Squad1Questions)
-    features = task.encode([example], TEXT, labelled=True)
+    features = task.encode([example], TEXT, labeled=True)
     assert len(features) == 1
     assert task.predict([example], features, gold_outputs(features, task)) == [
         {"id": "1", "answer": "", "best_answer": "", "nbest": []}
@@ -153,7 +153,7 @@ def test_a_context_of_nothing_has_a_row_and_no_answer() -> None:
 
 
 def test_the_threshold_decides_what_is_answered() -> None:
-    features = make().encode(EXAMPLES[:1], TEXT, labelled=True)
+    features = make().encode(EXAMPLES[:1], TEXT, labeled=True)
     (said,) = gold_outputs(features, make())
     for head, threshold, null, answers in [
         ("joint", None, -2.7, False),
@@ -186,7 +186,7 @@ def test_scores_of_every_family() -> None:
 
 def test_mistakes_are_worst_first_and_show_the_context() -> None:
     task = make()
-    features = task.encode(EXAMPLES, TEXT, labelled=True)
+    features = task.encode(EXAMPLES, TEXT, labeled=True)
     predictions = task.predict(EXAMPLES, features, gold_outputs(features, task))
     assert task.mistakes(EXAMPLES, predictions) == []
     predictions[1]["answer"], predictions[5]["answer"] = "vital", "Rhône"
@@ -212,7 +212,7 @@ def test_files_that_do_not_fit_are_refused() -> None:
         Squad1Questions.learn(Reading((EXAMPLES[5],), "a file"), QuestionConfig(), ())
     with pytest.raises(DataError, match="1 questions have no answer, the first is f") as caught:
         make(Squad1Questions).check(Reading(tuple(EXAMPLES), "a file"))
-    assert "into the training file too; in SQuAD's format: --task squad2" in str(caught.value.hint)
+    assert "to the training file too; in SQuAD's format: --task squad2" in str(caught.value.hint)
     with pytest.raises(DataError, match="question x has no answers"):
         make().check(Reading((QuestionExample("x", "?", "c"),), "a file"))
     make().check(Reading(tuple(EXAMPLES), "a file"))
@@ -273,14 +273,14 @@ def test_six_questions_are_learned(head: str) -> None:
     torch.manual_seed(0)
     # Two windows for each question, half of them without the answer.
     task = make(head=head, sequence_length=64, doc_stride=20, n_best=5, beam_size=5)
-    features = task.encode(EXAMPLES, TEXT, labelled=True)
+    features = task.encode(EXAMPLES, TEXT, labeled=True)
     objective = SupervisedObjective(
         small_encoder(TEXT.tokenizer.get_vocab_size()),
         {"squad": task},
         dropout=0.0,
         heldout={"squad": Split(tuple(EXAMPLES), features)},
     )
-    objective.initialise(0)
+    objective.initialize(0)
     optimizer = torch.optim.AdamW(objective.parameters(), lr=3e-3)
     stream = TaskStream({"squad": features}, 0, len(features))
     places = np.arange(len(features))

@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from discern.tasks.features import Features, Ragged
-from discern.tasks.stream import TaskRowsInOrder, TaskStream
+from discern.tasks.features import Features, Ragged, TaskRowsInOrder, TaskStream
 
 
 def rows(count: int, seed: int = 0) -> Features:

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.model.embeddings import Embeddings
-from discern.model.encoder import Encoder, build_encoder
-from discern.model.initialisation import initialise
+from discern.models.base import Encoder, build_encoder
+from discern.models.embeddings import Embeddings
+from discern.models.initialization import initialize
 from discern.tasks.base import Labels
 from discern.tasks.classification import Classification, ClassificationConfig
 from discern.tasks.examples import ClassificationExample
-from discern.tasks.features import Features, Ragged, TaskBatch
-from discern.tasks.stream import TaskRowsInOrder
+from discern.tasks.features import Features, Ragged, TaskBatch, TaskRowsInOrder
 from discern.tasks.supervised import Split, SupervisedObjective
 from discern.tasks.tagging import Tagging, TaggingConfig
 from discern.training.prediction import outputs_of
@@ -26,7 +25,7 @@ from tests.support import settings
 def encoder(seed: int = 0) -> Encoder:
     config = settings(hidden_dropout=0.0, attention_dropout=0.0, initializer_range=0.5).model
     built = build_encoder(Embeddings(50, config.embedding_size, config), config)
-    initialise(built, torch.Generator().manual_seed(seed), config)
+    initialize(built, torch.Generator().manual_seed(seed), config)
     return built
 
 
@@ -55,7 +54,7 @@ def objective(reduction: str = "mean", heldout: dict[str, Split] | None = None) 
         sequences_per_step=13,
         heldout=heldout,
     )
-    made.initialise(1)
+    made.initialize(1)
     return made
 
 
@@ -111,7 +110,7 @@ def test_a_task_counts_by_its_rows_and_each_of_its_words_alike() -> None:
     # One row of the classes, three of the tags with 2, 3 and 7 words: 1/4 of the one loss, 3/4 of the mean over 12 words.
     tags = Tagging("tags", TaggingConfig(), ("accuracy",), Labels(("O", "A"), kind="tags"))
     made = SupervisedObjective(encoder(), {"two": task("two", 2), "tags": tags}, dropout=0.0)
-    made.initialise(1)
+    made.initialize(1)
     features = {"two": split(1, 2, 0).features, "tags": tagged([2, 3, 7]).features}
     batch = TaskRowsInOrder(features).batch(np.arange(4), np.arange(4))
     whole, cut = step_loss(made, [batch]), step_loss(made, [batch.rows(0, 2), batch.rows(2, 4)])
@@ -126,7 +125,7 @@ def test_a_rare_task_s_example_pulls_as_hard_as_a_common_one_s() -> None:
     # One row of the rare task beside 31 of the common one: the same gradient on the encoder, row for row.
     same = split(1, 2, 3).features
     made = SupervisedObjective(encoder(), {"rare": task("rare", 2), "common": task("common", 2)}, dropout=0.0)
-    made.initialise(1)
+    made.initialize(1)
     made.heads["common"].load_state_dict(made.heads["rare"].state_dict())
     repeated = Features(
         Ragged.of([same.input_ids[0]] * 31),
@@ -157,7 +156,7 @@ def test_every_parameter_gets_a_gradient_even_of_a_task_without_rows() -> None:
 
 def test_the_heads_follow_from_the_seed_and_the_encoder_stays() -> None:
     first, other, again = objective(), objective(), objective()
-    other.initialise(2)
+    other.initialize(2)
     assert not torch.equal(first.heads["two"].output.weight, other.heads["two"].output.weight)
     torch.testing.assert_close(first.state_dict(), again.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(first.encoder.state_dict(), other.encoder.state_dict(), rtol=0, atol=0)

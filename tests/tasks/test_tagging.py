@@ -17,8 +17,7 @@ from discern.errors import DataError
 from discern.tasks import families
 from discern.tasks.base import Labels
 from discern.tasks.examples import Reading, TaggingExample
-from discern.tasks.features import IGNORED, Features
-from discern.tasks.stream import TaskRowsInOrder, TaskStream
+from discern.tasks.features import IGNORED, Features, TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import Split, SupervisedObjective
 from discern.tasks.tagging import Tagging, TaggingConfig, cut_sentence
 from discern.tasks.tags import convert
@@ -57,7 +56,7 @@ def outputs_saying(task: Tagging, features: Features, tags: Sequence[str]) -> li
 
 
 def predict(task: Tagging, examples: Sequence[TaggingExample], *tags: str) -> list[dict[str, Any]]:
-    features = task.encode(examples, TEXT, labelled=False)
+    features = task.encode(examples, TEXT, labeled=False)
     return task.predict(examples, features, outputs_saying(task, features, tags))
 
 
@@ -91,7 +90,7 @@ def test_nothing_to_learn() -> None:
     with pytest.raises(DataError, match=r"a file, example 0: the sentence has no tags"):
         Tagging.learn(read(sentence("a")), TaggingConfig(), ())
     for tags in ("O O", "NN NN"):
-        with pytest.raises(DataError, match="there is nothing to tell apart") as error:
+        with pytest.raises(DataError, match="there is nothing to learn") as error:
             Tagging.learn(read(sentence("a b", tags)), TaggingConfig(), ())
         assert "task.tag_column" in str(error.value)
     # One slip must not make parts of speech of a file of spans.
@@ -115,7 +114,7 @@ def test_rows_by_hand() -> None:
     example = sentence("abc the de \x07 fgh", "B-X I-X O B-Y B-Y")
     task = make(example, sequence_length=8)
     assert task.labels.names == ("B-X", "B-Y", "E-X", "E-Y", "I-X", "I-Y", "O", "S-X", "S-Y")
-    features = task.encode([example], TEXT, labelled=True)
+    features = task.encode([example], TEXT, labeled=True)
     assert [[TEXT.tokenizer.id_to_token(id) for id in features.input_ids[row]] for row in range(3)] == [
         ["[CLS]", "a", "##b", "##c", "the", "d", "##e", "[SEP]"],
         ["[CLS]", "the", "d", "##e", "[UNK]", "[SEP]"],
@@ -130,13 +129,13 @@ def test_rows_by_hand() -> None:
         assert not features.token_types[row].any()
     assert features.example.tolist() == [0, 0, 0]
     assert features.notes == (
-        "1 of 1 sentences are longer than 8 tokens and were cut into windows",
-        "1 words of which the tokenizer leaves nothing are read as [UNK]",
+        "1 of 1 sentences are longer than 8 tokens and were split into windows",
+        "1 words without any token are read as [UNK]",
     )
 
 
-def test_unlabelled_sentences_have_no_targets() -> None:
-    features = make(sentence("a b", "B-X O")).encode([sentence("a")], TEXT, labelled=False)
+def test_unlabeled_sentences_have_no_targets() -> None:
+    features = make(sentence("a b", "B-X O")).encode([sentence("a")], TEXT, labeled=False)
     assert not features.targets
     assert features.places["word"][0].tolist() == [-1, 0, -1]
     assert features.notes == ()
@@ -145,7 +144,7 @@ def test_unlabelled_sentences_have_no_targets() -> None:
 def test_a_word_longer_than_a_row_keeps_its_first_pieces() -> None:
     examples = [sentence("a abcdefgh a", "O B-X O")]
     task = make(*examples, sequence_length=8)
-    features = task.encode(examples, TEXT, labelled=True)
+    features = task.encode(examples, TEXT, labeled=True)
     assert sorted(
         word for places in (features.places["word"][row] for row in range(len(features))) for word in places[places >= 0]
     ) == [0, 1, 2]
@@ -165,7 +164,7 @@ def test_a_word_longer_than_a_row_keeps_its_first_pieces() -> None:
         # A word as long as a row shares it with none; one that is longer than the overlap is not shown twice.
         ([1] * 6 + [6], 6, 3, [(0, 6, [0, 1, 2, 3, 4, 5]), (6, 7, [6])]),
         ([2, 3, 1, 2], 5, 2, [(0, 2, [0, 1]), (2, 4, [2, 3])]),
-        # Words 1 to 4 would be a window, but each of them stands better in one of its neighbours.
+        # Words 1 to 4 would be a window, but each of them stands better in one of its neighbors.
         ([3, 1, 1, 1, 1, 3], 6, 3, [(0, 4, [0, 1, 2]), (2, 6, [3, 4, 5])]),
         ([], 4, 2, [(0, 0, [])]),
     ],
@@ -203,7 +202,7 @@ def test_no_word_of_a_long_sentence_is_dropped(words: list[tuple[str, str]]) -> 
     tags = tuple("O" if mark == "O" else f"{mark}-X" for _, mark in words)
     example = TaggingExample("0", tuple(word for word, _ in words), tags)
     task = make(sentence("a b", "B-X I-X"), sequence_length=10)
-    features = task.encode([example], TEXT, labelled=True)
+    features = task.encode([example], TEXT, labeled=True)
     assert features.input_ids.lengths.max() <= 10
     assert int((features.targets["tags"].values != IGNORED).sum()) == len(words)
     (prediction,) = task.predict([example], features, outputs_saying(task, features, [" ".join(convert(tags, "bioes"))]))
@@ -286,7 +285,7 @@ def test_failures_are_named() -> None:
 def test_loss_is_the_sum_over_tagged_words() -> None:
     examples = [sentence("abc the", "B-X O"), sentence("the sees the abc d e", "O O O B-X I-X O", "1")]
     task = make(*examples)
-    features = {"ner": task.encode(examples, TEXT, labelled=True)}
+    features = {"ner": task.encode(examples, TEXT, labeled=True)}
     batch = TaskRowsInOrder(features).batch(np.arange(2), np.arange(2))
     (group,) = batch.groups
     assert task.items(group) == 8
@@ -302,9 +301,9 @@ def test_loss_is_the_sum_over_tagged_words() -> None:
     assert [row["logits"].shape[0] for row in task.rows_of(batch, said)] == features["ner"].input_ids.lengths.tolist()
     longer, _ = head(torch.randn(2, 40, 4), batch, group)
     torch.testing.assert_close(longer, loss)
-    unlabelled = TaskRowsInOrder({"ner": task.encode(examples, TEXT, labelled=False)}).batch(np.arange(2), np.arange(2))
-    assert head(hidden, unlabelled, unlabelled.groups[0])[0] is None
-    assert task.items(unlabelled.groups[0]) == 0
+    unlabeled = TaskRowsInOrder({"ner": task.encode(examples, TEXT, labeled=False)}).batch(np.arange(2), np.arange(2))
+    assert head(hidden, unlabeled, unlabeled.groups[0])[0] is None
+    assert task.items(unlabeled.groups[0]) == 0
 
 
 def test_a_small_network_learns_eight_sentences_by_heart() -> None:
@@ -325,7 +324,7 @@ def test_a_small_network_learns_eight_sentences_by_heart() -> None:
     )
     # Rows of ten tokens: the longest sentence takes several windows.
     task = make(*examples, sequence_length=10)
-    features = task.encode(examples, TEXT, labelled=True)
+    features = task.encode(examples, TEXT, labeled=True)
     assert len(features) > len(examples)
     objective = SupervisedObjective(
         small_encoder(TEXT.tokenizer.get_vocab_size()),
@@ -333,7 +332,7 @@ def test_a_small_network_learns_eight_sentences_by_heart() -> None:
         dropout=0.0,
         heldout={"ner": Split(examples, features)},
     )
-    objective.initialise(0)
+    objective.initialize(0)
     stream = TaskStream({"ner": features}, seed=0, rows_per_step=5)
     optimizer = torch.optim.Adam(objective.parameters(), lr=5e-3)
     for step in range(120):

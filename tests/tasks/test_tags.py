@@ -74,7 +74,7 @@ def test_every_short_sequence_agrees_with_the_published_rules() -> None:
         (["O O"], "iob2"),
     ],
 )
-def test_schemes_are_recognised(sentences: list[str], scheme: Scheme) -> None:
+def test_schemes_are_recognized(sentences: list[str], scheme: Scheme) -> None:
     assert detect_scheme([tags.split() for tags in sentences]) == scheme
 
 

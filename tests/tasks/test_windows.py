@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from discern.tasks.answer_spans import ContextWindow, RowBudget, cut_windows, located_tokens, row_budget
 from discern.tasks.examples import Answer
-from discern.tasks.windows import RowShares, Window, cut_windows, located_tokens, row_shares
 from tests.tasks.question_support import text_encoder
 
 TEXTS = [
@@ -21,12 +21,17 @@ TEXTS = [
 
 
 def test_windows_by_hand() -> None:
-    assert cut_windows(10, 4, 2) == [Window(0, 4, 0, 3), Window(2, 6, 3, 5), Window(4, 8, 5, 7), Window(6, 10, 7, 10)]
+    assert cut_windows(10, 4, 2) == [
+        ContextWindow(0, 4, 0, 3),
+        ContextWindow(2, 6, 3, 5),
+        ContextWindow(4, 8, 5, 7),
+        ContextWindow(6, 10, 7, 10),
+    ]
     # The last is shorter: token 4 has two tokens on its lesser side in neither, and more on the whole in the first.
-    assert cut_windows(7, 5, 3) == [Window(0, 5, 0, 4), Window(3, 7, 4, 7)]
-    assert cut_windows(5, 5, 3) == [Window(0, 5, 0, 5)]
-    assert cut_windows(6, 5, 5) == [Window(0, 5, 0, 5), Window(5, 6, 5, 6)]
-    assert cut_windows(0, 5, 3) == [Window(0, 0, 0, 0)]
+    assert cut_windows(7, 5, 3) == [ContextWindow(0, 5, 0, 4), ContextWindow(3, 7, 4, 7)]
+    assert cut_windows(5, 5, 3) == [ContextWindow(0, 5, 0, 5)]
+    assert cut_windows(6, 5, 5) == [ContextWindow(0, 5, 0, 5), ContextWindow(5, 6, 5, 6)]
+    assert cut_windows(0, 5, 3) == [ContextWindow(0, 0, 0, 0)]
 
 
 @pytest.mark.parametrize(("tokens", "length", "stride"), [(1, 1, 1), (50, 7, 3), (51, 7, 7), (400, 100, 37), (9, 3, 1)])
@@ -47,13 +52,13 @@ def test_every_token_is_best_in_the_window_that_shows_most_around_it(tokens: int
 
 def test_shares_of_a_row() -> None:
     shares = {"max_question": 64, "stride": 128, "max_answer": 30}
-    assert row_shares(10, 512, **shares) == RowShares(10, 499, 128)
-    assert row_shares(100, 384, **shares) == RowShares(64, 317, 128)
-    assert row_shares(10, 128, **shares) == RowShares(10, 115, 85)
-    assert row_shares(100, 64, **shares) == RowShares(21, 40, 20)
+    assert row_budget(10, 512, **shares) == RowBudget(10, 499, 128)
+    assert row_budget(100, 384, **shares) == RowBudget(64, 317, 128)
+    assert row_budget(10, 128, **shares) == RowBudget(10, 115, 85)
+    assert row_budget(100, 64, **shares) == RowBudget(21, 40, 20)
     for length in range(8, 80):
         for question in range(40):
-            kept, window, stride = row_shares(question, length, **shares)
+            kept, window, stride = row_budget(question, length, **shares)
             assert kept + window + 3 == length
             assert window >= 1
             assert 1 <= stride <= window

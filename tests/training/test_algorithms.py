@@ -11,11 +11,11 @@ from torch import Tensor
 from discern.errors import ConfigError
 from discern.objectives.rtd import ReplacedTokenDetection
 from discern.training import checkpoint
-from discern.training.journal import add_held_out, held_out_figures, read_metrics
+from discern.training.context import State
 from discern.training.loop import train
-from discern.training.parts import State
+from discern.training.metrics_log import add_held_out, held_out_metrics, read_metrics
 from tests.objectives.rtd_options import build_option
-from tests.training.test_loop import parts
+from tests.training.test_loop import context
 
 TWO_STAGE = {"algorithm": "two-stage", "generator_size": 1.0}
 
@@ -26,7 +26,7 @@ def build(options: dict[str, Any]) -> ReplacedTokenDetection:
 
 def run(folder: Path, options: dict[str, Any], **train_options: Any) -> ReplacedTokenDetection:
     objective = build(options)
-    train(parts(folder, objective, **({"log_every_steps": 1} | train_options)), State())
+    train(context(folder, objective, **({"log_every_steps": 1} | train_options)), State())
     return objective
 
 
@@ -40,7 +40,7 @@ def go_on(folder: Path, options: dict[str, Any], step: int, **train_options: Any
     checkpoint.load_model_tensors(objective, contents.model, "here")
     objective.load_carry_state(contents.carry)
     kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
-    train(parts(folder / "on", objective, **train_options), State(**kept, optimizer=dict(contents.optimizer)))
+    train(context(folder / "on", objective, **train_options), State(**kept, optimizer=dict(contents.optimizer)))
     return objective
 
 
@@ -189,7 +189,7 @@ def test_the_adversarial_run_logs_its_entropy_and_held_out_figures(tmp_path: Pat
     assert records[-1]["heldout_loss"] == pytest.approx(
         records[-1]["heldout_generator_loss"] + 50 * records[-1]["heldout_discriminator_loss"]
     )
-    assert not {"loss", "adversarial_loss", "baseline_loss", "generator_entropy", "flops"} & set(held_out_figures(records[-1]))
+    assert not {"loss", "adversarial_loss", "baseline_loss", "generator_entropy", "flops"} & set(held_out_metrics(records[-1]))
 
 
 def test_a_held_out_loss_has_one_name_whatever_this_step_trained() -> None:
@@ -197,8 +197,8 @@ def test_a_held_out_loss_has_one_name_whatever_this_step_trained() -> None:
     alone = add_held_out({"step": 1, "loss": 2.0, "generator_loss": 2.0}, evaluated)
     both = add_held_out({"step": 9, "loss": 2.0, "discriminator_loss": 0.6}, evaluated)
     held = {"heldout_loss": 3.0, "heldout_discriminator_loss": 0.5, "discriminator_auc": 0.7}
-    assert held_out_figures(alone) == held_out_figures(both) == held
-    assert held_out_figures({"step": 2, "loss": 1.0, "generator_accuracy": 0.1}) == {}
+    assert held_out_metrics(alone) == held_out_metrics(both) == held
+    assert held_out_metrics({"step": 2, "loss": 1.0, "generator_accuracy": 0.1}) == {}
 
 
 @pytest.mark.parametrize("options", [TWO_STAGE, {"freeze_generator_at": 6, "tying": "none"}, {"generator_warmup_steps": 6}])

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from discern.errors import DataError
-from discern.training import bookkeeping, checkpoint
+from discern.training import checkpoint, evaluation
+from discern.training.clock import Due, TimeBudget, Work
+from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.interrupt import StopRequest
-from discern.training.journal import Journal, read_metrics
 from discern.training.loop import train
-from discern.training.pace import Due, Pace
-from discern.training.parts import Parts, State, Watch
-from tests.training.test_loop import Notes, build, parts, weights
+from discern.training.metrics_log import MetricsLog, read_metrics
+from tests.training.test_loop import Notes, build, context, weights
 
 TIMING = {"seconds", "tokens_per_second", "peak_memory_bytes"}
 OPTIONS = {"max_steps": 12, "checkpoint_every_steps": 3, "log_every_steps": 4, "evaluate_every_steps": 6}
-WATCH = Watch("discriminator_auc", patience=3, keep=True)
+WATCH = EarlyStopping("discriminator_auc", patience=3, keep=True)
 
 
 class Killed(BaseException):
@@ -34,15 +34,15 @@ def figures(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in TIMING} for line in read_metrics(folder)]
 
 
-def session(folder: Path, **options: Any) -> tuple[Parts, State]:
+def session(folder: Path, **options: Any) -> tuple[TrainContext, State]:
     """A run as the command begins it, or goes on with it."""
     folder.mkdir(exist_ok=True)
-    run = parts(folder / "unused", **(OPTIONS | options))
+    run = context(folder / "unused", **(OPTIONS | options))
     contents = checkpoint.load_newest(folder / "checkpoints", pytest.fail)
-    state = State() if contents is None else State.of(contents)
+    state = State() if contents is None else State.from_checkpoint(contents)
     if contents is not None:
         checkpoint.load_model_tensors(run.objective, contents.model, "here")
-    return replace(run, folder=folder, journal=Journal(folder, state.step), watch=WATCH), state
+    return replace(run, folder=folder, metrics_log=MetricsLog(folder, state.step), early_stopping=WATCH), state
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +99,14 @@ def test_a_killed_run_has_the_journal_and_weights_of_one_left_alone(
     place: str,
     number: int,
 ) -> None:
-    owner: Any = Journal if place == "write" else checkpoint
+    owner: Any = MetricsLog if place == "write" else checkpoint
     with monkeypatch.context() as patch:
         patch.setattr(owner, place, kill(getattr(owner, place), number))
         run, state = session(tmp_path / "run")
         with pytest.raises(Killed):
             train(run, state)
     run, state = session(tmp_path / "run")
-    state.over = state.step >= OPTIONS["max_steps"]
+    state.finished = state.step >= OPTIONS["max_steps"]
     last = train(run, state)
     assert figures(tmp_path / "run") == whole[0]
     assert {key: value for key, value in last.items() if key not in TIMING} == whole[0][-1]
@@ -131,7 +131,7 @@ def test_a_stopped_run_has_the_journal_of_one_left_alone(
     run, state = session(tmp_path / "run")
     told = StopAt(run.stop)
     train(replace(run, progress=told), state)
-    assert (state.step, state.cut) == (stop, True)
+    assert (state.step, state.interrupted) == (stop, True)
     assert not [note for note in told.notes if note.startswith(f"step {stop}: held out")], (
         "who stops it does not want to wait for figures"
     )
@@ -142,7 +142,7 @@ def test_a_stopped_run_has_the_journal_of_one_left_alone(
 @pytest.mark.parametrize("step", [4, 12])
 def test_a_failed_evaluation_loses_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     options = {"evaluate_every_steps": 4 if step == 4 else 0}  # there is no checkpoint of step 4 yet
-    left, real = [1], bookkeeping.evaluate
+    left, real = [1], evaluation.evaluate
 
     def torn(*args: Any, **options: Any) -> dict[str, float]:
         left[0] -= 1
@@ -151,14 +151,14 @@ def test_a_failed_evaluation_loses_no_training(tmp_path: Path, monkeypatch: pyte
         return real(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bookkeeping, "evaluate", torn)
+        patch.setattr(evaluation, "evaluate", torn)
         run, state = session(tmp_path / "run", **options)
         with pytest.raises(DataError, match=f"step {step}: the evaluation.*70000") as caught:
             train(run, state)
     assert f"the weights of step {step} are saved" in (caught.value.hint or "")
     run, state = session(tmp_path / "run", **options)
     assert state.step == step
-    state.over = step == 12
+    state.finished = step == 12
     train(run, state)
     expected, begun = session(tmp_path / "whole", **options)
     train(expected, begun)
@@ -166,35 +166,53 @@ def test_a_failed_evaluation_loses_no_training(tmp_path: Path, monkeypatch: pyte
 
 
 def test_checkpoints_from_before_lines_were_owed_are_read(tmp_path: Path) -> None:
-    train(parts(tmp_path / "run", max_steps=3), State())
+    train(context(tmp_path / "run", max_steps=3), State())
     path = checkpoint.found(tmp_path / "run" / "checkpoints")[0]
     kept = json.loads((path / "state.json").read_text())
     old = checkpoint.Contents({}, {}, {}, {key: kept[key] for key in ("step", "tokens", "seconds", "updates")})
-    assert (State.of(old).owed, State.of(old).interval, State.of(old).step) == (None, {}, 3)
+    state = State.from_checkpoint(old)
+    assert (state.pending, state.interval, state.step) == (None, {}, 3)
 
 
 def test_a_time_budget_is_measured_out_in_points() -> None:
-    pace = Pace(1000.0, ("line", "evaluation", "checkpoint"))
+    budget = TimeBudget(1000.0, ("log", "evaluate", "checkpoint"))
     asked = []
     for second in range(1, 1000):
-        due = pace.due(second)
+        due = budget.due(second)
         asked.append(due)
-        for kind in ("line", "evaluation", "checkpoint"):
+        for kind in ("log", "evaluate", "checkpoint"):
             if getattr(due, kind):
-                pace.done(kind, second, cost=5.0 if kind == "evaluation" else 0.5)  # type: ignore[arg-type]
-    assert sum(due.line for due in asked) == 99
+                budget.done(kind, second, cost=5.0 if kind == "evaluate" else 0.5)  # type: ignore[arg-type]
+    assert sum(due.log for due in asked) == 99
     # 50 seconds are a twentieth of the budget, but one that takes 5 seconds is not done more often than every 100.
-    assert sum(due.evaluation for due in asked) == 10
+    assert sum(due.evaluate for due in asked) == 10
     assert sum(due.checkpoint for due in asked) == 19
-    assert Pace(1000.0, ()).due(999.0) == Due(), "what the user has set is left alone"
-    assert Pace(360_000.0, ("checkpoint",)).due(1800.0).checkpoint, "half an hour at most is at stake"
+    assert TimeBudget(1000.0, ()).due(999.0) == Due(), "what the user has set is left alone"
+    assert TimeBudget(360_000.0, ("checkpoint",)).due(1800.0).checkpoint, "half an hour at most is at stake"
 
 
 def test_a_run_with_a_time_budget_has_a_curve(tmp_path: Path) -> None:
     # Intervals that such a run never reaches, as those of presets are for short budgets.
     options = {"max_steps": 10**6, "max_hours": 1.0 / 3600, "log_every_steps": 10**5, "evaluate_every_steps": 10**5}
-    run = replace(parts(tmp_path, build(0.0), **options), pace=Pace(1.0, ("line", "evaluation")))
+    run = replace(context(tmp_path, build(0.0), **options), time_budget=TimeBudget(1.0, ("log", "evaluate")))
     train(run, State())
     lines = read_metrics(tmp_path)
     assert len(lines) > 3
     assert sum("heldout_loss" in line for line in lines) > 1
+
+
+def test_the_wait_for_the_next_record_begins_before_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Budget(TimeBudget):
+        def done(self, kind: Work, seconds: float, cost: float = 0.0) -> None:
+            done.append(kind)
+
+    def evaluate(*_: object, **__: object) -> dict[str, float]:
+        done.append("evaluating")
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    options = {"max_steps": 2, "log_every_steps": 2, "checkpoint_every_steps": 2}
+    train(replace(context(tmp_path, build(0.0), **options), time_budget=Budget(1000.0, ())), State())
+    assert done == ["log", "log", "checkpoint", "evaluating", "evaluate"]

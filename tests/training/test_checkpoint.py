@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from discern.checksums import checksum
 from discern.errors import CheckpointError
+from discern.storage.checksums import checksum
 from discern.training import checkpoint
 from discern.training.checkpoint import Contents
 

@@ -11,22 +11,20 @@ import torch
 
 from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
-from discern.objectives.base import BuildSettings, Objective
+from discern.objectives.base import BuildSettings, Objective, Vocabulary, WordTargets
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training.diagnosis import (
-    Expectations,
-    compare_lengths,
+    diagnose_drift,
+    diagnose_duplicates,
+    diagnose_gradient_cosine,
+    diagnose_gradient_ratio,
+    diagnose_loss_shares,
+    diagnose_metrics,
     embedding_gradients,
     embedding_norm,
-    expectations,
-    judge_cosine,
-    judge_drift,
-    judge_duplicates,
-    judge_held_out,
-    judge_loss_shares,
 )
-from discern.training.watchman import Watchman, settled_from, too_early
-from discern.training.words import WordPrediction, doubt_at_shown_words
+from discern.training.expectations import Expectations, WordPrediction, doubt_at_shown_words, expectations
+from discern.training.health import HealthMonitor, diagnosable_from, too_early
 from discern.types import LossTerm, StepOutput
 from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.support import SPECIAL, make_batch, settings
@@ -35,7 +33,7 @@ RTD = Expectations(weights=(1.0, 50.0))
 
 
 def verdicts(**figures: float) -> dict[str, str]:
-    return {finding.name: finding.verdict for finding in judge_held_out(figures, RTD)}
+    return {finding.name: finding.verdict for finding in diagnose_metrics(figures, RTD)}
 
 
 def test_a_generator_that_is_too_strong_or_too_weak() -> None:
@@ -47,9 +45,9 @@ def test_a_generator_that_is_too_strong_or_too_weak() -> None:
 
 
 def test_a_discriminator_that_answers_original_to_everything() -> None:
-    (found,) = judge_held_out({"discriminator_recall": 0.0, "discriminator_auc": 0.501}, RTD)
+    (found,) = diagnose_metrics({"discriminator_recall": 0.0, "discriminator_auc": 0.501}, RTD)
     assert found.verdict == "low"
-    assert "answers 'original' to everything (AUC 0.50; 0.5 is guessing)" in found.cause
+    assert "predicts 'original' everywhere (AUC 0.50; 0.5 is guessing)" in found.cause
     assert "optimizer.learning_rate" in found.knob
     assert verdicts(discriminator_recall=0.05) == {"discriminator_recall": "fine"}
 
@@ -57,17 +55,17 @@ def test_a_discriminator_that_answers_original_to_everything() -> None:
 def test_what_was_chosen_is_no_ailment() -> None:
     figures = {"replaced_fraction": 0.149, "sampled_accuracy": 0.001, "discriminator_recall": 0.5}
     chosen = Expectations(generator_learns=False)
-    assert [finding.name for finding in judge_held_out(figures, chosen)] == ["discriminator_recall"]
-    assert Watchman(0, chosen).notes(5, figures) == []
-    assert len(Watchman(0, RTD).notes(5, figures)) == 1
+    assert [finding.name for finding in diagnose_metrics(figures, chosen)] == ["discriminator_recall"]
+    assert HealthMonitor(0, chosen).notes(5, figures) == []
+    assert len(HealthMonitor(0, RTD).notes(5, figures)) == 1
 
 
 def test_recall_has_a_band_only_where_every_token_is_judged() -> None:
-    (found,) = judge_held_out({"discriminator_recall": 0.0}, Expectations(judges_all=False))
+    (found,) = diagnose_metrics({"discriminator_recall": 0.0}, Expectations(detects_every_token=False))
     assert (found.value, found.usual, found.verdict) == (0.0, None, "unknown")
     rtd, electric = (expectations(build(name), 100) for name in ("rtd", "electric"))
-    assert (rtd.judges_all, rtd.weights) == (True, (1.0, 50.0))
-    assert (electric.judges_all, electric.weights) == (False, None)
+    assert (rtd.detects_every_token, rtd.weights) == (True, (1.0, 50.0))
+    assert (electric.detects_every_token, electric.weights) == (False, None)
 
 
 def counting(counts: dict[int, int], **model: Any) -> BuildSettings:
@@ -97,13 +95,13 @@ def test_words_are_to_be_predicted_better_than_by_their_frequencies(
     objective = factory(factory.Config(**options), counting(counts))
     expected = expectations(objective, 100)
     figures = {} if sampled is None else {"sampled_accuracy": sampled}
-    (stuck,) = judge_held_out({**figures, "mlm_loss": blind}, expected)
+    (stuck,) = diagnose_metrics({**figures, "mlm_loss": blind}, expected)
     assert (stuck.name, stuck.verdict) == ("mlm_gain", "low")
     assert stuck.value == pytest.approx(0.0, abs=1e-12)
     assert ("mask_token_probability" in stuck.knob) == (objective.config.mask_token_probability == 1)
-    (learns,) = judge_held_out({**figures, "mlm_loss": blind - 0.5}, expected)
+    (learns,) = diagnose_metrics({**figures, "mlm_loss": blind - 0.5}, expected)
     assert (learns.value, learns.verdict) == (pytest.approx(0.5), "fine")
-    assert len(Watchman(0, expected).notes(5, {**figures, "mlm_loss": blind})) == 1
+    assert len(HealthMonitor(0, expected).notes(5, {**figures, "mlm_loss": blind})) == 1
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 1.0])
@@ -115,7 +113,8 @@ def test_what_a_word_in_sight_leaves_open_by_enumeration(kept: float) -> None:
     found = doubt_at_shown_words(frequencies, kept)
     assert found == pytest.approx(float(by_hand), abs=1e-12)
     # It is below what follows from `kept` alone, which was the bound.
-    coarse = WordPrediction("", float(torch.special.entr(frequencies).sum()), shown=1.0).loss_without_context(kept)
+    coarse = WordPrediction(WordTargets("", Vocabulary(6, SPECIAL), shown=1.0), float(torch.special.entr(frequencies).sum()))
+    coarse = coarse.loss_without_context(kept)
     assert found < coarse + 1e-12
     assert (found < coarse - 0.05) is (0 < kept < 1)
 
@@ -137,12 +136,12 @@ def test_the_bound_of_80_10_10_is_that_entropy() -> None:
 def test_words_of_a_permutation_are_hidden() -> None:
     factory = objectives.load("permutation-lm")
     xlnet = counting({5: 10, 6: 10}, encoder="xlnet", embedding_size=16)
-    (found,) = judge_held_out({"permutation_lm_loss": 0.5}, expectations(factory(factory.Config(), xlnet), 100))
+    (found,) = diagnose_metrics({"permutation_lm_loss": 0.5}, expectations(factory(factory.Config(), xlnet), 100))
     assert (found.name, found.value) == ("permutation_lm_gain", pytest.approx(math.log(2) - 0.5))
     assert "local" not in found.knob  # it has no local start
 
 
-def test_no_frequencies_no_judgement_of_words() -> None:
+def test_no_frequencies_no_judgment_of_words() -> None:
     assert expectations(build("mlm"), 100).words is None  # of text that nobody has counted
     factory = objectives.load("mlm")
     rare = factory(factory.Config(masking="rarity"), counting({5: 10, 6: 10}))
@@ -163,16 +162,16 @@ def test_gradients_of_the_embeddings_with_every_option(name: str) -> None:
 
 
 def test_figures_of_other_objectives_are_left_alone() -> None:
-    assert judge_held_out({"mlm_loss": 3.0, "mlm_accuracy": 0.2}, RTD) == []
+    assert diagnose_metrics({"mlm_loss": 3.0, "mlm_accuracy": 0.2}, RTD) == []
 
 
 def test_loss_shares_are_of_the_weighted_means() -> None:
     terms = {"generator": LossTerm(torch.tensor(20.0), 10, 1.0), "discriminator": LossTerm(torch.tensor(8.0), 100, 50.0)}
-    generator, discriminator = judge_loss_shares(StepOutput(terms), RTD)
-    assert judge_loss_shares(StepOutput(terms), Expectations())[1].usual is None  # Electric has these names too
+    generator, discriminator = diagnose_loss_shares(StepOutput(terms), RTD)
+    assert diagnose_loss_shares(StepOutput(terms), Expectations())[1].usual is None  # Electric has these names too
     assert (generator.value, discriminator.value) == (pytest.approx(2 / 6), pytest.approx(4 / 6))
     assert (generator.usual, discriminator.verdict) == (None, "low")
-    assert judge_loss_shares(StepOutput({"mlm": LossTerm(torch.tensor(1.0), 1)}), Expectations()) == []
+    assert diagnose_loss_shares(StepOutput({"mlm": LossTerm(torch.tensor(1.0), 1)}), Expectations()) == []
 
 
 def test_the_surrogate_of_adversarial_training_has_no_share_and_its_gradient_is_the_generators() -> None:
@@ -181,22 +180,22 @@ def test_the_surrogate_of_adversarial_training_has_no_share_and_its_gradient_is_
         "baseline": LossTerm(torch.tensor(10.0), 10, 1.0),
         "discriminator": LossTerm(torch.tensor(8.0), 100, 50.0),
     }
-    shares = {finding.name: finding.value for finding in judge_loss_shares(StepOutput(terms), Expectations())}
+    shares = {finding.name: finding.value for finding in diagnose_loss_shares(StepOutput(terms), Expectations())}
     assert shares == {"baseline_loss_share": pytest.approx(1 / 5), "discriminator_loss_share": pytest.approx(4 / 5)}
     gradient = torch.tensor([[1.0, 2.0]])
-    assert judge_cosine({"adversarial": gradient, "discriminator": -gradient}).value == pytest.approx(-1.0)
+    assert diagnose_gradient_cosine({"adversarial": gradient, "discriminator": -gradient}).value == pytest.approx(-1.0)
 
 
 def build(name: str, **options: Any) -> Objective:
     factory = objectives.load(name)
     objective: Objective = factory(factory.Config(**options), settings())
-    objective.initialise(0)
+    objective.initialize(0)
     return objective
 
 
 def rtd(tying: str) -> tuple[Objective, StepOutput]:
     objective = ReplacedTokenDetection(RTDConfig(tying=tying, generator_size=1.0), settings())
-    objective.initialise(0)
+    objective.initialize(0)
     randomness = Randomness(0, 0, torch.arange(2))
     batch = objective.eval().corrupt(make_batch([[2, *range(5, 25), 3], [2, *range(20, 40), 3]]), randomness)
     return objective, objective(batch, randomness)
@@ -211,44 +210,47 @@ def test_gradients_are_those_of_each_term_alone() -> None:
     whole.backward()
     table = objective.networks()["generator"].encoder.embeddings.weights
     torch.testing.assert_close(found["generator"] + found["discriminator"], table.grad)
-    cosine = judge_cosine(found)
+    cosine = diagnose_gradient_cosine(found)
     assert cosine.value is not None
     assert -1 <= cosine.value <= 1
-    assert compare_lengths(found)[0].value == pytest.approx(float(found["discriminator"].norm() / found["generator"].norm()))
+    assert diagnose_gradient_ratio(found)[0].value == pytest.approx(
+        float(found["discriminator"].norm() / found["generator"].norm())
+    )
 
 
 def test_without_shared_gradient_there_is_no_conflict() -> None:
     objective, output = rtd("gradient-disentangled")
     found = embedding_gradients(objective, output)
     assert set(found) == {"generator"}
-    cosine = judge_cosine(found)
+    cosine = diagnose_gradient_cosine(found)
     assert (cosine.value, cosine.verdict) == (None, "unknown")
     assert "only generator" in cosine.cause
-    assert compare_lengths(found) == []
+    assert diagnose_gradient_ratio(found) == []
 
 
 def test_cosine_of_gradients_that_pull_apart() -> None:
     gradient = torch.tensor([[1.0, 2.0]])
-    apart = judge_cosine({"generator": gradient, "discriminator": -3 * gradient})
+    apart = diagnose_gradient_cosine({"generator": gradient, "discriminator": -3 * gradient})
     assert (apart.value, apart.verdict) == (pytest.approx(-1.0), "low")
     assert "gradient-disentangled" in apart.knob
-    assert judge_cosine({"generator": gradient, "discriminator": gradient, "sentence": gradient}).value == pytest.approx(1.0)
+    together = {"generator": gradient, "discriminator": gradient, "sentence": gradient}
+    assert diagnose_gradient_cosine(together).value == pytest.approx(1.0)
 
 
 def test_drift_and_duplicates() -> None:
-    assert judge_drift(2.0, 1.0).value == pytest.approx(2.0)
-    assert judge_drift(4.0, 1.0).verdict == "high"
+    assert diagnose_drift(2.0, 1.0).value == pytest.approx(2.0)
+    assert diagnose_drift(4.0, 1.0).verdict == "high"
     objective = build("mlm")
     assert embedding_norm(objective) == pytest.approx(
         float(objective.networks()["encoder"].encoder.embeddings.weights.norm(dim=1).mean())
     )
-    assert [finding.verdict for finding in judge_duplicates(100, 1)] == ["fine"]
-    assert [finding.verdict for finding in judge_duplicates(100, 20)] == ["high"]
-    assert judge_duplicates(0, 0) == []
+    assert [finding.verdict for finding in diagnose_duplicates(100, 1)] == ["fine"]
+    assert [finding.verdict for finding in diagnose_duplicates(100, 20)] == ["high"]
+    assert diagnose_duplicates(0, 0) == []
 
 
 def test_the_watchman_waits_for_the_warm_up_and_says_each_thing_once() -> None:
-    watchman = Watchman(100, RTD)
+    watchman = HealthMonitor(100, RTD)
     ill = {"discriminator_recall": 0.0, "discriminator_auc": 0.5}
     assert watchman.notes(50, ill) == []
     (note,) = watchman.notes(100, ill)
@@ -262,53 +264,53 @@ def test_the_watchman_passes_over_a_discriminator_that_has_not_begun() -> None:
     ill = {"discriminator_recall": 0.0, "discriminator_auc": 0.5}
     two_stage = expectations(build("rtd", algorithm="two-stage", two_stage_steps=0.5, copy_weights=False), 1000)
     assert two_stage.discriminator_from == 500
-    watchman = Watchman(100, two_stage)
+    watchman = HealthMonitor(100, two_stage)
     assert watchman.notes(599, ill) == []
     assert len(watchman.notes(600, ill)) == 1
 
 
 def test_the_watchman_looks_at_loss_shares_and_at_the_embeddings() -> None:
-    watchman = Watchman(0, RTD, start_norm=1.0)
+    watchman = HealthMonitor(0, RTD, start_norm=1.0)
     assert watchman.notes(1, {"generator_loss": 5.0, "discriminator_loss": 0.4}, norm=1.5) == []
     (share,) = watchman.notes(2, {"generator_loss": 5.0, "discriminator_loss": 0.1}, norm=1.5)
     assert share.startswith("warning: discriminator_loss_share 0.5000 is low: ")
     (drift,) = watchman.notes(3, {}, norm=3.5)
     assert drift.startswith("warning: embedding_norm_drift 3.5000 is high: ")
-    assert Watchman(0, RTD).notes(3, {}, norm=3.5) == []
+    assert HealthMonitor(0, RTD).notes(3, {}, norm=3.5) == []
 
 
-ON = {"model.initialisation": "local", "objective.tying": "gradient-disentangled", "objective.discriminator_head": "bilinear"}
+ON = {"model.initialization": "local", "objective.tying": "gradient-disentangled", "objective.discriminator_head": "bilinear"}
 
 
 def test_nothing_is_advised_that_is_on_already() -> None:
     figures = {"discriminator_recall": 0.0, "replaced_fraction": 0.15, "sampled_accuracy": 0.0}
     for given, there in ((ON, False), (dict.fromkeys(ON, "other"), True), ({}, True)):
-        found = judge_held_out(figures, replace(RTD, settings=given))
+        found = diagnose_metrics(figures, replace(RTD, settings=given))
         assert {finding.verdict for finding in found} == {"low", "high"}
-        advice = " ".join(finding.knob for finding in [*found, judge_drift(5.0, 1.0, given)])
+        advice = " ".join(finding.knob for finding in [*found, diagnose_drift(5.0, 1.0, given)])
         assert ("local" in advice) == ("bilinear" in advice) == there
         assert "a lower optimizer.learning_rate" in advice
-    (found, _) = judge_held_out(figures, replace(RTD, settings={"objective.generator_size": 1.0}))
+    (found, _) = diagnose_metrics(figures, replace(RTD, settings={"objective.generator_size": 1.0}))
     assert found.knob == "longer training"  # no larger generator, and an objective without these settings
 
 
 def test_the_missing_one_of_several_settings_is_advised_alone() -> None:
     settings = ON | {"objective.discriminator_head": "linear"}
-    (found,) = judge_held_out({"discriminator_recall": 0.0}, replace(RTD, settings=settings))
+    (found,) = diagnose_metrics({"discriminator_recall": 0.0}, replace(RTD, settings=settings))
     expected = "for small networks objective.discriminator_head = 'bilinear' (as preset cpu-small)"
     assert found.knob == f"a lower optimizer.learning_rate; {expected}"
 
 
 def test_it_is_too_early_to_tell_before_a_run_has_settled() -> None:
-    assert settled_from(warmup_steps=500, max_steps=22_000) == 1000
-    assert settled_from(warmup_steps=10_000, max_steps=1_000_000) == 10_000
-    assert settled_from(warmup_steps=5, max_steps=100) == 10
-    (recall,) = judge_held_out({"discriminator_recall": 0.0}, RTD)
+    assert diagnosable_from(warmup_steps=500, max_steps=22_000) == 1000
+    assert diagnosable_from(warmup_steps=10_000, max_steps=1_000_000) == 10_000
+    assert diagnosable_from(warmup_steps=5, max_steps=100) == 10
+    (recall,) = diagnose_metrics({"discriminator_recall": 0.0}, RTD)
     early = too_early(recall, 209, 1000)
     assert (early.verdict, early.knob, early.value) == ("unknown", "", 0.0)
     assert early.cause == "too early to tell at step 209; this can be judged from step 1,000 on"
     assert too_early(recall, 1000, 1000) is recall
-    (fine,) = judge_held_out({"discriminator_recall": 0.5}, RTD)
-    (duplicates,) = judge_duplicates(10, 9)
+    (fine,) = diagnose_metrics({"discriminator_recall": 0.5}, RTD)
+    (duplicates,) = diagnose_duplicates(10, 9)
     assert too_early(fine, 1, 1000) is fine
     assert too_early(duplicates, 1, 1000) is duplicates

@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from discern import kernels
+from discern.artifacts.run import build_objective
 from discern.corruption.randomness import Randomness
-from discern.data.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+from discern.errors import ConfigError
+from discern.models import encoders
+from discern.models.base import build_embeddings, build_encoder
+from discern.models.config import build_config
+from discern.models.flops import module_flops
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Phase, Vocabulary
-from discern.objectives.passes import Pass, step_passes
-from discern.training.flops import Flops, RunFlops, executed_flops, run_flops, step_flops
-from discern.training.paper_flops import MASKED_SHARE, PaperTransformer
+from discern.training.flops import MASKED_SHARE, Flops, PaperTransformer, RunFlops, executed_flops, run_flops, step_flops
+from discern.training.pretrain_config import load_pretrain_config
 from discern.types import SpecialTokens
-from discern.workflows.configuration import load_pretrain_config
-from discern.workflows.runs import build_objective
 from tests.support import MODELS, settings
 
 BERT_VOCABULARY = 30_522
@@ -95,7 +99,7 @@ def counted(objective: Objective, length: int, rows: int, source: SyntheticParts
     numbers = np.arange(rows)
     randomness = Randomness(0, 0, torch.arange(rows))
     batch = objective.corrupt((source or SyntheticRows(90, length, 1.0, rows, 0)).batch(numbers, numbers), randomness)
-    objective.initialise(0)
+    objective.initialize(0)
     objective.train()
     counter = FlopCounterMode(display=False)
     with kernels.switched_off(), counter:
@@ -117,15 +121,15 @@ def small(name: str, *, checkpointing: bool = False, **options: Any) -> Objectiv
 @pytest.mark.parametrize("name", ["mlm", "rtd", "rtd-masked-only", "replace-mlm"])
 def test_what_is_executed_is_what_torch_counts(name: str) -> None:
     objective, length, rows = small(name), 42, 3
-    found = executed_flops(step_passes(objective, Phase("train", 10)), length, rows)
+    found = executed_flops(objective.forward_passes(Phase("train", 10)), length, rows)
     # Seven of forty, where the formula has 7/40 of 42: the only difference.
     heads = found - executed_flops(without_words(objective), length, rows)
     assert counted(objective, length, rows) == pytest.approx(found - heads * (1 - (7 / 42) / (7 / 40)), rel=1e-9)
 
 
-def without_words(objective: Objective) -> list[Pass]:
+def without_words(objective: Objective) -> list[ForwardPass]:
     """The passes without the heads over the vocabulary."""
-    passes = step_passes(objective, Phase("train", 10))
+    passes = objective.forward_passes(Phase("train", 10))
     return [replace(each, head_share=0.0) if each.head_share < 1 else each for each in passes]
 
 
@@ -145,7 +149,7 @@ def test_what_an_xlnet_executes_is_what_torch_counts(name: str, options: dict[st
     vocabulary = Vocabulary(90, SPECIAL, torch.ones(90, dtype=torch.int64))
     objective = factory(factory.Config(**options), BuildSettings(sizes.model, vocabulary, checkpointing))
     numbers, parts = np.arange(rows), SyntheticParts(SyntheticRows(90, length, 1.0, rows, 0))
-    (each,) = step_passes(objective, Phase("train", 10))
+    (each,) = objective.forward_passes(Phase("train", 10))
     batch = objective.corrupt(parts.batch(numbers, numbers), Randomness(0, 0, torch.arange(rows)))
     each = replace(each, head_share=batch.num_masked / (rows * length))
     found = executed_flops([each], length, rows)
@@ -160,7 +164,7 @@ def test_the_query_stream_costs_its_share() -> None:
     factory = objectives.load("permutation-lm")
     given = settings(**{"vocab_size": 90, "num_layers": 1, "feedforward_size": 32, **MODELS["permutation-lm"]})
     objective = factory(factory.Config(), given)
-    passes = step_passes(objective, Phase("train", 1))
+    passes = objective.forward_passes(Phase("train", 1))
     keys_and_values, asking = 2 * 2 * 16 * 16, 2 * 2 * 16 * 16 + 2 * 16 * (42 + 84 + 42) + 2 * 2 * 16 * 32
     expected = keys_and_values + (asking + 2 * 16 * 90) / 6
     assert executed_flops(passes, 42, 5) == pytest.approx(3 * 5 * 42 * expected)
@@ -169,10 +173,10 @@ def test_the_query_stream_costs_its_share() -> None:
 def test_bilinear_head_and_recomputation_count() -> None:
     plain = small("rtd", tying="gradient-disentangled", discriminator_head="bilinear")
     again = small("rtd", checkpointing=True, tying="gradient-disentangled", discriminator_head="bilinear")
-    passes = step_passes(again, Phase("train", 10))
+    passes = again.forward_passes(Phase("train", 10))
     found = executed_flops(passes, 42, 3)
     assert found > executed_flops(passes, 42, 3, recomputed=False)
-    assert executed_flops(passes, 42, 3, recomputed=False) == executed_flops(step_passes(plain, Phase("train", 10)), 42, 3)
+    assert executed_flops(passes, 42, 3, recomputed=False) == executed_flops(plain.forward_passes(Phase("train", 10)), 42, 3)
     assert counted(again, 42, 3) - counted(plain, 42, 3) == pytest.approx(found - executed_flops(passes, 42, 3, recomputed=False))
 
 
@@ -188,7 +192,7 @@ def test_a_frozen_network_counts_forward_only() -> None:
 
 def test_two_towers_cost_twice_one() -> None:
     objective = small("electric", generator_size=0.5)
-    (discriminator, first, second) = step_passes(objective, Phase("train", 1))
+    (discriminator, first, second) = objective.forward_passes(Phase("train", 1))
     assert executed_flops([first], 42, 1) == 3 * executed_flops([second], 42, 1)
     # Two blocks of width 8, twice: projections, attention, feed-forward; the head reads 16 and writes 8, then the words.
     tower = 8 * 8 * 2 + 2 * (2 * (4 * 8 * 8 + 2 * 8 * 16) + 4 * 8 * 42)
@@ -215,8 +219,44 @@ def test_a_rate_that_rises_is_counted_by_its_mean(name: str) -> None:
     generator = objective.networks()["generator"]
 
     def share(phase: Phase) -> float:
-        return next(each.head_share for each in step_passes(objective, phase) if each.network == generator)
+        return next(each.head_share for each in objective.forward_passes(phase) if each.network == generator)
 
     assert share(Phase("train", 100)) == pytest.approx(0.3, abs=0.01)
     assert share(Phase("second half", 50, begins=50)) == pytest.approx(0.4, abs=0.01)
     assert share(Phase("afterwards", 50, begins=100)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", encoders.names())
+def test_every_encoder_counts_what_torch_counts(name: str) -> None:
+    """Per token; what a batch computes once for all of its rows is left out, so two batches are compared."""
+    sizes = {"num_layers": 2, "hidden_size": 16, "embedding_size": 16, "num_heads": 2, "feedforward_size": 24}
+    config = build_config({"encoder": name, **sizes})
+    encoder = build_encoder(build_embeddings(90, 16, config), config).eval()
+
+    def counted(rows: int) -> int:
+        counter = FlopCounterMode(display=False)
+        with kernels.switched_off(), torch.no_grad(), counter:
+            encoder(torch.randint(5, 90, (rows, 21)))
+        return int(counter.get_total_flops())
+
+    found = encoder.forward_flops(21)
+    assert found > 0
+    assert counted(5) - counted(2) == 3 * 21 * found
+
+
+class Mystery(nn.Module):
+    """A layer that nobody counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+
+def test_a_module_whose_flops_are_unknown_is_an_error() -> None:
+    assert module_flops(nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 2, bias=False)), 7) == 2 * 15 + 2 * 10
+    with pytest.raises(ConfigError, match=r"the FLOPs of .*Mystery are unknown"):
+        module_flops(nn.ModuleList([nn.Linear(3, 3), Mystery()]), 7)
+    objective = small("rtd")
+    objective.get_submodule("discriminator.blocks").append(Mystery())
+    with pytest.raises(ConfigError, match="Mystery"):
+        step_flops(objective, Phase("train", 1), 42, 1)

@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
+from discern.data.batching.rows import build_packing
+from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
-from discern.data.packing import build_packing
-from discern.data.stream import ExampleStream
 from discern.errors import CheckpointError, NumericsError
 from discern.objectives.base import Phase
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
 from discern.training import bookkeeping, checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.diagnosis import Expectations
+from discern.training.context import EarlyStopping, State, TrainContext
+from discern.training.expectations import Expectations
 from discern.training.flops import Flops, RunFlops
+from discern.training.health import HealthMonitor
 from discern.training.interrupt import StopRequest
-from discern.training.journal import Journal, read_metrics
 from discern.training.loop import train
+from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.parallel import Ranks
-from discern.training.parts import Parts, State, Watch
-from discern.training.watchman import Watchman
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import SPECIAL, MemorySplit, random_documents, settings
 
@@ -37,12 +37,12 @@ def stream(*, training: bool = True, packing: str = "segments") -> ExampleStream
     return ExampleStream(build_packing(SPLIT, SPECIAL, config, 0, training=training), 0, shuffle=training)
 
 
-def parts(folder: Path, objective: ReplacedTokenDetection | None = None, **options: Any) -> Parts:
+def context(folder: Path, objective: ReplacedTokenDetection | None = None, **options: Any) -> TrainContext:
     folder.mkdir(exist_ok=True)
     if objective is None:
         objective = build(options.pop("dropout", 0.1))
     defaults = {"max_steps": 12, "sequences_per_step": 8, "checkpoint_every_steps": 5, "log_every_steps": 4}
-    return Parts(
+    return TrainContext(
         objective=objective,
         source=stream(),
         heldout=stream(training=False),
@@ -51,7 +51,7 @@ def parts(folder: Path, objective: ReplacedTokenDetection | None = None, **optio
         ranks=Ranks(0, 1, torch.device("cpu")),
         precision="float32",
         folder=folder,
-        journal=Journal(folder, 0),
+        metrics_log=MetricsLog(folder, 0),
         progress=Silent(),
         stop=StopRequest(),
     )
@@ -69,7 +69,7 @@ class Notes(Silent):
 
 def build(dropout: float = 0.1) -> ReplacedTokenDetection:
     objective = ReplacedTokenDetection(RTDConfig(), settings(hidden_dropout=dropout, attention_dropout=dropout))
-    objective.initialise(0)
+    objective.initialize(0)
     return objective
 
 
@@ -77,18 +77,18 @@ def weights(objective: ReplacedTokenDetection) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in checkpoint.model_tensors(objective).items()}
 
 
-def resumed(folder: Path, **options: Any) -> tuple[Parts, State]:
+def resumed(folder: Path, **options: Any) -> tuple[TrainContext, State]:
     contents = checkpoint.load_newest(folder / "checkpoints", pytest.fail)
     assert contents is not None
     objective = build()
     checkpoint.load_model_tensors(objective, contents.model, "here")
     kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
-    return parts(folder, objective, **options), State(**kept, optimizer=dict(contents.optimizer))
+    return context(folder, objective, **options), State(**kept, optimizer=dict(contents.optimizer))
 
 
 @pytest.mark.parametrize("cut", [1, 5, 7, 11])
 def test_a_stopped_and_resumed_run_equals_one_in_a_piece_bit_for_bit(tmp_path: Path, cut: int) -> None:
-    whole = parts(tmp_path / "whole")
+    whole = context(tmp_path / "whole")
     train(whole, State())
 
     class StopAt(Silent):
@@ -100,7 +100,7 @@ def test_a_stopped_and_resumed_run_equals_one_in_a_piece_bit_for_bit(tmp_path: P
             if self.steps == cut - 1:
                 self.request.signal = 15
 
-    first = parts(tmp_path / "cut")
+    first = context(tmp_path / "cut")
     object.__setattr__(first, "progress", StopAt(first.stop))
     if cut == 1:
         first.stop.signal = 15
@@ -113,7 +113,7 @@ def test_a_stopped_and_resumed_run_equals_one_in_a_piece_bit_for_bit(tmp_path: P
 
 
 def test_extending_a_finished_run_continues_from_its_weights(tmp_path: Path) -> None:
-    train(parts(tmp_path / "run", max_steps=5), State())
+    train(context(tmp_path / "run", max_steps=5), State())
     longer, state = resumed(tmp_path / "run", max_steps=9)
     assert train(longer, state)["step"] == 9
 
@@ -123,7 +123,7 @@ def test_accumulation_changes_nothing(tmp_path: Path, micro: int) -> None:
     # First-step gradients to 1e-6, weights after ten steps to 1e-5, dropout 0.
     results, norms = [], []
     for name, size in (("whole", None), ("parts", micro)):
-        run = parts(tmp_path / name, dropout=0.0, micro_batch_size=size, max_steps=10, log_every_steps=1)
+        run = context(tmp_path / name, dropout=0.0, micro_batch_size=size, max_steps=10, log_every_steps=1)
         train(run, State())
         results.append(weights(run.objective))  # type: ignore[arg-type]
         norms.append(read_metrics(tmp_path / name)[0])
@@ -134,7 +134,7 @@ def test_accumulation_changes_nothing(tmp_path: Path, micro: int) -> None:
 
 
 def test_the_journal_has_the_agreed_keys(tmp_path: Path) -> None:
-    train(parts(tmp_path, evaluate_every_steps=8), State())
+    train(context(tmp_path, evaluate_every_steps=8), State())
     records = read_metrics(tmp_path)
     assert [record["step"] for record in records] == [1, 4, 8, 12]
     expected = "step tokens seconds tokens_per_second learning_rate grad_norm loss generator_loss discriminator_loss"
@@ -149,13 +149,16 @@ def test_the_journal_has_the_agreed_keys(tmp_path: Path) -> None:
 
 def test_the_journal_has_the_arithmetic_so_far(tmp_path: Path) -> None:
     flops = RunFlops([(5, Flops(10.0, 0.0)), (7, Flops(100.0, 0.0))])
-    train(replace(parts(tmp_path), flops=flops), State())
+    train(replace(context(tmp_path), flops=flops), State())
     assert {record["step"]: record["flops"] for record in read_metrics(tmp_path)} == {1: 10.0, 4: 40.0, 8: 350.0, 12: 750.0}
 
 
 def test_what_ails_a_run_is_told_once(tmp_path: Path) -> None:
     told = Notes()
-    train(replace(parts(tmp_path, evaluate_every_steps=4), watchman=Watchman(8, Expectations()), progress=told), State())
+    train(
+        replace(context(tmp_path, evaluate_every_steps=4), health_monitor=HealthMonitor(8, Expectations()), progress=told),
+        State(),
+    )
     warnings = [note for note in told.notes if note.startswith("warning: ")]
     assert len(warnings) == len({warning.split()[1] for warning in warnings}) > 0
     assert told.notes.index(warnings[0]) > told.notes.index(next(note for note in told.notes if note.startswith("step 8: ")))
@@ -164,12 +167,12 @@ def test_what_ails_a_run_is_told_once(tmp_path: Path) -> None:
 def test_lines_beyond_the_checkpoint_are_dropped_when_the_run_goes_on(tmp_path: Path) -> None:
     lines = [{"step": step} for step in (1, 5, 7)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 8, "lo')
-    Journal(tmp_path, 5).close()
+    MetricsLog(tmp_path, 5).close()
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 5]
 
 
 def test_a_time_budget_stops_the_run_and_saves(tmp_path: Path) -> None:
-    record = train(parts(tmp_path, max_steps=10**6, max_hours=0.3 / 3600), State())
+    record = train(context(tmp_path, max_steps=10**6, max_hours=0.3 / 3600), State())
     assert 0 < record["step"] < 10**6
     assert checkpoint.found(tmp_path / "checkpoints")[0].name == f"step-{record['step']:08d}"
 
@@ -183,9 +186,9 @@ def test_a_loss_that_is_not_finite_stops_with_what_is_needed_to_look_into_it(tmp
             return output
 
     objective = Breaks(RTDConfig(), settings())
-    objective.initialise(0)
+    objective.initialize(0)
     with pytest.raises(NumericsError, match=r"step 3.*examples 24 to 31"):
-        train(parts(tmp_path, objective), State())
+        train(context(tmp_path, objective), State())
     kept = checkpoint.load(tmp_path / "debug" / "step-00000003")
     assert all(torch.isfinite(tensor).all() for tensor in kept.model.values())
     assert json.loads((tmp_path / "debug" / "failure.json").read_text())["examples"] == [24, 32]
@@ -201,7 +204,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(checkpoint, "save_file", save_file)
     with pytest.raises(CheckpointError, match="No space left") as caught:
-        train(parts(tmp_path), State())
+        train(context(tmp_path), State())
     assert "step-00000005" in (caught.value.hint or "")
     assert checkpoint.load_newest(tmp_path / "checkpoints", pytest.fail) is not None
 
@@ -223,18 +226,18 @@ class TwoPhases(ReplacedTokenDetection):
 def test_phases_train_what_they_say_and_start_their_optimizer_afresh(tmp_path: Path) -> None:
     def fresh() -> TwoPhases:
         objective = TwoPhases(RTDConfig(tying="none"), settings())
-        objective.initialise(0)
+        objective.initialize(0)
         return objective
 
     objective = fresh()
     start = weights(objective)
-    train(parts(tmp_path / "one", objective, max_steps=5), State())
+    train(context(tmp_path / "one", objective, max_steps=5), State())
     after_one = weights(objective)
     moved = {name.split(".")[0] for name in start if not torch.equal(start[name], after_one[name])}
     assert moved == {"generator", "generator_head"}
 
     objective = fresh()
-    whole = parts(tmp_path / "both", objective, max_steps=12, checkpoint_every_steps=5)
+    whole = context(tmp_path / "both", objective, max_steps=12, checkpoint_every_steps=5)
     train(whole, State())
     after_both = weights(objective)
     moved = {name.split(".")[0] for name in start if not torch.equal(after_one[name], after_both[name])}
@@ -247,12 +250,12 @@ def test_phases_train_what_they_say_and_start_their_optimizer_afresh(tmp_path: P
         objective = fresh()
         state = State()
         if contents is None:
-            train(parts(tmp_path / "border", objective, max_steps=5), State())
+            train(context(tmp_path / "border", objective, max_steps=5), State())
             contents = checkpoint.load(tmp_path / "border" / "checkpoints" / "step-00000005")
         checkpoint.load_model_tensors(objective, contents.model, "here")
         kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
         state = State(**kept, optimizer=dict(contents.optimizer))
-        train(parts(tmp_path / f"again{step}", objective, max_steps=12), state)
+        train(context(tmp_path / f"again{step}", objective, max_steps=12), state)
         assert all(torch.equal(after_both[name], tensor) for name, tensor in weights(objective).items())
 
 
@@ -262,22 +265,22 @@ def test_what_an_objective_carries_is_in_the_checkpoint(tmp_path: Path) -> None:
             return {"baseline": torch.tensor([0.5])}
 
     objective = Carries(RTDConfig(), settings())
-    objective.initialise(0)
-    train(parts(tmp_path, objective, max_steps=2), State())
+    objective.initialize(0)
+    train(context(tmp_path, objective, max_steps=2), State())
     contents = checkpoint.load_newest(tmp_path / "checkpoints", pytest.fail)
     assert contents is not None
     assert contents.carry["baseline"].item() == 0.5
 
 
 def test_bfloat16_autocast_trains(tmp_path: Path) -> None:
-    run = parts(tmp_path, max_steps=3)
+    run = context(tmp_path, max_steps=3)
     object.__setattr__(run, "precision", "bfloat16")
     assert math.isfinite(train(run, State())["loss"])
     assert all(p.dtype == torch.float32 for p in run.objective.parameters())
 
 
 def test_the_global_generator_is_left_alone(tmp_path: Path) -> None:
-    run = parts(tmp_path, max_steps=2)
+    run = context(tmp_path, max_steps=2)
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
@@ -289,11 +292,11 @@ def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = parts(tmp_path, max_steps=4)
-    object.__setattr__(run, "journal", Journal(tmp_path, 0, tensorboard=True))
+    run = context(tmp_path, max_steps=4)
+    object.__setattr__(run, "metrics_log", MetricsLog(tmp_path, 0, tensorboard=True))
     train(run, State())
-    assert run.journal is not None
-    run.journal.close()
+    assert run.metrics_log is not None
+    run.metrics_log.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     expected = [record["loss"] for record in read_metrics(tmp_path)]
@@ -301,7 +304,7 @@ def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:
 
 
 def test_a_journal_on_a_full_disk_says_how_to_go_on(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0)
+    journal = MetricsLog(tmp_path, 0)
     journal._stream = open("/dev/full", "w")  # noqa: SIM115
     with pytest.raises(CheckpointError, match="No space left") as caught:
         journal.write({"step": 1})
@@ -311,14 +314,14 @@ def test_a_journal_on_a_full_disk_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_among_equal_scores_the_lower_loss_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
-    monkeypatch.setattr(bookkeeping, "save_checkpoint", lambda parts, state, *_: kept.append(state.step))
-    running = parts(tmp_path)
+    monkeypatch.setattr(bookkeeping, "save_checkpoint", lambda context, state, *_: kept.append(state.step))
+    running = context(tmp_path)
     for loss, best in (("loss", [0, 1, 3]), (None, [0, 3])):
         kept.clear()
-        state, watch = State(), Watch("f1", patience=2, keep=True, loss=loss)
+        state, watch = State(), EarlyStopping("f1", patience=2, keep=True, loss=loss)
         # F1 of rare entities is 0 for long while the loss falls: that is no reason to stop.
         for step, (f1, held) in enumerate([(0.0, 3.0), (0.0, 2.0), (0.0, 2.5), (0.4, 2.6), (0.4, 2.7), (0.3, 1.0)]):
             state.step = step
-            bookkeeping._weigh(running, watch, state, dict, f1, held if loss else None)
+            bookkeeping.note_best(running, watch, state, dict, f1, held if loss else None)
         assert kept == best
-        assert state.over
+        assert state.finished

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from discern.data.batching.rows import heldout_rows, training_rows
 from discern.data.config import DataConfig
-from discern.data.source import heldout_rows, training_rows
 from discern.objectives.permutation_lm import PermutationLanguageModel, PermutationLMConfig
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.context import State, TrainContext
 from discern.training.interrupt import StopRequest
-from discern.training.journal import Journal, read_metrics
 from discern.training.loop import train
+from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.parallel import Ranks
-from discern.training.parts import Parts, State
 from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 
 SPLIT = MemorySplit(random_documents(60, 50, seed=3), begins=lambda token: token % 3 != 0)
@@ -30,14 +30,14 @@ SLOTS = 8
 def build(dropout: float = 0.1) -> PermutationLanguageModel:
     model = {"hidden_dropout": dropout, "attention_dropout": dropout, **MODELS["permutation-lm"]}
     objective = PermutationLanguageModel(PermutationLMConfig(memory_length=20), settings(**model))
-    objective.initialise(0)
+    objective.initialize(0)
     return objective
 
 
-def parts(folder: Path, objective: PermutationLanguageModel, **options: Any) -> Parts:
+def context(folder: Path, objective: PermutationLanguageModel, **options: Any) -> TrainContext:
     folder.mkdir(exist_ok=True)
     defaults = {"max_steps": 9, "checkpoint_every_steps": 3, "log_every_steps": 1, "evaluate_every_steps": 2}
-    return Parts(
+    return TrainContext(
         objective=objective,
         source=training_rows(SPLIT, SPECIAL, DATA, 0, slots=SLOTS),
         heldout=heldout_rows(SPLIT, SPECIAL, DATA),
@@ -46,7 +46,7 @@ def parts(folder: Path, objective: PermutationLanguageModel, **options: Any) -> 
         ranks=Ranks(0, 1, torch.device("cpu")),
         precision="float32",
         folder=folder,
-        journal=Journal(folder, 0),
+        metrics_log=MetricsLog(folder, 0),
         progress=Silent(),
         stop=StopRequest(),
     )
@@ -58,8 +58,8 @@ def everything(objective: PermutationLanguageModel) -> dict[str, Tensor]:
 
 def test_a_resumed_run_remembers_what_it_did_bit_for_bit(tmp_path: Path) -> None:
     whole = build()
-    train(parts(tmp_path / "whole", whole), State())
-    first = parts(tmp_path / "cut", build(), max_steps=9)
+    train(context(tmp_path / "whole", whole), State())
+    first = context(tmp_path / "cut", build(), max_steps=9)
     first.stop.signal = 15
     train(first, State())
     contents = checkpoint.load_newest(tmp_path / "cut" / "checkpoints", pytest.fail)
@@ -67,11 +67,11 @@ def test_a_resumed_run_remembers_what_it_did_bit_for_bit(tmp_path: Path) -> None
     assert contents.step == 1
     assert sorted(contents.carry) == [f"memory.slot{slot}" for slot in range(SLOTS)]
     second = build()
-    second.initialise(7)
+    second.initialize(7)
     checkpoint.load_model_tensors(second, contents.model, "here")
     second.load_carry_state(contents.carry)
     state = State(1, contents.state["tokens"], 0.0, contents.state["updates"], dict(contents.optimizer))
-    train(parts(tmp_path / "cut", second), state)
+    train(context(tmp_path / "cut", second), state)
     expected, found = everything(whole), everything(second)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
@@ -79,12 +79,12 @@ def test_a_resumed_run_remembers_what_it_did_bit_for_bit(tmp_path: Path) -> None
 
 def test_without_its_memory_it_would_be_another_run(tmp_path: Path) -> None:
     whole, forgetful = build(0.0), build(0.0)
-    train(parts(tmp_path / "whole", whole, max_steps=2), State())
-    train(parts(tmp_path / "cut", forgetful, max_steps=1, checkpoint_every_steps=1), State())
+    train(context(tmp_path / "whole", whole, max_steps=2), State())
+    train(context(tmp_path / "cut", forgetful, max_steps=1, checkpoint_every_steps=1), State())
     forgetful.load_carry_state({})
     contents = checkpoint.load_newest(tmp_path / "cut" / "checkpoints", pytest.fail)
     assert contents is not None
-    train(parts(tmp_path / "cut", forgetful, max_steps=2), State(1, 0, 0.0, 1, dict(contents.optimizer)))
+    train(context(tmp_path / "cut", forgetful, max_steps=2), State(1, 0, 0.0, 1, dict(contents.optimizer)))
     losses = [read_metrics(tmp_path / name)[-1]["loss"] for name in ("whole", "cut")]
     assert losses[0] != losses[1]
 
@@ -92,8 +92,8 @@ def test_without_its_memory_it_would_be_another_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("micro", [2, 8])
 def test_accumulation_changes_nothing(tmp_path: Path, micro: int) -> None:
     whole, split = build(0.0), build(0.0)
-    train(parts(tmp_path / "whole", whole), State())
-    train(parts(tmp_path / "split", split, micro_batch_size=micro), State())
+    train(context(tmp_path / "whole", whole), State())
+    train(context(tmp_path / "split", split, micro_batch_size=micro), State())
     records = [read_metrics(tmp_path / name)[0] for name in ("whole", "split")]
     assert records[0]["loss"] == pytest.approx(records[1]["loss"], rel=1e-6)
     assert records[0]["grad_norm"] == pytest.approx(records[1]["grad_norm"], rel=1e-5)
@@ -103,6 +103,6 @@ def test_accumulation_changes_nothing(tmp_path: Path, micro: int) -> None:
 
 def test_evaluations_in_between_change_nothing(tmp_path: Path) -> None:
     often, never = build(), build()
-    train(parts(tmp_path / "often", often, evaluate_every_steps=1), State())
-    train(parts(tmp_path / "never", never, evaluate_every_steps=0), State())
+    train(context(tmp_path / "often", often, evaluate_every_steps=1), State())
+    train(context(tmp_path / "never", never, evaluate_every_steps=0), State())
     assert all(torch.equal(tensor, everything(never)[name]) for name, tensor in everything(often).items())

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from discern.model.config import ModelConfig
+from discern.models.config import build_config
 from discern.training import precision
 from discern.training.parallel import Ranks
-from discern.training.precision import Precision, Shape, faster, measure, resolve_precision, settle_precision, shape_of
+from discern.training.precision import Precision, Shape, faster, measure, resolve_precision, shape_of, shared_precision
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
@@ -41,7 +41,7 @@ def test_the_faster_one_is_taken_where_it_wins_clearly(figures: dict[str, float]
 
 def test_nothing_is_measured_where_nothing_is_open(figures: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("float32", "bfloat16"):
-        assert resolve_precision(name, CPU, SHAPE) == settle_precision(name, ALONE, SHAPE) == Precision(name)
+        assert resolve_precision(name, CPU, SHAPE) == shared_precision(name, ALONE, SHAPE) == Precision(name)
     monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
     assert resolve_precision("auto", CPU, SHAPE) == Precision("float32")
     assert Precision("float32").record() == {}
@@ -49,11 +49,11 @@ def test_nothing_is_measured_where_nothing_is_open(figures: dict[str, float], mo
 
 def test_the_record_of_a_run_decides_where_it_goes_on(figures: dict[str, float]) -> None:
     known: dict[str, Any] = {"device": "cpu", "precision": "float32", "precision_milliseconds": {"float32": 1.0, "bfloat16": 3.0}}
-    assert settle_precision("auto", ALONE, SHAPE, known) == Precision("float32", known["precision_milliseconds"])
-    assert settle_precision("auto", ALONE, SHAPE, {"device": "cpu", "precision": "bfloat16"}) == Precision("bfloat16")
+    assert shared_precision("auto", ALONE, SHAPE, known) == Precision("float32", known["precision_milliseconds"])
+    assert shared_precision("auto", ALONE, SHAPE, {"device": "cpu", "precision": "bfloat16"}) == Precision("bfloat16")
     figures.update(float32=1.0, bfloat16=0.5)
-    assert settle_precision("auto", ALONE, SHAPE, known | {"device": "cuda"}).name == "bfloat16"
-    assert settle_precision("auto", ALONE, SHAPE, {}).name == "bfloat16"
+    assert shared_precision("auto", ALONE, SHAPE, known | {"device": "cuda"}).name == "bfloat16"
+    assert shared_precision("auto", ALONE, SHAPE, {}).name == "bfloat16"
 
 
 def test_all_ranks_go_by_what_the_first_finds(figures: dict[str, float]) -> None:
@@ -64,7 +64,7 @@ def test_all_ranks_go_by_what_the_first_finds(figures: dict[str, float]) -> None
             assert value is None, "it measures nothing itself"
             return [said, value]
 
-    assert settle_precision("auto", Second(1, 2, CPU), SHAPE) == said
+    assert shared_precision("auto", Second(1, 2, CPU), SHAPE) == said
 
 
 def test_both_are_timed_in_turns_and_the_fastest_pass_of_each_counts() -> None:
@@ -86,9 +86,9 @@ def test_both_are_timed_in_turns_and_the_fastest_pass_of_each_counts() -> None:
 
 
 def test_what_is_measured_has_the_widths_of_the_network_and_leaves_no_trace() -> None:
-    wide = ModelConfig(hidden_size=1024, feedforward_size=4096, num_heads=16)
+    wide = build_config(hidden_size=1024, feedforward_size=4096, num_heads=16)
     assert shape_of(wide, 10**6) == Shape(256, 512, 1024)
-    assert shape_of(ModelConfig(hidden_size=32, feedforward_size=64, num_heads=2), 100) == Shape(100, 32, 64)
+    assert shape_of(build_config(hidden_size=32, feedforward_size=64, num_heads=2), 100) == Shape(100, 32, 64)
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)

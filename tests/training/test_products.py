@@ -8,10 +8,9 @@ import torch
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.data.synthetic import SPECIAL, SyntheticRows
+from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
-from discern.objectives.passes import step_passes
 from discern.training.flops import executed_flops
 from discern.training.products import Product, ProductTimer, RecordProducts, record_products
 from tests.support import MODELS, settings
@@ -45,7 +44,7 @@ def small(name: str, length: int, fill: float, *, checkpointing: bool = False) -
     factory = objectives.load(name)
     given = settings(**{"vocab_size": 90, "hidden_size": 16, "num_heads": 2, "hidden_dropout": 0.1, **MODELS.get(name, {})})
     objective: Objective = factory(factory.Config(), BuildSettings(given.model, Vocabulary(90, SPECIAL), checkpointing))
-    objective.initialise(0)
+    objective.initialize(0)
     numbers = np.arange(6)
     randomness = Randomness(0, 0, torch.arange(6))
     batch = objective.corrupt(SyntheticRows(90, length, fill, 6, 0).batch(numbers, numbers), randomness)
@@ -63,7 +62,7 @@ def test_the_products_of_a_step_are_those_that_the_arithmetic_counts(name: str) 
     objective, run = small(name, length, 1.0)
     flops = sum(count * each.flops for each, count in record_products(objective, run).items())
     (phase,) = objective.phases(10)
-    expected = executed_flops(step_passes(objective, phase), length, rows)
+    expected = executed_flops(objective.forward_passes(phase), length, rows)
     # 15 % of 40 positions, where the arithmetic has 15 % of 42; special tokens have no word predicted; hence not equal.
     assert flops == pytest.approx(expected, rel=0.04)
 

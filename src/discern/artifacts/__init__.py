@@ -1,1 +1,1 @@
-"""Writing of outputs: checks of output paths, and atomic files and folders."""
+"""Folders that hold a model: runs, exports, fine-tuned models, and those of Hugging Face. To be read first: `model_folder`."""

@@ -1,4 +1,4 @@
-"""`discern adapt`: continue a model on one's own text."""
+"""`discern adapt`: continue the pre-training of a model on your own text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from discern.cli.console import JsonOption, command
 from discern.cli.next_steps import after_pretrain
 from discern.cli.options import SetOption, launch_ranks
 from discern.errors import ConfigError
-from discern.training.place import place
+from discern.training.rank_environment import rank_environment
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Shown first, in this order; what an objective has beyond them follows.
+# Shown first, in this order; other metrics of the objective follow.
 _FIRST = (
     "loss",
     "generator_loss",
@@ -40,17 +40,17 @@ def adapt(
         Path, typer.Option("--data", metavar="DATA", help="Your text: discern prepare TEXT --out DATA --tokenizer MODEL")
     ],
     out: Annotated[
-        Path, typer.Option("--out", metavar="OUT", help="Folder of the new run; an interrupted one there is continued.")
+        Path, typer.Option("--out", metavar="OUT", help="Folder of the new run. An interrupted run in it is continued.")
     ],
     replay: Annotated[
         Path | None,
-        typer.Option("--replay", metavar="DATA", help="General text, to mix in and to measure what is forgotten."),
+        typer.Option("--replay", metavar="DATA", help="Data set of general text, to mix in and to measure forgetting."),
     ] = None,
     replay_share: Annotated[
         float | None,
         typer.Option(
             "--replay-share",
-            help="Share of the examples that are of the general text; 0: only measure on it. [default: 0.2]",
+            help="Fraction of examples from the general text; 0: only evaluate on it. [default: 0.2]",
             show_default=False,
         ),
     ] = None,
@@ -59,25 +59,26 @@ def adapt(
         typer.Option(
             "--add-tokens",
             metavar="N|FILE",
-            help="Extend the vocabulary by the N words of your text that are split most, or by those of a file, one a line.",
+            help="Extend the vocabulary by the N words of your text that are split most, or by those of a file, one per line.",
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="CONFIG.toml", help="Settings, over those of the model.")
+        Path | None, typer.Option("--config", metavar="CONFIG.toml", help="Settings that override those of the model.")
     ] = None,
     set_: SetOption = None,
     resume: Annotated[
         Literal["auto", "never", "must"],
         typer.Option(
-            "--resume", help="auto: go on where a run is; never: start over, the old run is moved aside; must: go on only."
+            "--resume",
+            help="auto: continue a run that is there; never: start over, and move the old run aside; must: only continue.",
         ),
     ] = "auto",
-    sequences: Annotated[int, typer.Option("--sequences", min=0, help="Held-out rows to measure on; 0: all.")] = 0,
+    sequences: Annotated[int, typer.Option("--sequences", min=0, help="Number of held-out rows to evaluate on; 0: all.")] = 0,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Processes that share the work (torchrun does the same).")] = 1,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")] = 1,
     json_output: JsonOption = False,
 ) -> None:
-    """Continue a model on your own text, with an optimizer and a schedule of its own, and print what that gained.
+    """Continue the pre-training of a model on your own text, and print the metrics before and after.
 
     Example: discern adapt google/electra-small-discriminator/ --data DATA --out OUT --set train.max_steps=2000
 
@@ -85,20 +86,26 @@ def adapt(
     """
     with command(json_output=json_output, trains=True) as console:
         model = console.local_model(model)
-        from discern.workflows.adapt import AdaptRequest, data_of
-        from discern.workflows.adapt import adapt as run
-        from discern.workflows.adapt_vocabulary import AddedTokens
-        from discern.workflows.request import Replay
+        from discern.pretrain.adapt import AddedTokens, data_with_tokens
+        from discern.pretrain.adapt import adapt as run
+        from discern.pretrain.resolved_run import Replay
 
         added = None if add_tokens is None else AddedTokens.of(add_tokens)
         if replay_share is not None and replay is None:
-            raise ConfigError(f"--replay-share {replay_share:g} says nothing of which text", hint="add --replay DATA")
+            raise ConfigError(f"--replay-share {replay_share:g} needs the text to replay", hint="add --replay DATA")
         mixed = None if replay is None else Replay(replay, 0.2 if replay_share is None else replay_share)
-        request = AdaptRequest(model, data, out, config, tuple(set_ or ()), mixed, added, resume, device, sequences)
-        if nproc > 1 and place().world == 1:
-            data_of(request, console.progress)
+        options: dict[str, Any] = {
+            "data": data,
+            "out": out,
+            "config": config,
+            "overrides": tuple(set_ or ()),
+            "replay": mixed,
+            "resume": resume,
+        }
+        if added is not None and nproc > 1 and rank_environment().world_size == 1:
+            data_with_tokens(model, added=added, progress=console.progress, **options)  # one process makes the data set
         launch_ranks(nproc, console)
-        found = run(request, console.progress)
+        found = run(model, **options, added=added, device=device, sequences=sequences, progress=console.progress)
         if found is not None:
             console.result(found, text=f"{out}: {found['start']}, {found['step']:,} steps later")
             for name in found["before"]:
@@ -108,7 +115,7 @@ def adapt(
 
 
 def _table(name: str, before: dict[str, float], after: dict[str, float]) -> Table:
-    """The held-out figures on one text, and how they changed."""
+    """Held-out metrics on one text, before and after."""
     from rich.table import Table
 
     table = Table(f"{name} text, held out", "before", "after", "change")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -11,75 +11,74 @@ from rich.table import Table
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.options import PresetOption, SetOption
 
-if TYPE_CHECKING:
-    from discern.workflows.compare_plan import CompareRequest
-
 
 def compare(
-    config: Annotated[Path, typer.Argument(metavar="COMPARE.toml", help="What is compared: see docs/howto/compare.md.")],
+    config: Annotated[Path, typer.Argument(metavar="COMPARE.toml", help="File of the comparison; see docs/howto/compare.md.")],
     *,
-    data: Annotated[Path, typer.Option("--data", metavar="DATA", help="Data set that all are pre-trained on.")],
+    data: Annotated[Path, typer.Option("--data", metavar="DATA", help="Data set for pre-training.")],
     out: Annotated[
-        Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work there is continued.")
+        Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work in it is continued.")
     ],
     task_data: Annotated[
         Path | None,
-        typer.Option("--task-data", metavar="DIR", help="Folder that holds a folder for each task: RTE, CoLA, conll2000, ..."),
+        typer.Option("--task-data", metavar="DIR", help="Folder with a folder for each task: RTE, CoLA, conll2000, ..."),
     ] = None,
     preset: PresetOption = None,
     set_: SetOption = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run, how many steps and hours; train nothing.")
+        bool, typer.Option("--dry-run", help="Print the runs with their steps and estimated hours; train nothing.")
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Pre-train several objectives or configurations at equal cost, fine-tune each, and put the scores side by side.
+    """Pre-train several objectives or configurations at equal cost, fine-tune each, and compare the scores.
 
-    The first run of the file sets the budget. Interrupt it with Ctrl-C whenever you like: the same command continues, and
-    repeats nothing that is finished.
+    The first run of the file sets the budget. You can interrupt the command with Ctrl-C at any time: the same command
+    continues and does not repeat what is finished.
 
     Example: discern compare compare.toml --preset electra-small --data DATA --task-data glue --out OUT
     """
     with command(json_output=json_output, trains=True) as console:
-        from discern.workflows.compare_plan import CompareRequest
+        from discern.compare import run
 
-        request = CompareRequest(config, data, out, task_data, preset, tuple(set_ or ()), device)
+        options: dict[str, Any] = {
+            "data": data,
+            "out": out,
+            "task_data": task_data,
+            "preset": preset,
+            "overrides": tuple(set_ or ()),
+            "device": device,
+        }
         if dry_run:
-            _show_plan(console, request)
+            _show_plan(console, run.dry_run(config, **options))
             return
-        from discern.workflows.compare import PAGE_FILE
-        from discern.workflows.compare import compare as run
-
-        found = run(request, console.progress)
-        page = out / PAGE_FILE
+        found = run.compare(config, progress=console.progress, **options)
+        page = out / run.PAGE_FILE
         console.result({**found, "page": page}, text=_scores(found))
         _show_rest(console, found, page)
 
 
-def _show_plan(console: Console, request: CompareRequest) -> None:
-    from discern.workflows.compare_dry_run import dry_run
-
-    found = dry_run(request)
+def _show_plan(console: Console, found: dict[str, Any]) -> None:
+    """One row per run with its cost, and the work that is left."""
     table = Table()
     for column in ("run", "objective", "seeds", "left", "steps", "FLOPs", "FLOPs, paper", "positions", "hours each"):
         table.add_column(column)
     for row in found["runs"]:
         hours = "-" if row["estimated_hours"] is None else f"{row['estimated_hours']:.2f}"
-        cost = [_figure(row[key]) for key in ("steps", "flops", "flops_paper_convention", "tokens")]
+        cost = [_number(row[key]) for key in ("steps", "flops", "flops_paper_convention", "tokens")]
         table.add_row(row["name"], row["objective"], str(len(found["seeds"])), str(row["seeds_left"]), *cost, hours)
     console.result(found, text=table)
     for line in found["notes"]:
         console.print(line)
     console.print(
         f"about {found['estimated_hours_left']:.2f} hours of pre-training are left (estimate), and {found['finetunings_left']} "
-        f"fine-tunings besides; FLOPs are {found['convention']}"
+        f"fine-tuning seeds; FLOPs are {found['convention']}"
     )
     console.print("nothing was trained or written: this was a dry run")
 
 
 def _scores(found: dict[str, Any]) -> Table:
-    """A row for each run: what it cost and what it scored."""
+    """One row per run with its cost and its scores."""
     from discern.report.comparison import score_columns, with_spread
 
     columns = score_columns(found)
@@ -87,13 +86,13 @@ def _scores(found: dict[str, Any]) -> Table:
     for column in ("run", "steps", "FLOPs", "seconds", *columns):
         table.add_column(column)
     for row in found["runs"]:
-        cost = [_figure(row["steps"]), _figure(row["flops"]), "-" if row["seconds"] is None else f"{row['seconds']:,.1f}"]
+        cost = [_number(row["steps"]), _number(row["flops"]), "-" if row["seconds"] is None else f"{row['seconds']:,.1f}"]
         table.add_row(row["name"], *cost, *(with_spread(row["scores"][column]) for column in columns))
     return table
 
 
 def _show_rest(console: Console, found: dict[str, Any], page: Path) -> None:
-    """Differences from the reference, what they mean, and where the page is."""
+    """Differences from the reference, their significance, and the path of the page."""
     from discern.report.comparison import p_text, significance_notes
 
     for entry in found["significance"]:
@@ -105,10 +104,10 @@ def _show_rest(console: Console, found: dict[str, Any], page: Path) -> None:
         for seed, reason in row["failures"].items():
             folders = " and ".join(str(page.parent / part / row["name"] / f"seed-{seed}") for part in ("results", "work"))
             console.warn(f"{row['name']}, seed {seed} failed: {reason}; remove {folders} to try it again")
-    console.print(f"{page}: opens in any browser; the same in comparison.json beside it")
+    console.print(f"{page} opens in any browser; comparison.json beside it has the same data")
 
 
-def _figure(value: float | None) -> str:
+def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value < 1e7 else f"{value:.3e}"

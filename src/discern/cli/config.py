@@ -1,4 +1,4 @@
-"""`discern config`: what a configuration resolves to and why, what is wrong with it, and how two differ."""
+"""`discern config`: show, check and compare configurations."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ from discern.errors import ConfigError
 if TYPE_CHECKING:
     from discern.config.resolve import Resolved
 
-config = typer.Typer(
-    help="Look at configurations: what they resolve to, what is wrong with them, how they differ.", rich_markup_mode=None
-)
+config = typer.Typer(help="Show, check and compare configurations.", rich_markup_mode=None)
 
 
 @config.command()
 def show(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOption = None, json: JsonOption = False) -> None:
-    """Print every value and where it comes from. The output is itself a configuration.
+    """Print every value of a configuration and its origin. The output is itself a configuration file.
 
     Example: discern config show --preset electra-small --set objective.name=mlm
     """
     with command(json_output=json) as console:
-        from discern.workflows.configuration import load_pretrain_config
+        from discern.training.pretrain_config import load_pretrain_config
 
         resolved = load_pretrain_config(file, preset, set_ or ())
         values = {key: {"value": value, "origin": resolved.origins[key]} for key, value in flatten(resolved.config).items()}
@@ -42,12 +40,12 @@ def show(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpti
 
 @config.command()
 def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOption = None, json: JsonOption = False) -> None:
-    """Say whether a configuration is valid, and everything that is wrong with it at once.
+    """Check a configuration and report all of its problems at once.
 
     Example: discern config check my-run.toml
     """
     with command(json_output=json) as console:
-        from discern.workflows.configuration import load_pretrain_config
+        from discern.training.pretrain_config import load_pretrain_config
 
         try:
             resolved = load_pretrain_config(file, preset, set_ or ())
@@ -63,16 +61,18 @@ def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpt
 
 @config.command()
 def diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="A preset, a TOML file or the folder of a run.", show_default=False)],
-    right: Annotated[str, typer.Argument(metavar="B", help="The same.", show_default=False)],
+    left: Annotated[str, typer.Argument(metavar="A", help="Preset, TOML file or folder of a run.", show_default=False)],
+    right: Annotated[
+        str, typer.Argument(metavar="B", help="Preset, TOML file or folder of a run to compare with.", show_default=False)
+    ],
     json: JsonOption = False,
 ) -> None:
-    """Print the values in which two configurations differ.
+    """Print the values that differ between two configurations.
 
     Example: discern config diff electra-small electra-base
     """
     with command(json_output=json) as console:
-        from discern.workflows.configuration import differences
+        from discern.training.pretrain_config import differences
 
         found = differences(left, right)
         console.result({"left": left, "right": right, "differences": _sides(found)}, text=_beside(left, right, found))
@@ -80,37 +80,40 @@ def diff(
 
 @config.command()
 def presets(json: JsonOption = False) -> None:
-    """List the recipes that come with discern."""
+    """List the presets that come with discern.
+
+    Example: discern config presets
+    """
     with command(json_output=json) as console:
         summaries = {name: preset_summary(name) for name in preset_names()}
         console.result({"presets": summaries}, text=_list(summaries))
 
 
 def _problems(error: ConfigError) -> list[dict[str, Any]]:
-    """What is wrong, one by one; a file that cannot be read is one problem without a key."""
+    """The problems of a configuration. A file that cannot be read is a problem without a key."""
     if isinstance(error, InvalidConfigError):
         return [vars(problem) for problem in error.problems]
     return [{"key": None, "text": error.message, "hint": error.hint}]
 
 
 def _sides(found: list[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
-    """Differences for --json: a side that has no such key is left out."""
+    """Differences for --json. A side that lacks the key is omitted."""
     return [
         {"key": key} | {side: value for side, value in (("left", a), ("right", b)) if value is not ABSENT} for key, a, b in found
     ]
 
 
 def _list(summaries: Mapping[str, str]) -> Text:
-    """Names and what they are, one under the other."""
+    """Names and summaries, one per line."""
     width = max(map(len, summaries))
     lines = [Text.assemble((name.ljust(width), "bold"), "  ", summary) for name, summary in summaries.items()]
     return Text("\n").join(lines)
 
 
 def _tree(resolved: Resolved[Any]) -> Text:
-    """The configuration as TOML, the origin of each value as a comment."""
+    """The configuration as TOML, with the origin of each value as a comment."""
     values = flatten(resolved.config)
-    # In TOML the values without a section come first.
+    # In TOML, values without a section come first.
     written = {key: _assignment(key, values[key]) for key in sorted(values, key=lambda key: "." in key)}
     width = min(44, max(map(len, written.values())))
     text, section = Text(), ""
@@ -128,7 +131,7 @@ def _tree(resolved: Resolved[Any]) -> Text:
 
 
 def _assignment(key: str, value: object) -> str:
-    """One line of TOML; a comment where the value is none, which TOML cannot say."""
+    """One line of TOML; a comment if the value is None, which TOML cannot express."""
     name = key.rpartition(".")[2]
     return f"# {name} is {NONE}" if value is None else f"{name} = {toml_value(value)}"
 

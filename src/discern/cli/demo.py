@@ -14,28 +14,27 @@ from discern.cli.next_steps import hint
 from discern.cli.options import SetOption
 
 if TYPE_CHECKING:
-    from discern.workflows.demo import DemoResult
-    from discern.workflows.demo_task import LabelledTask
+    from discern.demo.run import DemoResult
+    from discern.demo.task import LabeledTask
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for text, data set, run and report.")] = Path("demo"),
-    minutes: Annotated[float, typer.Option("--minutes", min=0.05, help="Minutes of training, at most.")] = 3.0,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.05, help="Maximum training time in minutes.")] = 3.0,
     set_: SetOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Train a small network on text found here, and see it learn.
+    """Train a small network on text from this machine, and show what it has learned.
 
-    The text is the documentation of the Python packages on this machine. At most five minutes on two cores; interrupt it
-    with Ctrl-C and the same command continues.
+    The text is the documentation of the installed Python packages. The demo takes at most five minutes on two cores. If it is
+    interrupted with Ctrl-C, the same command continues.
 
     Example: discern demo --out demo
     """
     with command(json_output=json_output, trains=True) as console:
-        from discern.workflows.demo import DemoRequest
-        from discern.workflows.demo import demo as run
+        from discern.demo.run import demo as run
 
-        result = run(DemoRequest(out, minutes, overrides=tuple(set_ or ())), console.progress, console.warn)
+        result = run(out=out, minutes=minutes, overrides=tuple(set_ or ()), progress=console.progress, warn=console.warn)
         if json_output:
             console.result(_values(result), text="")
         else:
@@ -48,9 +47,9 @@ def _values(result: DemoResult) -> dict[str, object]:
         for found in result.sentences
     ]
     task = result.task
-    labelled = None
+    labeled = None
     if task is not None:
-        labelled = {
+        labeled = {
             "examples": task.examples,
             "pretrained": task.pretrained["scores"],
             "untrained": task.untrained["scores"],
@@ -59,9 +58,9 @@ def _values(result: DemoResult) -> dict[str, object]:
         }
     return {
         "text": result.text,
-        **result.figures,
+        **result.metrics,
         "sentences": sentences,
-        "labelled_task": labelled,
+        "labelled_task": labeled,
         "report": str(result.report),
         "seconds_by_stage": result.seconds,
     }
@@ -69,12 +68,12 @@ def _values(result: DemoResult) -> dict[str, object]:
 
 def _show(console: Console, result: DemoResult, out: Path) -> None:
     """The story of the run: what was read, what was learned, which words looked wrong, where everything is."""
-    text, figures = result.text, result.figures
+    text, metrics = result.text, result.metrics
     where = f"{text['modules']:,} modules of {text['packages']} packages"
     console.print(f"\nRead {text['characters']:,} characters of documentation from {where}.")
-    console.print(f"Trained {figures['step']:,} steps; on text held out:")
+    console.print(f"Trained {metrics['step']:,} steps; on text held out:")
     for name, meaning in _MEANINGS.items():
-        console.print(f"  {name:<24} {figures[name]:>6.3f}  {meaning}")
+        console.print(f"  {name:<24} {metrics[name]:>6.3f}  {meaning}")
     first = sum(found.rank == 1 for found in result.sentences)
     console.print(Text(f"\nSentences with a wrong word; it looked the most suspicious in {first} of {len(result.sentences)}:\n"))
     for found in result.sentences:
@@ -93,11 +92,11 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
     )
 
 
-def _show_task(console: Console, task: LabelledTask) -> None:
+def _show_task(console: Console, task: LabeledTask) -> None:
     """Pre-trained against untrained, as it came out."""
     kinds = "is a documentation string that of a module, a class or a function?"
     console.print(
-        f"A labelled task from the same text: {kinds} {task.examples:,} examples, {len(task.pretrained['seeds'])} seeds:"
+        f"A labeled task from the same text: {kinds} {task.examples:,} examples, {len(task.pretrained['seeds'])} seeds:"
     )
     for name, results in (("pre-trained", task.pretrained), ("untrained", task.untrained)):
         spread = f"{results['worst']:.3f} to {results['best']:.3f}"

@@ -1,4 +1,4 @@
-"""`discern detect`: which tokens of a text look replaced."""
+"""`discern detect`: find tokens that look replaced."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from discern.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from discern.scoring.detection import Detection
-    from discern.workflows.detect_calibrate import ChosenThreshold
-    from discern.workflows.detect_input import InputText
-    from discern.workflows.detect_texts import DetectRequest
+    from discern.inference.calibration import ChosenThreshold
+    from discern.inference.detection import Detection
+    from discern.inference.texts import InputText
 
 _CALIBRATION = "Calibration"
 
@@ -30,13 +29,13 @@ def detect(
     input: Annotated[
         Path | None,
         typer.Argument(
-            metavar="INPUT", help="A file with one text a line, plain or JSON lines; - reads stdin.", show_default=False
+            metavar="INPUT", help="File with one text per line, plain text or JSON lines; - reads stdin.", show_default=False
         ),
     ] = None,
     *,
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", metavar="TEXT", help="The text to judge; may be repeated.", show_default=False),
+        typer.Option("--text", metavar="TEXT", help="Text to check; may be repeated.", show_default=False),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="The same as INPUT.", show_default=False)] = None,
     text_field: Annotated[
@@ -44,7 +43,7 @@ def detect(
         typer.Option(
             "--text-field",
             metavar="NAME",
-            help="Of JSON lines, the field of the text. [default: text, in .jsonl]",
+            help="Field of the text in JSON lines. [default: text, in .jsonl files]",
             show_default=False,
         ),
     ] = None,
@@ -54,21 +53,23 @@ def detect(
             "--threshold",
             min=0.0,
             max=1.0,
-            help="Probability from which a token is marked. [default: as calibrated, or 0.5]",
+            help="Probability from which a token is marked. [default: calibrated, or 0.5]",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write JSON lines, one a text, of inputs of any size.")
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write the results to, as JSON lines, one per text.")
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="PAGE", help="Write one self-contained page; a click shows what the generator would put."),
+        typer.Option(
+            "--html", metavar="PAGE", help="Self-contained page to write; click a token for the generator's predictions."
+        ),
     ] = None,
     evaluate: Annotated[
         Path | None,
         typer.Option(
-            "--evaluate", metavar="FILE", help="Measure on sentences whose wrong words are in [[brackets]], or JSON lines."
+            "--evaluate", metavar="FILE", help="Evaluate on sentences whose wrong words are in [[brackets]], or on JSON lines."
         ),
     ] = None,
     calibrate: Annotated[
@@ -76,7 +77,7 @@ def detect(
         typer.Option(
             "--calibrate",
             metavar="DATA",
-            help="Find the threshold on held-out text that the generator corrupts, and keep it in MODEL.",
+            help="Find the threshold on held-out text corrupted by the generator, and store it in MODEL.",
             rich_help_panel=_CALIBRATION,
         ),
     ] = None,
@@ -86,7 +87,7 @@ def detect(
             "--precision",
             min=0.0,
             max=1.0,
-            help="To reach: share of the marked tokens that were replaced. [default: 0.9]",
+            help="Precision to reach: fraction of the marked tokens that were replaced. [default: 0.9]",
             rich_help_panel=_CALIBRATION,
             show_default=False,
         ),
@@ -97,7 +98,7 @@ def detect(
             "--corruption",
             min=0.001,
             max=0.9,
-            help="Share of the tokens to mask and fill. [default: 0.15, as in training]",
+            help="Fraction of the tokens to mask and fill. [default: 0.15, as in training]",
             rich_help_panel=_CALIBRATION,
             show_default=False,
         ),
@@ -107,14 +108,14 @@ def detect(
         typer.Option(
             "--sequences",
             min=0,
-            help="Held-out rows, evenly spread; 0: all. [default: 2000]",
+            help="Number of held-out rows, evenly spaced; 0: all. [default: 2000]",
             rich_help_panel=_CALIBRATION,
             show_default=False,
         ),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Tell how probable it is that each token of a text was replaced. Without a text or INPUT, reads the standard input.
+    """Predict for each token of a text the probability that it was replaced. Reads stdin if no text or INPUT is given.
 
     Examples: discern detect runs/first --text "The chef ate purple elephants." --html page.html
 
@@ -141,17 +142,26 @@ def detect(
         elif evaluate is not None:
             _evaluate(console, model, evaluate, text_field, threshold)
         else:
-            from discern.workflows.detect_texts import DetectRequest
+            source = input or file
+            texts = _texts(text, source, text_field)
+            _detect(console, model, texts, threshold, out, html, source, single=len(text or ()) == 1)
 
-            request = DetectRequest(model, _texts(text, input or file, text_field), threshold, out, html, input or file)
-            _judge(console, request, single=len(text or ()) == 1)
 
+def _detect(
+    console: Console,
+    model: Path,
+    texts: Iterable[InputText],
+    threshold: float | None,
+    out: Path | None,
+    html: Path | None,
+    source: Path | None,
+    *,
+    single: bool,
+) -> None:
+    from discern.inference.detect import detect_texts, detection_values
 
-def _judge(console: Console, request: DetectRequest, *, single: bool) -> None:
-    from discern.workflows.detect_texts import detect_texts, detection_values
-
-    shown, values, out, html = Shown(console), [], request.out, request.page
-    # Whoever asks for a file is told what is in it, rather than shown all of it.
+    shown, values = Shown(console), []
+    # With an output file, only a summary is printed.
     gathers = console.json_output and out is None
     prints = not console.json_output and out is None and html is None
 
@@ -161,23 +171,25 @@ def _judge(console: Console, request: DetectRequest, *, single: bool) -> None:
         elif prints:
             shown.add(detection, chosen.value)
 
-    done = detect_texts(request, show, console.progress, console.warn)
+    done = detect_texts(
+        model, texts, show, console.progress, console.warn, threshold=threshold, out=out, page=html, source=source
+    )
     shown.finish()
     if not done.texts:
-        console.warn("there is no line in the input: nothing to judge")
+        console.warn("the input has no lines, so there is nothing to check")
     if prints:
         return
     sums: dict[str, Any] = {"texts": done.texts, "tokens": done.tokens, "marked": done.marked, "threshold": done.threshold.value}
     if gathers:
         sums = values[0] if single else {"texts": values, "threshold": done.threshold.value}
     files = {name: path for name, path in (("out", out), ("html", html)) if path is not None}
-    said = f"{done.texts:,} texts, {done.marked:,} of {done.tokens:,} tokens marked, from {done.threshold.value:.3g} on"
-    console.result({**sums, **files}, text=f"{' and '.join(map(str, files.values()))}: {said} ({done.threshold.described})")
+    counts = f"{done.texts:,} texts, {done.marked:,} of {done.tokens:,} tokens marked at threshold {done.threshold.value:.3g}"
+    console.result({**sums, **files}, text=f"{' and '.join(map(str, files.values()))}: {counts} ({done.threshold.described})")
 
 
 def _texts(text: list[str] | None, source: Path | None, field: str | None) -> Iterable[InputText]:
-    """What to judge: the texts given, or the lines of a file."""
-    from discern.workflows.detect_input import InputText, read_texts
+    """The texts to check: those given, or the lines of a file."""
+    from discern.inference.texts import InputText, read_texts
 
     if text:
         text = [typed_text(each, "--text") for each in text]
@@ -185,14 +197,14 @@ def _texts(text: list[str] | None, source: Path | None, field: str | None) -> It
             raise ConfigError("--text-field is for JSON lines, and --text is given", hint="leave one of them out")
         return [InputText(f"text {number}" if len(text) > 1 else "the text", number, each) for number, each in enumerate(text, 1)]
     if source is None and sys.stdin.isatty():
-        raise ConfigError("there is no text to judge", hint='add --text "Some text.", or a file, or pipe a text in')
+        raise ConfigError("there is no text to check", hint='add --text "Some text.", or a file, or pipe a text in')
     return read_texts(source or Path("-"), field)
 
 
 def _calibrate(console: Console, model: Path, data: Path, options: dict[str, Any]) -> None:
-    from discern.workflows.detect_calibrate import CalibrateRequest, calibrate
+    from discern.inference.calibration import calibrate
 
-    found = calibrate(CalibrateRequest(model, data, **options), console.progress, console.warn)
+    found = calibrate(model, data, console.progress, console.warn, **options)
     low, high = found["precision_interval"]
     what = (
         f"precision {found['precision']:.3f} ({low:.3f} to {high:.3f}), recall {found['recall']:.3f}: "
@@ -202,12 +214,12 @@ def _calibrate(console: Console, model: Path, data: Path, options: dict[str, Any
     if found["reached"]:
         lines = [f"threshold {found['threshold']:.4f}: {what}"]
         if found["kept"] is not None:
-            lines.append(f"kept in {found['kept']}; discern detect goes by it until --threshold says otherwise")
+            lines.append(f"stored in {found['kept']}; discern detect uses it unless --threshold is given")
     else:
         lines = [
             f"no threshold reaches precision {found['wanted_precision']:g} on this text",
             f"the most precise is {found['threshold']:.4f}: {what}",
-            "nothing is kept",
+            "nothing is stored",
         ]
     console.result(found, text="\n".join(lines))
     if not found["reached"]:
@@ -215,10 +227,9 @@ def _calibrate(console: Console, model: Path, data: Path, options: dict[str, Any
 
 
 def _evaluate(console: Console, model: Path, sentences: Path, field: str | None, threshold: float | None) -> None:
-    from discern.workflows.detect_evaluate import EvaluateDetectionRequest, evaluate_detection
+    from discern.inference.detection_evaluation import evaluate_detection
 
-    request = EvaluateDetectionRequest(model, sentences, field, threshold)
-    found = evaluate_detection(request, console.progress, console.warn)
+    found = evaluate_detection(model, sentences, console.progress, console.warn, text_field=field, threshold=threshold)
     area = "-" if found["auc"] is None else f"{found['auc']:.4f}"
     counts = f"{found['sentences']:,} sentences, {found['words']:,} words, {found['wrong']:,} of them wrong; AUC {area}"
     console.result(found, text=counts)
@@ -232,4 +243,4 @@ def _evaluate(console: Console, model: Path, sentences: Path, field: str | None,
         table.add_row(f"{rates['threshold']:.4f}", note, *numbers, f"{rates['marked']:,}")
     console.print(table)
     for kind, each in found["by_kind"].items():
-        console.print(f"{kind or 'no kind named'}: {each['recall']:.4f} of {each['wrong']:,} found at {found['threshold']:.4f}")
+        console.print(f"{kind or 'no kind'}: {each['recall']:.4f} of {each['wrong']:,} found at {found['threshold']:.4f}")

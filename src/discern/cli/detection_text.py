@@ -1,4 +1,4 @@
-"""Judged tokens on a terminal: the text on colours where they show, a table of tokens where they don't."""
+"""Detections on a terminal: the text with colored tokens, or a table of tokens where colors are not available."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from rich.text import Text
 from discern.cli.console import Console
 
 if TYPE_CHECKING:
-    from discern.scoring.detection import Detection
+    from discern.inference.detection import Detection
 
-# Background of a token at probability 0, 1/2 and 1; black on any of them is legible. Strong enough that a terminal of
-# sixteen colours shows green, yellow and red for them and for what lies between.
-_COLOURS = ((110, 225, 110), (250, 220, 40), (255, 85, 70))
+# Background of a token at probability 0, 1/2 and 1; black text is legible on all of them. They are strong enough that a
+# terminal of sixteen colors shows green, yellow and red.
+_COLORS = ((110, 225, 110), (250, 220, 40), (255, 85, 70))
 _MOST_SUSPICIOUS = 5
 
 
 class Shown:
-    """Prints texts one after the other, as they are judged; `finish` explains the colours."""
+    """Prints detections one by one; `finish` prints the legend."""
 
     def __init__(self, console: Console) -> None:
         terminal = RichConsole()
         self._console = console
-        self._coloured = terminal.is_terminal and terminal.color_system is not None and not terminal.no_color
+        self._colored = terminal.is_terminal and terminal.color_system is not None and not terminal.no_color
         self._count = 0
 
     def add(self, detection: Detection, threshold: float) -> None:
-        """The text with its tokens, and how many of them are marked."""
+        """Print a text with its tokens, and the number of marked tokens."""
         if self._count:
             self._console.print("")
         self._count += 1
         if not detection.tokens:
             self._console.print("(empty)")
             return
-        self._console.print(coloured_text(detection, threshold) if self._coloured else token_table(detection, threshold))
+        self._console.print(colored_text(detection, threshold) if self._colored else token_table(detection, threshold))
         self._console.print(verdict(detection, threshold))
 
     def finish(self) -> None:
-        """Below the last text."""
-        if self._coloured and self._count:
+        """Print the legend after the last text."""
+        if self._colored and self._count:
             self._console.print(legend())
 
 
 def show(console: Console, found: Sequence[Detection], threshold: float) -> None:
-    """Print the texts with their tokens coloured, or as a table where colours don't show."""
+    """Print texts with colored tokens, or as tables where colors are not available."""
     shown = Shown(console)
     for detection in found:
         shown.add(detection, threshold)
     shown.finish()
 
 
-def coloured_text(detection: Detection, threshold: float) -> Text:
-    """The text itself, each token on the colour of its probability, and underlined from the threshold on."""
+def colored_text(detection: Detection, threshold: float) -> Text:
+    """The text, with each token on the color of its probability, and underlined from the threshold on."""
     text = Text(detection.text)
     for (start, end), probability in zip(detection.offsets, detection.replaced_probability, strict=True):
         text.stylize(_style(probability) + (" underline" if probability >= threshold else ""), start, end)
@@ -64,7 +64,7 @@ def coloured_text(detection: Detection, threshold: float) -> Text:
 
 
 def token_table(detection: Detection, threshold: float) -> RenderableType:
-    """One line a token: its probability, a mark from the threshold on, the token, and where it stands."""
+    """One line per token: its probability, a mark from the threshold on, the token, and its position."""
     table = Table("replaced", "", "token", "characters")
     table.columns[0].justify = "right"
     for token, (start, end), probability in zip(detection.tokens, detection.offsets, detection.replaced_probability, strict=True):
@@ -73,29 +73,29 @@ def token_table(detection: Detection, threshold: float) -> RenderableType:
 
 
 def verdict(detection: Detection, threshold: float) -> Text:
-    """How many tokens look replaced, and the most suspicious by name."""
+    """How many tokens look replaced, and which are most suspicious."""
     ranked = sorted(range(len(detection.tokens)), key=lambda index: -detection.replaced_probability[index])
-    flagged = [index for index in ranked if detection.replaced_probability[index] >= threshold]
+    marked = [index for index in ranked if detection.replaced_probability[index] >= threshold]
     named = ", ".join(
         f"{_surface(detection, index)!r} {detection.replaced_probability[index]:.2f}"
-        for index in (flagged or ranked)[: _MOST_SUSPICIOUS if flagged else 1]
+        for index in (marked or ranked)[: _MOST_SUSPICIOUS if marked else 1]
     )
     count = len(detection.tokens)
-    if not flagged:
+    if not marked:
         return Text(f"no token of {count} reaches {threshold:.3g}; the highest: {named}")
-    more = f" and {len(flagged) - _MOST_SUSPICIOUS} more" if len(flagged) > _MOST_SUSPICIOUS else ""
-    return Text(f"{len(flagged)} of {count} tokens look replaced (from {threshold:.3g} on): {named}{more}")
+    more = f" and {len(marked) - _MOST_SUSPICIOUS} more" if len(marked) > _MOST_SUSPICIOUS else ""
+    return Text(f"{len(marked)} of {count} tokens look replaced (from {threshold:.3g} on): {named}{more}")
 
 
 def legend() -> Text:
-    """The colours from 0 to 1."""
+    """The legend: colors of probabilities from 0 to 1."""
     steps = [index / 10 for index in range(11)]
     return Text.assemble("probability replaced: ", *((f" {step:g} ", _style(step)) for step in steps), "  underlined: marked")
 
 
 def _surface(detection: Detection, index: int) -> str:
-    """The word that a token is of, as the text has it."""
-    from discern.scoring.words import overlapping, words_of
+    """The word of a token, as in the text."""
+    from discern.inference.texts import overlapping, words_of
 
     words = words_of(detection.text)
     whole = [words[number] for number in overlapping(words, detection.offsets[index])]
@@ -104,7 +104,7 @@ def _surface(detection: Detection, index: int) -> str:
 
 def _style(probability: float) -> str:
     """Black on green at 0, on yellow at 1/2, on red at 1."""
-    low, high = (_COLOURS[0], _COLOURS[1]) if probability < 0.5 else (_COLOURS[1], _COLOURS[2])
+    low, high = (_COLORS[0], _COLORS[1]) if probability < 0.5 else (_COLORS[1], _COLORS[2])
     part = probability * 2 if probability < 0.5 else probability * 2 - 1
     red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
     return f"black on #{red:02x}{green:02x}{blue:02x}"

@@ -11,9 +11,9 @@ from discern.cli.console import Console, JsonOption, command
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
+    from discern.pretrain.doctor import Diagnosis
+    from discern.pretrain.doctor_files import Accepted
     from discern.training.diagnosis import Finding
-    from discern.workflows.doctor import Diagnosis
-    from discern.workflows.doctor_files import Accepted
 
 
 def doctor(
@@ -22,20 +22,20 @@ def doctor(
         typer.Argument(
             metavar="[FOLDER]",
             help="Pre-training run to check. Default: check this machine. With --files or --accept, also an export, a "
-            "fine-tuning or a data set.",
+            "fine-tuned model or a data set.",
         ),
     ] = None,
     files: Annotated[bool, typer.Option("--files", help="Compare every file of the folder with its checksum.")] = False,
     accept: Annotated[
         bool, typer.Option("--accept", help="Accept the files of the folder as they are, and rewrite their checksums.")
     ] = False,
-    sequences: Annotated[int, typer.Option("--sequences", min=1, help="Rows of text to look at.")] = 500,
+    sequences: Annotated[int, typer.Option("--sequences", min=1, help="Number of rows of text to evaluate on.")] = 500,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
-    """Diagnose a run: each figure with its usual range, the likely cause and the setting to change.
+    """Diagnose a run: each metric with its usual range, the likely cause and the setting to change.
 
-    With --files: which files of a folder are not as they were written; exit code 1 where there is one.
+    With --files: list the files of a folder that differ from how they were written; the exit code is 1 if there are any.
 
     Example: discern doctor runs/first
     """
@@ -43,7 +43,7 @@ def doctor(
         if files or accept:
             _files(run, accept, console)
             return
-        from discern.workflows.doctor import examine
+        from discern.pretrain.doctor import examine
 
         found = examine(run, sequences, device, console.progress, console.warn)
         findings = [_plain(finding) for finding in found.findings]
@@ -52,7 +52,7 @@ def doctor(
 
 def _files(folder: Path | None, accept: bool, console: Console) -> None:
     """Check the files of a folder, or accept them."""
-    from discern.workflows.doctor_files import accept_folder, check_folder
+    from discern.pretrain.doctor_files import accept_folder, check_folder
 
     if folder is None:
         raise ConfigError("no folder is given", hint=f"discern doctor {'--accept' if accept else '--files'} FOLDER")
@@ -84,26 +84,26 @@ def _digests(change: Accepted) -> str:
 
 
 def _plain(finding: Finding) -> dict[str, object]:
-    """For --json: a band that is open above has no upper end."""
+    """Values for --json, where a range without an upper end has null there."""
     usual = None if finding.usual is None else [None if bound == float("inf") else bound for bound in finding.usual]
     return {**vars(finding), "usual": usual}
 
 
 def _text(found: Diagnosis) -> str:
-    from discern.training.diagnosis import ailing
+    from discern.training.diagnosis import unusual_findings
 
     facts = [f"  {name:<12} {value}" for name, value in found.facts.items() if isinstance(value, str | int) and name != "run"]
     facts += [f"  {'devices':<12} {', '.join(found.facts['devices']) or 'no GPU'}"] if "devices" in found.facts else []
-    number = len(ailing(found.findings))
-    verdict = "nothing is out of its usual band" if number == 0 else f"{number} out of the usual band"
+    number = len(unusual_findings(found.findings))
+    verdict = "nothing is out of its usual range" if number == 0 else f"{number} out of the usual range"
     early = sum(finding.cause.startswith("too early to tell") for finding in found.findings)
     if early:
-        verdict += f"; for {early} figure{'s' if early > 1 else ''} it is too early to tell"
+        verdict += f"; for {early} metric{'s' if early > 1 else ''} it is too early to tell"
     return "\n".join([f"{found.subject}: {verdict}", *facts, "", *(line for each in found.findings for line in _lines(each))])
 
 
 def _lines(finding: Finding) -> list[str]:
-    """One figure: its value and band, what it says, and what to do about it."""
+    """One metric: its value, usual range, likely cause and the setting to change."""
     mark = {"fine": "ok  ", "low": "LOW ", "high": "HIGH", "unknown": "-   "}[finding.verdict]
     value = "-" if finding.value is None else _number(finding.value)
     usual = "" if finding.usual is None else f"   usually {_number(finding.usual[0])} to {_number(finding.usual[1])}"

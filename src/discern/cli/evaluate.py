@@ -1,4 +1,4 @@
-"""`discern evaluate`: held-out figures of a run or an export, or the metrics of a fine-tuned model."""
+"""`discern evaluate`: metrics of a run, an export or a fine-tuned model on held-out data."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def evaluate(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="A run, what 'discern export RUN --out DIR --all-networks' wrote, or what 'discern finetune' did; with --suite "
-            "also any other export, or a Hugging Face ELECTRA.",
+            help="A run, an export with all its networks ('discern export RUN --out DIR --all-networks') or a fine-tuned model. "
+            "With --suite also any other export, or a Hugging Face ELECTRA folder.",
         ),
     ],
     data: Annotated[
@@ -31,32 +31,40 @@ def evaluate(
         typer.Option(
             "--data",
             metavar="DATA",
-            help="Data set whose held-out part is used; a run knows its own. For a fine-tuned model a labelled file, for a suite "
-            "its folder.",
+            help="Data set whose held-out split is used (default for a run: its own); a labeled file for a fine-tuned model; the "
+            "folder of the suite with --suite.",
         ),
     ] = None,
-    sequences: Annotated[int, typer.Option("--sequences", min=0, help="Held-out rows, evenly spread; 0: all.")] = 0,
+    sequences: Annotated[int, typer.Option("--sequences", min=0, help="Number of held-out rows, evenly spread; 0: all.")] = 0,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", min=1, help="Rows a forward pass, 32 unless given; the figures don't depend on it."),
+        typer.Option("--batch-size", min=1, help="Rows per forward pass (default: 32). The metrics don't depend on it."),
     ] = None,
-    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Of a fine-tuned model with several.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of a fine-tuned model: whose weights; without it the best.")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="Task to evaluate, if the fine-tuned model has several.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of a fine-tuned model whose weights are used (default: the best).")
+    ] = None,
     suite: Annotated[
-        Literal["blimp"] | None, typer.Option("--suite", help="Judge minimal pairs instead: BLiMP, read from --data.")
+        Literal["blimp"] | None, typer.Option("--suite", help="Evaluate on minimal pairs instead: BLiMP, read from --data.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Of a suite: pairs of each paradigm; without it all.")
+        int | None, typer.Option("--limit", min=1, help="Maximum number of pairs per paradigm (default: all).")
     ] = None,
     scorer: Annotated[
         list[str] | None,
-        typer.Option("--scorer", metavar="NAME", help="Of a suite: as of 'discern score'; may be repeated.", show_default=False),
+        typer.Option(
+            "--scorer", metavar="NAME", help="Scorer for a suite, as in 'discern score'; may be repeated.", show_default=False
+        ),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")] = "auto",
-    precision: Annotated[Literal["float32", "bfloat16"], typer.Option("--precision", help="Arithmetic.")] = "float32",
+    precision: Annotated[
+        Literal["float32", "bfloat16"], typer.Option("--precision", help="Precision of the computation.")
+    ] = "float32",
     json_output: JsonOption = False,
 ) -> None:
-    """Measure a model's networks on held-out text, or a fine-tuned model on a labelled file: losses in nats, the rest in 0-1.
+    """Evaluate a model on held-out text, or a fine-tuned model on a labeled file. Losses are in nats, other metrics in 0-1.
 
     Examples: discern evaluate runs/first --data DATA
 
@@ -69,59 +77,72 @@ def evaluate(
         if suite is not None:
             unread = {"--sequences": sequences > 0, "--batch-size": batch_size is not None, "--task": task is not None}
             _no_others("--suite", unread | {"--seed": seed is not None, "--precision": precision != "float32"})
-            from discern.workflows.suite import SuiteRequest, run_blimp
+            from discern.inference.minimal_pairs import run_blimp
 
-            of_suite = SuiteRequest(model, data, limit, scorer or (), device)
-            _show_suite(console, run_blimp(of_suite, console.progress, console.warn))
+            found = run_blimp(model, data, console.progress, console.warn, limit=limit, scorers=scorer or (), device=device)
+            _show_suite(console, found)
             return
         if limit is not None or scorer:
             raise ConfigError("--limit and --scorer are for suites of minimal pairs", hint="add --suite blimp, or leave them out")
-        from discern.workflows.runs import is_run
-        from discern.workflows.task_models import holds_task
+        from discern.artifacts.opening import holds_model, open_model
+        from discern.artifacts.run import is_run
 
-        if holds_task(model):
+        names_task = task is not None or seed is not None
+        # A folder without any model is not a fine-tuned one either: wrong options are reported before a wrong folder.
+        if (holds_model(model) or not names_task) and open_model(model, warn=console.warn).has_task_head:
             if sequences:
-                raise ConfigError("--sequences is for runs; a fine-tuned model is judged on the whole file", hint="leave it out")
+                raise ConfigError(
+                    "--sequences is for runs; a fine-tuned model is evaluated on the whole file", hint="leave it out"
+                )
             if batch_size is not None:
                 raise ConfigError(
-                    "--batch-size is for runs; a fine-tuned model takes as many rows at once as hold some thousand tokens",
+                    "--batch-size is for runs; the batches of a fine-tuned model have some thousand tokens each",
                     hint="leave it out",
                 )
-            from discern.workflows.evaluate_finetuned import JudgeRequest, judge
+            from discern.finetune.evaluate import evaluate_finetuned
 
-            found = judge(JudgeRequest(model, data, task, seed, device, precision), console.progress)
+            found = evaluate_finetuned(
+                model, data, task=task, seed=seed, device=device, precision=precision, progress=console.progress
+            )
             console.result(found, text=_text(found))
             console.print(after_evaluate(model, run=False))
             return
-        if task is not None or seed is not None:
-            raise ConfigError(f"--task and --seed are for fine-tuned models, and {model} is none", hint="leave them out")
-        from discern.workflows.evaluate import EvaluateRequest
-        from discern.workflows.evaluate import evaluate as measure
+        if names_task:
+            raise ConfigError(f"--task and --seed are for fine-tuned models, and {model} is not one", hint="leave them out")
+        from discern.pretrain.evaluate import evaluate as measure
 
-        request = EvaluateRequest(model, data, sequences, batch_size or 32, device, precision)
-        figures = measure(request, console.progress, console.warn)
-        lines = [f"  {name:<26} {value:.4f}" for name, value in figures.items() if isinstance(value, float)]
-        if "calibration" in figures:
-            lines.append(f"  {'calibration_error':<26} {figures['calibration']['expected_calibration_error']:.4f}")
+        metrics = measure(
+            model,
+            data=data,
+            sequences=sequences,
+            batch_size=batch_size or 32,
+            device=device,
+            precision=precision,
+            progress=console.progress,
+            warn=console.warn,
+        )
+        lines = [f"  {name:<26} {value:.4f}" for name, value in metrics.items() if isinstance(value, float)]
+        if "calibration" in metrics:
+            lines.append(f"  {'calibration_error':<26} {metrics['calibration']['expected_calibration_error']:.4f}")
         console.result(
-            figures, text="\n".join([f"{model} at step {figures['step']:,}, {figures['rows']:,} held-out rows", *lines])
+            metrics, text="\n".join([f"{model} at step {metrics['step']:,}, {metrics['rows']:,} held-out rows", *lines])
         )
         for title, key in (("occurrences in a million", "by_frequency"), ("part of the row", "by_position")):
             console.print("")
-            console.print(_groups(title, figures[key]))
+            console.print(_groups(title, metrics[key]))
         if is_run(model):
             console.print(after_evaluate(model, run=True))
 
 
 def _no_others(option: str, others: Mapping[str, bool]) -> None:
-    """Raise where options were given that say nothing beside this one."""
+    """Raise an error if options were given that have no effect with this one."""
     given = " and ".join(name for name, is_given in others.items() if is_given)
     if given:
         raise ConfigError(f"{given} cannot be combined with {option}", hint=f"leave out {given}")
 
 
 def _show_suite(console: Console, found: dict[str, Any]) -> None:
-    """Accuracies of minimal pairs, a column a scorer: overall, by phenomenon, by paradigm."""
+    """Show accuracies on minimal pairs, one column per scorer: overall, by phenomenon and by paradigm."""
     from rich.table import Table
 
     by_scorer = found["by_scorer"]
@@ -139,7 +160,7 @@ def _show_suite(console: Console, found: dict[str, Any]) -> None:
 
 
 def _text(found: dict[str, Any]) -> str:
-    """The headline, then the other figures."""
+    """The headline metric, then the others."""
     others = {name: value for name, value in found["metrics"].items() if name != found["metric"]} | {"loss": found["loss"]}
     lines = [f"{found['task']}: {found['metric']} {found['score']:.4f} on {found['file']} ({found['examples']:,} examples)"]
     lines += [f"  {name:<26} {value:.4f}" for name, value in others.items()]
@@ -147,7 +168,7 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _groups(title: str, rows: list[dict[str, Any]]) -> Table:
-    """The figures of each group of tokens; what a group lacks is left blank."""
+    """Metrics of each group of tokens; missing ones are left blank."""
     from rich.table import Table
 
     names = list(dict.fromkeys(name for row in rows for name in row if name != "group"))

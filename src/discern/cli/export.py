@@ -1,4 +1,4 @@
-"""`discern export`: networks of a run, or a fine-tuned model, as a Hugging Face folder."""
+"""`discern export`: write networks of a run, or a fine-tuned model, as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from discern.cli.next_steps import after_export
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
-    from discern.workflows.export import Exported
-    from discern.workflows.export_finetuned import ExportedTask, TaskExportRequest
+    from discern.convert.export import Exported
+    from discern.convert.export_finetuned import ExportedTask
 
-_LICENCE = "Fill in the license in README.md before you publish it."
+_LICENSE = "Fill in the license in README.md before you publish the model."
 
 
 def export(
@@ -23,53 +23,63 @@ def export(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a run, whose newest sound checkpoint is taken, or what 'discern finetune', 'discern import' or "
-            "'discern export' wrote.",
+            help="Folder of a run, whose newest sound checkpoint is exported, or a folder written by 'discern finetune', "
+            "'discern import' or 'discern export'.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder, or an earlier export, which is replaced.")],
     network: Annotated[
         str | None,
-        typer.Option("--network", metavar="NAME", help="discriminator (the default), generator; encoder of a run of 'mlm'."),
+        typer.Option(
+            "--network",
+            metavar="NAME",
+            help="Network to export: discriminator (default) or generator; for a run of 'mlm', encoder.",
+        ),
     ] = None,
     all_networks: Annotated[
         bool,
-        typer.Option("--all-networks", help="Add the generator, in a folder of its own, so that 'discern evaluate' takes DIR."),
+        typer.Option("--all-networks", help="Also export the generator, to a subfolder, so that 'discern evaluate' accepts DIR."),
     ] = False,
-    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Of a fine-tuned model with several.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of a fine-tuned model: whose weights; without it the best.")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="Task to export, for a fine-tuned model with several tasks.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed to export, for a fine-tuned model (default: the best seed).")
+    ] = None,
     precision: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option("--precision", help="Type that the weights are stored in.")
+        Literal["float32", "bfloat16", "float16"], typer.Option("--precision", help="Data type of the stored weights.")
     ] = "float32",
     json_output: JsonOption = False,
 ) -> None:
-    """Write a network of a run, or a fine-tuned model, with its tokenizer and a model card, as a folder that transformers loads.
+    """Export a network of a run, or a fine-tuned model, as a folder that transformers loads, with tokenizer and model card.
 
     Examples: discern export runs/first --out my-encoder
 
     discern export OUT --out my-classifier
     """
     with command(json_output=json_output) as console:
-        from discern.workflows.runs import is_finetuned
+        from discern.artifacts.run import is_finetuned
 
         if is_finetuned(run):
             if network is not None or all_networks:
                 raise ConfigError(
                     "--network and --all-networks are for runs; a fine-tuned model has one network", hint="leave them out"
                 )
-            from discern.workflows.export_finetuned import TaskExportRequest
-
-            _export_task(TaskExportRequest(run, out, task, seed, precision), console)
+            _export_task(console, run, out=out, task=task, seed=seed, precision=precision)
             return
         if task is not None or seed is not None:
-            raise ConfigError(f"--task and --seed are for fine-tuned models, and {run} is none", hint="leave them out")
-        from discern.workflows.export import ExportRequest
-        from discern.workflows.export import export as run_export
-        from discern.workflows.export_again import export_again, is_export
+            raise ConfigError(f"--task and --seed are for fine-tuned models, and {run} is not one", hint="leave them out")
+        from discern.convert.export import export as export_networks
 
-        request = ExportRequest(run, out, network, all_networks, precision)
-        again = is_export(run)
-        done = export_again(request, console.progress) if again else run_export(request, console.progress, console.warn)
+        done = export_networks(
+            run,
+            out=out,
+            network=network,
+            all_networks=all_networks,
+            precision=precision,
+            progress=console.progress,
+            warn=console.warn,
+        )
         values = {
             "out": done.folder,
             "network": done.networks[0],
@@ -83,20 +93,20 @@ def export(
         console.result(values, text=_text(done, precision))
 
 
-def _export_task(request: TaskExportRequest, console: Console) -> None:
-    from discern.workflows.export_finetuned import export_task
+def _export_task(console: Console, model: Path, *, out: Path, task: str | None, seed: int | None, precision: str) -> None:
+    from discern.convert.export_finetuned import export_task
 
-    done = export_task(request, console.progress)
+    done = export_task(model, out=out, task=task, seed=seed, precision=precision, progress=console.progress)
     values = {
         "out": done.folder,
         "task": done.task,
         "seed": done.seed,
         "architecture": done.architecture,
         "parameters": done.parameters,
-        "precision": request.precision,
+        "precision": precision,
         "bytes": done.num_bytes,
     }
-    console.result(values, text=_task_text(done, request.precision))
+    console.result(values, text=_task_text(done, precision))
 
 
 def _task_text(done: ExportedTask, precision: str) -> str:
@@ -110,11 +120,11 @@ def _task_text(done: ExportedTask, precision: str) -> str:
     ]
     if not done.whole:
         lines[1:3] = [f"  transformers has no class for this head: its {done.architecture} is the encoder alone"]
-    return "\n".join([*lines, _LICENCE])
+    return "\n".join([*lines, _LICENSE])
 
 
 def _text(done: Exported, precision: str) -> str:
-    """What was written, and how to load it."""
+    """Return the lines that the command prints: what was written, and how to load it."""
     folder, (first, *others) = str(done.folder), done.networks
     at = "" if done.step is None else f" at step {done.step:,}"
     lines = [
@@ -124,4 +134,4 @@ def _text(done: Exported, precision: str) -> str:
     ]
     if others:
         lines.append(f"  discern evaluate {folder} --data DATA (with {', '.join(f'{folder}/{name}' for name in others)})")
-    return "\n".join([*lines, _LICENCE, after_export(done.folder)])
+    return "\n".join([*lines, _LICENSE, after_export(done.folder)])

@@ -1,4 +1,4 @@
-"""`discern fill`: the words that fit where a text says [MASK]."""
+"""`discern fill`: predict the tokens at the masks of a text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def fill(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA generator or BERT.")
     ],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="With [MASK] where a token is to be filled in.")],
-    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="How many tokens for each mask.")] = 5,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text with [MASK] in place of each token to predict.")],
+    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of tokens per mask.")] = 5,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
@@ -29,7 +29,7 @@ def fill(
     with command(json_output=json_output) as console:
         text = typed_text(text, "TEXT")
         model = console.local_model(model)
-        from discern.workflows.fill import fill as run_fill
+        from discern.inference.fill import fill as run_fill
 
         found = run_fill(model, text, top, console.warn, device, console.progress.note)
         lists = [[{"token": each.token, "probability": each.probability} for each in mask] for mask in found]

@@ -1,9 +1,10 @@
-"""`discern finetune`: train a pre-trained encoder on a labelled task."""
+"""`discern finetune`: train a pre-trained encoder on a labeled task."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,57 +34,58 @@ def finetune(
         ),
     ],
     *,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work there is continued.")
-    ],
+    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Output folder; interrupted work in it is continued.")],
     task: Annotated[
-        list[str] | None, typer.Option("--task", metavar="NAME", help="A task by its name; several are trained at once.")
+        list[str] | None, typer.Option("--task", metavar="NAME", help="Name of a task; several tasks are trained together.")
     ] = None,
     data: Annotated[
-        list[Path] | None, typer.Option("--data", metavar="DIR", help="Folder of the task's files; one for each --task.")
+        list[Path] | None, typer.Option("--data", metavar="DIR", help="Folder of the task's files, one for each --task.")
     ] = None,
-    train: Annotated[Path | None, _file("CSV, TSV, JSON lines, Parquet, or CoNLL columns (.conll) to train on.")] = None,
-    dev: Annotated[Path | None, _file("To evaluate on; without it a tenth of --train is held out.")] = None,
+    train: Annotated[Path | None, _file("File to train on: CSV, TSV, JSON lines, Parquet, or CoNLL columns (.conll).")] = None,
+    dev: Annotated[Path | None, _file("File to evaluate on (default: a tenth of --train is held out).")] = None,
     text: Annotated[str | None, _column("Column of the text.")] = None,
     pair: Annotated[str | None, _column("Column of a second text.")] = None,
-    label: Annotated[str | None, _column("Column of the class, the number or the list of classes.")] = None,
-    words: Annotated[str | None, _column("Column of words to tag; in CoNLL columns its number, from 0.")] = None,
-    tags: Annotated[str | None, _column("Column of their tags, likewise; -1 is the last.")] = None,
+    label: Annotated[str | None, _column("Column of the class, the number, or the list of classes.")] = None,
+    words: Annotated[str | None, _column("Column of the words to tag; for CoNLL columns its index, from 0.")] = None,
+    tags: Annotated[str | None, _column("Column of the tags, or its index; -1 is the last column.")] = None,
     question: Annotated[str | None, _column("Column of the question.")] = None,
-    context: Annotated[str | None, _column("Column of the text that holds the answer.")] = None,
+    context: Annotated[str | None, _column("Column of the text that contains the answer.")] = None,
     answer: Annotated[str | None, _column("Column of the answer.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="TOML", help="Settings, over the recipe.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="TOML", help="File of settings, over the recipe.")] = None,
     set_: SetOption = None,
     recipe: Annotated[
         Literal["auto", "paper", "google"],
         typer.Option(
             "--recipe",
-            help="auto: fit the length to the data, and find answers with a head that transformers has. paper: settings of the "
+            help="auto: fit the length to the data, and extract answers with a head that transformers has. paper: settings of "
+            "the "
             "ELECTRA paper. google: settings of the released code.",
         ),
     ] = "auto",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train this many times; median and spread are reported.")] = 1,
-    untrained: Annotated[bool, typer.Option("--untrained", help="The model's sizes with fresh weights: the baseline.")] = False,
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="PATH", help="Of a preset.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds to train; reports median and spread.")] = 1,
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="Use the model's sizes with fresh weights, for comparison.")
+    ] = False,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="PATH", help="Tokenizer of a preset.")] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option("--sweep", metavar="KEY=VALUE,VALUE", help="Try each value; with several --sweep, all combinations."),
+        typer.Option("--sweep", metavar="KEY=VALUE,VALUE", help="Train with each value; with several --sweep, all combinations."),
     ] = None,
     sweep_rates: Annotated[
-        bool, typer.Option("--sweep-rates", help="Choose the learning rate by short trial trainings first.")
+        bool, typer.Option("--sweep-rates", help="Choose the learning rate by short trainings first.")
     ] = False,
     submission: Annotated[
-        Path | None, typer.Option("--submission", metavar="DIR", help="Write the zip that the GLUE site takes.")
+        Path | None, typer.Option("--submission", metavar="DIR", help="Folder for the zip file of the GLUE site.")
     ] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines/--no-baselines", help="Also evaluate simple baselines (TF-IDF, perceptron, ...).")
     ] = True,
-    debug: Annotated[bool, typer.Option("--debug", help="The whole path on a hundred examples of each file.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Use only a hundred examples of each file.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Processes that share the work, as in pretrain.")] = 1,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes, as for pretrain.")] = 1,
     json_output: JsonOption = False,
 ) -> None:
-    """Fine-tune an encoder on a task or on a labelled file of your own.
+    """Fine-tune an encoder on a task or on a labeled file of your own.
 
     Examples: discern finetune MODEL --task sst2 --data glue/SST-2 --out OUT --seeds 3
 
@@ -105,14 +107,12 @@ def finetune(
         }
         own = [f"files.{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in given.items() if value is not None]
         if names and own:
-            raise ConfigError(
-                "a named task brings its own files and columns", hint="leave out --task, or --train and the columns"
-            )
-        from discern.workflows.finetune import FinetuneRequest
-        from discern.workflows.finetune import finetune as run
+            raise ConfigError("a named task has its own files and columns", hint="leave out --task, or --train and the columns")
+        from discern.finetune.run import finetune as train_seeds
+        from discern.finetune.sweep import sweep as train_combinations
 
-        request = FinetuneRequest(
-            model=model,
+        results = (partial(train_combinations, axes=sweep) if sweep else train_seeds)(
+            model,
             out=out,
             tasks=list(zip(names, folders, strict=True)),
             config=config,
@@ -122,24 +122,18 @@ def finetune(
             untrained=untrained,
             tokenizer=tokenizer,
             submission=submission,
+            baselines=baselines,
             debug=debug,
             device=device,
-            baselines=baselines,
+            progress=console.progress,
         )
-        if sweep:
-            from discern.workflows.sweep import sweep as run_all
-
-            results = run_all(request, sweep, console.progress)
-            console.result(results, text=_sweep_text(results, out))
-        else:
-            results = run(request, console.progress)
-            console.result(results, text=_text(results, out))
+        console.result(results, text=_sweep_text(results, out) if sweep else _text(results, out))
         if results["median"] is None:
             console.fail()
 
 
 def _sweep_text(results: dict[str, Any], out: Path) -> str:
-    """A line for each combination, then the best as it would be alone."""
+    """One line per combination, then the results of the best one."""
     width = max(len(row["folder"]) for row in results["sweep"])
     lines = [f"{'setting':<{width}}  median {results['metric']}  standard deviation"]
     for row in results["sweep"]:
@@ -149,32 +143,33 @@ def _sweep_text(results: dict[str, Any], out: Path) -> str:
     chosen = results["chosen_on"]
     lines.append(f"best: {results['best_folder']}")
     if chosen:
-        lines.append(f"  chosen by its scores on {chosen}, so these are slightly optimistic")
+        lines.append(f"  selected by its scores on {chosen}, so these are slightly optimistic")
     return "\n".join([*lines, _text(results, out / results["best_folder"])])
 
 
 def _text(results: dict[str, Any], out: Path) -> str:
-    """A block for each task: the headline with its spread, the other metrics, and the seeds that failed."""
+    """Text of the results: for each task the headline metric with its spread, the other metrics, and failed seeds."""
     lines = []
     for entry in results.get("tasks", {results["task"]: results}).values():
         lines += _task_lines(entry, len(results["seeds"]))
     if results.get("padding_fraction") is not None:
-        lines.append(f"padding: {results['padding_fraction']:.1%} of the slots of the batches")
+        lines.append(f"padding: {results['padding_fraction']:.1%} of the positions in the batches")
     if results["median"] is None:
-        lines.append("every seed failed: try a lower rate, --set optimizer.learning_rate=..., in another --out")
+        lines.append("every seed failed: try a lower learning rate, --set optimizer.learning_rate=..., with another --out")
     else:
         lines.append(after_finetune(out, list(results.get("tasks", {}))))
     return "\n".join(lines)
 
 
 def baseline_lines(entry: Mapping[str, Any]) -> list[str]:
-    """A line for each baseline, and what they say of the score."""
-    from discern.workflows.baselines import ADVICE, verdict
+    """One line per baseline, and their comparison with the score."""
+    from discern.finetune.results import ADVICE
+    from discern.report.finetuned_page import baselines_verdict
 
     metric, baselines = entry["metric"], entry.get("baselines") or {}
     lines = [f"  baseline {each['metrics'][metric]:.4f}, {each['title']}" for each in baselines.values()]
-    judgement = verdict(entry)
-    return [*lines, *([f"  {judgement} {ADVICE}"] if judgement else [])]
+    judgment = baselines_verdict(entry)
+    return [*lines, *([f"  {judgment} {ADVICE}"] if judgment else [])]
 
 
 def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
@@ -191,7 +186,7 @@ def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
     lines += [f"  {name:<26} {value:.4f}" for name, value in entry["metrics"].items() if name != entry["metric"]]
     lines += baseline_lines(entry)
     if entry.get("selected_on") == entry["split"]:
-        lines.append(f"  the weights of each seed were chosen on {entry['split']}, so its scores are slightly optimistic")
+        lines.append(f"  the weights of each seed were selected on {entry['split']}, so its scores are slightly optimistic")
     for seed, reasons in (entry.get("retried_seeds") or {}).items():
-        lines.append(f"  seed {seed}: retried with another draw {len(reasons)} times ({reasons[-1]})")
+        lines.append(f"  seed {seed}: retried {len(reasons)} times ({reasons[-1]})")
     return [*lines, *(f"  seed {seed} failed: {reason}" for seed, reason in entry["failed_seeds"].items())]

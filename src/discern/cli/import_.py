@@ -1,4 +1,4 @@
-"""`discern import`: somebody else's model as a folder that every verb takes."""
+"""`discern import`: convert a Hugging Face or TensorFlow model to a folder that every command accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from discern.cli.console import JsonOption, command
 
 if TYPE_CHECKING:
-    from discern.workflows.import_model import Imported
+    from discern.convert.import_ import Imported
 
 
 def import_(
@@ -18,51 +18,65 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="SOURCE...",
-            help="A Hugging Face folder of an ELECTRA, a BERT or an XLNet, or two: the discriminator and the generator of one "
-            "model. Or a checkpoint of the released TensorFlow code: model.ckpt-N.index, or the folder that it is in.",
+            help="A Hugging Face folder with an ELECTRA, BERT or XLNet model, or two: the discriminator and the generator of one "
+            "model. Or a checkpoint of the released TensorFlow code: model.ckpt-N.index, or its folder.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder, or an earlier import, which is replaced.")],
     tokenizer: Annotated[
         Path | None,
-        typer.Option("--tokenizer", metavar="PATH", help="A tokenizer.json, a vocab.txt or a folder; by default the source's."),
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH",
+            help="A tokenizer.json, a vocab.txt or a folder with either (default: the tokenizer of SOURCE).",
+        ),
     ] = None,
     lowercase: Annotated[
         bool | None,
         typer.Option(
             "--lowercase/--cased",
-            help="Whether texts are lower-cased. Default: as the files say; for a bare vocab.txt, as its entries tell.",
+            help="Whether to lower-case texts (default: as the files specify; for a bare vocab.txt, inferred from its entries).",
         ),
     ] = None,
     heads: Annotated[
         int | None,
-        typer.Option("--heads", min=1, help="Attention heads of a TensorFlow model. [default: one for 64 of its width]"),
+        typer.Option("--heads", min=1, help="Attention heads of a TensorFlow model (default: hidden size / 64)."),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Bring in somebody else's model, with its tokenizer, as a folder that every verb takes. TensorFlow is not needed.
+    """Convert a Hugging Face or TensorFlow model, with its tokenizer, to a folder that every command accepts.
+
+    TensorFlow is not required.
 
     Examples: discern import electra-small/model.ckpt-1000000.index --out models/korean
 
     discern import hub/discriminator hub/generator --out models/both
     """
     with command(json_output=json_output) as console:
-        from discern.workflows.import_model import ImportRequest, import_model
+        from discern.convert.import_ import import_model
 
-        done = import_model(ImportRequest(sources, out, tokenizer, lowercase, heads), console.progress, console.warn)
-        models = done.adopted.models
+        done = import_model(
+            sources,
+            out=out,
+            tokenizer=tokenizer,
+            lowercase=lowercase,
+            heads=heads,
+            progress=console.progress,
+            warn=console.warn,
+        )
+        models = done.model.models
         first = next(iter(models.values()))
         values = {
             "out": done.folder,
-            "kind": done.adopted.kind,
+            "kind": done.model.kind,
             "networks": list(models),
             "architecture": first.config["architectures"][0],
             "parameters": {name: model.num_parameters for name, model in models.items()},
             "vocab_size": first.config["vocab_size"],
             "tokenizer": done.tokenizer,
-            "step": done.adopted.step,
-            "left_out": done.adopted.left_out,
-            "remarks": done.adopted.remarks,
+            "step": done.model.step,
+            "left_out": done.model.left_out,
+            "remarks": done.model.remarks,
             "measurable": done.measurable,
             "bytes": done.num_bytes,
         }
@@ -70,19 +84,21 @@ def import_(
 
 
 def _text(done: Imported) -> str:
-    """What came, and what can be done with it now."""
-    folder, adopted = str(done.folder), done.adopted
-    at = "" if adopted.step is None else f" at step {adopted.step:,}"
-    lines = [f"{folder}: {adopted.kind}{at}, {done.num_bytes / 1e6:,.1f} MB in all; {done.tokenizer}"]
-    for name, model in adopted.models.items():
-        sizes = adopted.sizes[name]
+    """Return the lines that the command prints: what was imported, and which commands accept it."""
+    folder, imported = str(done.folder), done.model
+    at = "" if imported.step is None else f" at step {imported.step:,}"
+    lines = [f"{folder}: {imported.kind}{at}, {done.num_bytes / 1e6:,.1f} MB in all; {done.tokenizer}"]
+    for name, model in imported.models.items():
+        sizes = imported.sizes[name]
         lines.append(f"  {name}: {model.num_parameters:,} parameters, {sizes.num_layers} layers of {sizes.hidden_size}")
-    if adopted.left_out:
-        shown = ", ".join(adopted.left_out[:4]) + (f" and {len(adopted.left_out) - 4} more" if len(adopted.left_out) > 4 else "")
-        lines.append(f"  left behind: {shown}")
-    if "discriminator" in adopted.models:
+    if imported.left_out:
+        shown = ", ".join(imported.left_out[:4]) + (
+            f" and {len(imported.left_out) - 4} more" if len(imported.left_out) > 4 else ""
+        )
+        lines.append(f"  not imported: {shown}")
+    if "discriminator" in imported.models:
         lines.append(f'  discern detect {folder} --text "Some text."')
     if done.measurable:
         lines.append(f"  discern evaluate {folder} --data DATA (made by: discern prepare TEXT --out DATA --tokenizer {folder})")
     lines.append(f"  discern finetune {folder} --task NAME --data DIR --out OUT")
-    return "\n".join([*lines, "Fill in the license in README.md before you publish it."])
+    return "\n".join([*lines, "Fill in the license in README.md before you publish the model."])

@@ -1,4 +1,4 @@
-"""The command `discern`: its verbs, its version, and how it answers to a command line it does not understand."""
+"""The command `discern`: its verbs, its version, and errors in the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import discern
 from discern.cli.console import INTERRUPTED, Console, explained, print_error
 from discern.cli.outputs import guarded
 from discern.errors import DiscernError
-from discern.training.place import follow_launcher
+from discern.training.rank_environment import follow_launcher
 
 VERBS = (
     "demo",
@@ -42,21 +42,21 @@ VERBS = (
     "doctor",
     "config",
 )
-"""In the order of `discern --help`. Each is a function (or, for a group, a `typer.Typer`) in the module of its name."""
+"""Verbs in the order of `discern --help`. Each is a function (or a `typer.Typer` for a group) in the module of its name."""
 
 
-# Of <malloc.h>.
+# Constants of <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES, _OLD_LIMIT = -1, -3, 2**30, 2**25
 
 
 def main() -> None:
-    """Entry point of the command; leaves with its exit code."""
+    """Entry point of the command. Exits with the code of the verb."""
     _open_standard_streams()
-    # A panic of the tokenizers library is told in our words; its backtrace helps nobody but who debugs.
+    # A panic of the tokenizers library becomes an error message; its backtrace only helps with debugging.
     if "DISCERN_DEBUG" not in os.environ:
         os.environ["RUST_BACKTRACE"] = "0"
-    # Read by OpenMP when torch is loaded. By default a thread that waits for another spins for milliseconds; where other
-    # programs want the cores too, that made training of small networks several times slower.
+    # Read by OpenMP when torch is loaded. By default, a waiting thread spins for milliseconds. If other programs need the
+    # cores as well, that makes the training of small networks several times slower.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     _keep_the_heap()
@@ -69,52 +69,52 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except (DiscernError, OSError) as error:  # while the arguments were looked at, before the verb's own frame
+    except (DiscernError, OSError) as error:  # raised while the arguments were parsed, before the verb ran
         sys.exit(explained(error, Console(json_output=False)))
     sys.exit(code or 0)
 
 
 def _open_standard_streams() -> None:
-    """Put /dev/null where a standard stream is closed (`<&-`, `>&-`), as services start programs.
+    """Open /dev/null in place of closed standard streams (`<&-`, `>&-`), as some services start programs.
 
-    Otherwise the next file that is opened gets the stream's number, and what is printed goes into that file.
+    Otherwise the next file that is opened gets the number of the stream, and output is printed into that file.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is that of the stream
             os.set_inheritable(opened, True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (lives as long as we do)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (open until the process ends)
 
 
 def _keep_the_heap() -> None:
-    """Let freed memory stay with the process.
+    """Keep freed memory in the process.
 
-    By default glibc hands large blocks back at every free, and the next step waits while the kernel clears them again: a
-    fifth of a training step. Left alone where the user has set glibc's own variables, and where there is no glibc.
+    By default glibc returns large blocks to the kernel, and the next step waits until the kernel has cleared new ones, which
+    takes a fifth of a training step. Nothing changes if the user has set the variables of glibc, or without glibc.
     """
     if any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")):
         return
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        # Older ones refuse more than 32 MiB. The second setting alone would make matters worse: it ends the adaptive threshold.
+        # Older versions refuse more than 32 MiB. The second setting alone would do harm: it disables the adaptive threshold.
         if library.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or library.mallopt(_M_MMAP_THRESHOLD, _OLD_LIMIT):
             library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def application() -> typer.Typer:
-    """The verbs that exist. Their modules are cheap to import: the work is imported when it is asked for."""
+    """The command with all verbs. Their modules are cheap to import, because each verb imports what it needs when it runs."""
     app = typer.Typer(
         help="Train text encoders to tell real tokens from replaced ones.",
-        epilog="discern VERB --help tells more of each.",
+        epilog="Run 'discern COMMAND --help' for the options of a command.",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     app.callback()(_options)
     for verb in VERBS:
-        # A verb that Python has a use for itself, as `import`, stands in a module with an underscore behind its name.
+        # The module of a verb that is a keyword of Python, such as `import`, has an underscore after its name.
         name = f"{verb}_" if iskeyword(verb) else verb
         if find_spec(f"discern.cli.{name}") is None:
             continue
@@ -130,7 +130,7 @@ def application() -> typer.Typer:
 
 @contextmanager
 def _unbroken_words() -> Iterator[None]:
-    """Have help break lines at blanks alone. By default "--vocab-size" is broken after its hyphen, and cannot be copied."""
+    """Wrap help only at spaces. By default, "--vocab-size" may be broken after its hyphen and cannot be copied."""
     usual = textwrap.TextWrapper.wordsep_re
     textwrap.TextWrapper.wordsep_re = textwrap.TextWrapper.wordsep_simple_re
     try:
@@ -140,12 +140,12 @@ def _unbroken_words() -> Iterator[None]:
 
 
 def _summary_of(group: typer.Typer) -> str:
-    """The help of a group, whole."""
+    """The complete help of a group."""
     return str(group.info.help or "").strip().partition("\n\n")[0]
 
 
 def _summary(verb: Callable[..., object] | None) -> str:
-    """The first sentence of a verb's help, whole: left to itself the library cuts it."""
+    """The complete first sentence of the help of a verb, which the library would cut."""
     text = " ".join((inspect.getdoc(verb) or "").partition("\n\n")[0].split())
     return text.partition(". ")[0].rstrip(".") + "."
 
@@ -167,6 +167,6 @@ def _options(
 
 
 def _help_for(error: typer.TyperException) -> str | None:
-    """The command that explains the one that was mistyped."""
+    """The help command for a command line with an error."""
     context = getattr(error, "ctx", None)
     return f"{context.command_path} --help" if context is not None else None

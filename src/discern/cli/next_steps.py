@@ -1,4 +1,4 @@
-"""Suggested next commands after each verb, for the device and the output at hand."""
+"""Suggests the next commands after each verb, for this device and its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from discern.parsing import toml_tables
 
-# What shows at once what a network of each objective has learned.
+# A command that shows what a network of each objective has learned.
 _SHOWN_BY = {
     "rtd": "detect {run} --text 'Some text.'",
     "rtd-masked-only": "detect {run} --text 'Some text.'",
@@ -22,23 +22,23 @@ _SHOWN_BY = {
 
 
 def hint(*commands: str) -> str:
-    """The lines that name them, a command a line, so that each can be copied."""
+    """The suggested commands, one per line, so that each can be copied."""
     return "\n".join(["next:", *(f"  discern {command}" for command in commands)])
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU that a process may use, without loading torch."""
+    """Whether this machine has a GPU that the process may use; does not import torch."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
 
 
 def after_prepare(data: Path, *, tokenizer: Path | None = None, words: bool = False) -> str:
-    """Pre-train on the data set, with a recipe that suits the device; or go on with the model that the tokenizer is of.
+    """Pre-train on the data set with a preset that suits the device, or adapt the model that the tokenizer belongs to.
 
     Args:
-        tokenizer: that was given; None: one was trained.
-        words: a segmenter found words, so that whole words can be masked.
+        tokenizer: path of the tokenizer; None if one was trained.
+        words: whether a segmenter found words, so that whole words can be masked.
     """
     if tokenizer is not None and (tokenizer / "config.json").is_file():
         return hint(f"adapt {_quoted(tokenizer)} --data {_quoted(data)} --out RUN")
@@ -48,7 +48,7 @@ def after_prepare(data: Path, *, tokenizer: Path | None = None, words: bool = Fa
 
 
 def after_pretrain(run: Path) -> str:
-    """Measure it, try it out, and hand it over."""
+    """Evaluate the run, try it out, export it, and fine-tune it."""
     shown = _SHOWN_BY.get(_objective(run))
     quoted = _quoted(run)
     tried = [shown.format(run=quoted)] if shown else []
@@ -56,7 +56,7 @@ def after_pretrain(run: Path) -> str:
 
 
 def after_finetune(out: Path, tasks: Sequence[str]) -> str:
-    """Apply it, judge it, look at its mistakes, and hand it over."""
+    """Apply the fine-tuned model, evaluate it, look at its mistakes, and export it."""
     quoted = _quoted(out)
     of = f" --task {tasks[0]}" if len(tasks) > 1 else ""
     return hint(
@@ -65,12 +65,12 @@ def after_finetune(out: Path, tasks: Sequence[str]) -> str:
 
 
 def after_export(folder: Path) -> str:
-    """Fine-tune what was exported."""
+    """Fine-tune the exported model."""
     return hint(f"finetune {_quoted(folder)} --train FILE.csv --out TUNED")
 
 
 def after_evaluate(model: Path, *, run: bool) -> str:
-    """Diagnose a run, and look at its plots."""
+    """Diagnose a run and look at its plots."""
     quoted = _quoted(model)
     return hint(f"doctor {quoted}", f"report {quoted}") if run else hint(f"report {quoted}")
 

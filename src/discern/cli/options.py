@@ -1,4 +1,4 @@
-"""Options that several verbs share: where the configuration of a run comes from."""
+"""Options that several verbs share, and how they are read."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ import typer
 from discern.cli.console import Console
 from discern.config.presets import preset_names
 from discern.errors import ConfigError
-from discern.training.place import place
+from discern.training.rank_environment import rank_environment
 
 
 def _presets(incomplete: str) -> list[str]:
-    """For the shell's completion."""
+    """Names of presets for shell completion."""
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
 ConfigArgument: TypeAlias = Annotated[
     Path | None,
-    typer.Argument(metavar="CONFIG.toml", help="Settings, over the preset; or the folder of a run.", show_default=False),
+    typer.Argument(
+        metavar="CONFIG.toml", help="Configuration file, applied over the preset; or the folder of a run.", show_default=False
+    ),
 ]
 PresetOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--preset", metavar="NAME", help="Recipe to start from; 'discern config presets' lists them.", autocompletion=_presets
+        "--preset", metavar="NAME", help="Preset to start from; 'discern config presets' lists them.", autocompletion=_presets
     ),
 ]
 SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="SECTION.KEY=VALUE", help="Set one value, over preset and file; may be repeated.", show_default=False
+        "--set", metavar="SECTION.KEY=VALUE", help="Set a value, over preset and file. May be repeated.", show_default=False
     ),
 ]
 ScorerOption: TypeAlias = Annotated[
@@ -41,19 +43,19 @@ ScorerOption: TypeAlias = Annotated[
     typer.Option(
         "--scorer",
         metavar="NAME",
-        help="electric, rtd, pll, pll-word-l2r, two-tower, inversion or permutation-lm; without it what the model is decides.",
+        help="Scorer: electric, rtd, pll, pll-word-l2r, two-tower, inversion or permutation-lm. Default: depends on the model.",
         show_default=False,
     ),
 ]
 
 
 def launch_ranks(nproc: int, console: Console) -> None:
-    """Start the processes that `--nproc` asks for and leave with their exit code, unless this already is one of several.
+    """Start the processes of `--nproc` and exit with their code, unless this process is already one of several.
 
     Raises:
-        RanksError: one of them was killed, or does not answer.
+        RanksError: a process was killed or does not respond.
     """
-    if nproc == 1 or place().world > 1:
+    if nproc == 1 or rank_environment().world_size > 1:
         return
     from discern.training.launch import launch
 
@@ -61,13 +63,13 @@ def launch_ranks(nproc: int, console: Console) -> None:
 
 
 def typed_text(text: str, name: str) -> str:
-    """A text from the command line, which a shell hands over as bytes.
+    """A text from the command line, checked to be UTF-8, because a shell passes bytes.
 
     Args:
-        name: of the argument, for the message.
+        name: name of the argument, for the message.
 
     Raises:
-        ConfigError: it is not UTF-8.
+        ConfigError: the text is not UTF-8.
     """
     try:
         text.encode()
@@ -81,7 +83,7 @@ def typed_text(text: str, name: str) -> str:
 
 
 def without_nproc(arguments: list[str]) -> list[str]:
-    """The command line that each of the processes is started with."""
+    """The command line of each process: the arguments without --nproc."""
     kept: list[str] = []
     skip = False
     for argument in arguments:

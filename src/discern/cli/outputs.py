@@ -1,4 +1,4 @@
-"""Check that no verb overwrites its inputs, from the parameters of each verb, before any work."""
+"""Checks before any work that a verb does not overwrite its inputs, using the parameters of the verb."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, get_args
 
 import typer
 
-from discern.artifacts.guard import check_apart, check_not_inside
 from discern.cli.console import print_error
 from discern.errors import ConfigError
+from discern.storage.guard import check_apart, check_not_inside
 
 OUTPUTS = {"out": "--out", "html": "--html", "submission": "--submission"}
-"""Parameters that say where a verb writes. Every other path is read."""
+"""Parameters that name outputs. All other paths are inputs."""
 
 OWN = ("report.html",)
-"""Made for the folder that they lie in."""
+"""Outputs that belong inside the folder that they describe."""
 
-# Read to the end before anything is written, and may be the very one of the folder that is written: a run's own config.toml.
+# Read completely before anything is written, so it may be inside the output folder, such as the config.toml of a run.
 _READ_BEFORE = ("config", "tokenizer")
 
 
 def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The same verb, which first makes sure that its outputs are none of its inputs, nor inside or around them."""
+    """The verb, preceded by a check that no output is an input, inside an input or around one."""
 
     @wraps(verb)
     def checked(**values: Any) -> Any:
@@ -46,7 +46,7 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inputs_of(verb: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that hold paths to read: arguments, and options that are paths."""
+    """Names of the parameters that are input paths: arguments, and options with paths."""
     return [
         name
         for name, (annotation, info) in _parameters(verb).items()
@@ -55,12 +55,12 @@ def inputs_of(verb: Callable[..., Any]) -> list[str]:
 
 
 def outputs_of(verb: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that say where a verb writes."""
+    """Names of the parameters that are output paths."""
     return [name for name in _parameters(verb) if name in OUTPUTS]
 
 
 def _parameters(verb: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
-    """Type and typer's description of each parameter."""
+    """Type of each parameter, and its description by typer."""
     found = {}
     for name, parameter in inspect.signature(verb, eval_str=True).parameters.items():
         kind, *described = get_args(parameter.annotation) or (parameter.annotation,)
@@ -69,6 +69,6 @@ def _parameters(verb: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    """The paths that a parameter holds: one, several or none."""
+    """The paths in the value of a parameter."""
     values = value if isinstance(value, list | tuple) else [value]
     yield from (Path(each) for each in values if isinstance(each, str | Path) and str(each) != "-")

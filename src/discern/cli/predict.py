@@ -28,12 +28,12 @@ def predict(
         Path,
         typer.Argument(
             metavar="INPUT",
-            help="CSV, TSV, JSON lines, Parquet, plain text (a text a line), or the task's own format; - reads stdin.",
+            help="CSV, TSV, JSON lines, Parquet, plain text (one text per line), or the task's own format; - reads stdin.",
         ),
     ],
     *,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write JSON lines there instead of to stdout.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write JSON lines to this file instead of stdout.")
     ] = None,
     append: Annotated[
         bool,
@@ -44,37 +44,39 @@ def predict(
     ] = False,
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Task to predict, if the model has several.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed whose weights to use. Default: the best seed.")] = None,
-    text: Annotated[str | None, _column("Column of the text; without it the one of the training file.")] = None,
+    text: Annotated[str | None, _column("Column of the text (default: that of the training file).")] = None,
     pair: Annotated[str | None, _column("Column of the second text.")] = None,
-    words: Annotated[str | None, _column("Column of words to tag; in CoNLL columns its number, from 0.")] = None,
+    words: Annotated[str | None, _column("Column of the words to tag; for CoNLL columns its index, from 0.")] = None,
     question: Annotated[str | None, _column("Column of the question.")] = None,
-    context: Annotated[str | None, _column("Column of the text that holds the answer.")] = None,
+    context: Annotated[str | None, _column("Column of the text that contains the answer.")] = None,
     format: Annotated[
         Literal["csv", "tsv", "jsonl", "json", "parquet", "text", "conll"] | None,
-        typer.Option("--format", help="What INPUT is, where its name does not tell."),
+        typer.Option("--format", help="Format of INPUT (default: recognized by name and content)."),
     ] = None,
-    logits: Annotated[bool, typer.Option("--logits", help="Give the logits too.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Include the logits.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     precision: Annotated[Literal["float32", "bfloat16", "auto"], typer.Option("--precision", help="Arithmetic.")] = "float32",
     json_output: JsonOption = False,
 ) -> None:
-    """Apply a fine-tuned model to a file: a JSON line for each row, in their order. Blank lines of a plain text are skipped.
+    """Apply a fine-tuned model to a file: one JSON line per row, in order. Blank lines of plain text are skipped.
 
     Examples: discern predict OUT new-reviews.csv --out predictions.jsonl
 
-    discern predict OUT new-reviews.csv --append --out labelled.csv
+    discern predict OUT new-reviews.csv --append --out labeled.csv
 
     echo "A fine film." | discern predict OUT -
     """
     with command(json_output=json_output) as console:
         model = console.local_model(model)
-        from discern.workflows.predict import PredictRequest
-        from discern.workflows.predict import predict as run
+        from discern.inference.predict import predict as run
 
         given = dict(zip(_COLUMNS, (text, pair, words, question, context), strict=True))
-        request = PredictRequest(
-            model=model,
-            input=input,
+        gathered: list[dict[str, Any]] = []
+        done = run(
+            model,
+            input,
+            gathered.extend if json_output else console.records,
+            console.progress,
             out=out,
             task=task,
             seed=seed,
@@ -85,13 +87,11 @@ def predict(
             precision=precision,
             append=append,
         )
-        gathered: list[dict[str, Any]] = []
-        done = run(request, gathered.extend if json_output else console.records, console.progress)
         rate = done.rows / max(done.seconds, 1e-9)
         values: dict[str, Any] = {"rows": done.rows, "seconds": done.seconds, "rows_per_second": rate}
         if out is not None:
             console.result(
-                values | {"out": out}, text=f"{out}: {done.rows:,} rows in {done.seconds:.1f} s ({rate:,.0f} a second)"
+                values | {"out": out}, text=f"{out}: {done.rows:,} rows in {done.seconds:.1f} s ({rate:,.0f} per second)"
             )
         elif json_output:
             console.result(values | {"predictions": gathered}, text="")

@@ -1,4 +1,4 @@
-"""`discern prepare`: make a tokenised data set from text."""
+"""`discern prepare`: make a tokenized data set from text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from discern.cli.console import Console, JsonOption, command
 from discern.cli.next_steps import after_prepare
 
 if TYPE_CHECKING:
-    from discern.workflows.prepare import CheckReport, PrepareReport
+    from discern.data.prepare import CheckReport, PrepareReport
 
 
 def prepare(
@@ -19,39 +19,43 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files, folders, patterns, '-' or hf:NAME[:CONFIGURATION[:SPLIT]]. Text, CSV, TSV, JSON lines, parquet or "
-            "WikiExtractor's <doc>, plain or gz, xz, zst, bz2, or tar archives of them, nested or not. "
-            "The format is detected from the content.",
+            help="Files, folders, patterns, '-' for standard input, or hf:NAME[:CONFIGURATION[:SPLIT]]. Formats: text, CSV, TSV, "
+            "JSON lines, parquet, WikiExtractor's <doc>, and tar archives of them, nested or not; each plain or compressed by "
+            "gz, xz, zst or bz2. The format is detected from the content.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option("--out", metavar="DATA", help="Folder of the data set.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DATA", help="Folder of the new data set. Required unless --check is given.")
+    ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="PATH", help="A tokenizer.json, a vocab.txt or a model folder.")
+        Path | None,
+        typer.Option("--tokenizer", metavar="PATH", help="Tokenizer to use: a tokenizer.json, a vocab.txt or a model folder."),
     ] = None,
     train_tokenizer: Annotated[
-        Literal["wordpiece", "bpe", "unigram"] | None, typer.Option("--train-tokenizer", help="Train one on the input instead.")
+        Literal["wordpiece", "bpe", "unigram"] | None,
+        typer.Option("--train-tokenizer", help="Kind of tokenizer to train on the input instead."),
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option("--vocab-size", min=1, help="Entries of a trained tokenizer. [default: 30522]")
+        int | None, typer.Option("--vocab-size", min=1, help="Number of entries of a trained tokenizer. [default: 30522]")
     ] = None,
     lowercase: Annotated[
         bool | None,
         typer.Option(
             "--lowercase/--cased",
-            help="Lower-case the text, or keep its case. Default: as the tokenizer says; for a bare vocab.txt, as its entries "
-            "are; when training, wordpiece lower-cases and the others don't.",
+            help="Lower-case the text or keep its case. Default: as in the tokenizer; for a bare vocab.txt, as in its entries; "
+            "when training, wordpiece lower-cases and the others do not.",
         ),
     ] = None,
     documents: Annotated[
         Literal["auto", "blank-line", "file", "line", "record"],
-        typer.Option("--documents", help="What ends a document. auto: <doc> and records as such, otherwise blank lines."),
+        typer.Option("--documents", help="What ends a document. auto: the end of a <doc> or record, otherwise a blank line."),
     ] = "auto",
     text_field: Annotated[
         str | None,
         typer.Option(
             "--text-field",
             metavar="NAME",
-            help="Field or column that holds the text. Default: 'text'; for CSV and TSV the only text column.",
+            help="Field or column that holds the text. Default: 'text', or the only text column of a CSV or TSV file.",
             show_default=False,
         ),
     ] = None,
@@ -60,7 +64,8 @@ def prepare(
         typer.Option(
             "--language",
             metavar="CODE",
-            help="Language of the text (en, de, zh, ...), stated in model cards. Without --tokenizer, one is trained for it.",
+            help="Code of the language of the text (en, de, zh, ...), for model cards. Without --tokenizer, one that suits the "
+            "language is trained.",
             show_default=False,
         ),
     ] = None,
@@ -69,7 +74,7 @@ def prepare(
         typer.Option(
             "--license",
             metavar="TEXT",
-            help="License of the text, such as 'CC BY-SA 3.0', stated in model cards.",
+            help="License of the text, such as 'CC BY-SA 3.0', for model cards.",
             show_default=False,
         ),
     ] = None,
@@ -77,51 +82,62 @@ def prepare(
         Literal["none", "jieba"] | None,
         typer.Option(
             "--segmenter",
-            help="Word segmenter for whole-word masking; token ids stay the same. Default: none; for "
-            "Chinese jieba, if installed.",
+            help="Word segmenter for whole-word masking; token ids do not depend on it. Default: none; jieba for Chinese, "
+            "if it is installed.",
             show_default=False,
         ),
     ] = None,
     heldout: Annotated[float, typer.Option("--heldout", min=0, max=0.99, help="Fraction of documents to hold out.")] = 0.01,
-    seed: Annotated[int, typer.Option("--seed", help="Decides which documents are held out.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the choice of held-out documents.")] = 0,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="Processes that tokenise; the result does not depend on it. [default: cores]"),
+        typer.Option(
+            "--workers",
+            min=1,
+            help="Number of processes that tokenize; the result does not depend on it. [default: number of cores]",
+        ),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Look for problems in the input; write nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the data set that DATA holds.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check the input for problems without writing anything.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set in DATA.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Make a tokenised data set from text. The folder appears whole or not at all.
+    """Make a tokenized data set from text. An interrupted command leaves no incomplete folder.
 
     Example: discern prepare wiki/ --out DATA --train-tokenizer wordpiece --vocab-size 8000
 
     Example: discern prepare reviews.csv --text-field review --out DATA --language zh
     """
     with command(json_output=json_output) as console:
-        from discern.data.build import BuildOptions
-        from discern.data.corpus import CorpusOptions
-        from discern.data.tokenizer_choice import TokenizerChoice
-        from discern.workflows import prepare as work
+        from discern.data import prepare as work
+        from discern.data.dataset.build import BuildOptions
+        from discern.data.sources.documents import CorpusOptions
+        from discern.data.tokenizer.choice import TokenizerChoice
+        from discern.errors import ConfigError
 
         if tokenizer is not None:
             tokenizer = console.local_model(tokenizer)
         asked = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
         choice, chosen, code = work.in_language(language, asked, segmenter, console.warn)
-        request = work.PrepareRequest(
-            inputs=tuple(inputs),
-            out=out,
-            tokenizer=choice,
-            corpus=CorpusOptions(documents, text_field),
-            build=BuildOptions(chosen, heldout, seed, workers=workers or work.available_cores()),
-            overwrite=overwrite,
-            language=code,
-            license=license,
-        )
+        corpus = CorpusOptions(documents, text_field)
+        build = BuildOptions(chosen, heldout, seed, workers=workers or work.available_cores())
         if check:
-            _show_check(work.check(request, console.progress), console)
+            found = work.check(inputs, tokenizer=choice, corpus=corpus, build=build, exclude=out, progress=console.progress)
+            _show_check(found, console)
         else:
-            report = work.prepare(request, console.progress)
+            if out is None:
+                choice.check()
+                raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
+            report = work.prepare(
+                inputs,
+                out=out,
+                tokenizer=choice,
+                corpus=corpus,
+                build=build,
+                overwrite=overwrite,
+                language=code,
+                license=license,
+                progress=console.progress,
+            )
             for problem in report.manifest.problems:
                 console.warn(str(problem))
             for line in work.warnings_of(report.manifest):
@@ -133,7 +149,7 @@ def prepare(
 
 
 def _text(report: PrepareReport, tokenizer: Path | None) -> str:
-    """The report for people, a line each."""
+    """The report as text."""
     manifest, statistics = report.manifest, report.manifest.statistics
     train, heldout = manifest.splits["train"], manifest.splits["heldout"]
     median, longest = statistics.document_lengths["0.5"], statistics.document_lengths["1"]
@@ -145,7 +161,7 @@ def _text(report: PrepareReport, tokenizer: Path | None) -> str:
             f"{statistics.duplicates:,} exact duplicates",
             f"  tokens      {statistics.tokens:,}: {train.num_tokens:,} to train on, {heldout.num_tokens:,} held out",
             f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of "
-            f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens a word",
+            f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens per word",
             f"  lengths     median document {median:,} tokens, longest {longest:,}",
             after_prepare(report.folder, tokenizer=tokenizer, words=manifest.configuration.get("segmenter") == "jieba"),
         ]
@@ -153,7 +169,7 @@ def _text(report: PrepareReport, tokenizer: Path | None) -> str:
 
 
 def _show_check(report: CheckReport, console: Console) -> None:
-    """Print what a check found; fails if `prepare` would."""
+    """Print the result of a check. Fails if `prepare` would."""
     from discern.errors import DataError
 
     found = [f"error: {error}" for error in report.errors] + [str(problem) for problem in report.problems]
@@ -173,4 +189,4 @@ def _show_check(report: CheckReport, console: Console) -> None:
     console.result(values, text="\n".join([counted, *(found or ["no problems found"])]))
     if report.errors or not report.documents:
         reason = f"{len(report.errors)} of the inputs cannot be read" if report.errors else "the input holds no text"
-        raise DataError(f"`discern prepare` would stop: {reason}", hint="what is wrong is listed above")
+        raise DataError(f"`discern prepare` would stop: {reason}", hint="see the problems listed above")

@@ -1,7 +1,11 @@
-"""How long work shows its advance on stderr: a bar on a terminal, now and then a line elsewhere."""
+"""Progress on stderr: a bar on a terminal, occasional lines elsewhere, and nothing once the reader is gone."""
 
 from __future__ import annotations
 
+import os
+import select
+import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,45 +19,46 @@ from rich.table import Column
 from rich.text import Text
 
 from discern.cli.terminal import printable
-from discern.progress import SHARE, duration
+from discern.progress import SHARE, Progress, Silent, duration
+from discern.training.interrupt import SIGPIPE, ask_to_stop
 
 FIRST_LINE_AFTER = 10.0
-"""Seconds to the first plain line; the next ones come when a twentieth more time has passed, at most every 5 minutes."""
+"""Seconds until the first line. The interval then grows with the elapsed time, up to 5 minutes."""
 
 
-def progress_on(console: Console) -> Bar | Lines:
-    """A listener that suits where the console prints."""
-    return Bar(console) if console.is_terminal and not console.is_dumb_terminal else Lines(console)
+def progress_on(console: Console) -> ProgressBar | ProgressLines:
+    """A listener that suits the output of the console."""
+    return ProgressBar(console) if console.is_terminal and not console.is_dumb_terminal else ProgressLines(console)
 
 
-class Bar:
-    """A bar with count, time left and the latest figures."""
+class ProgressBar:
+    """A progress bar with count, remaining time and the latest metrics."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: RichProgress | None = None
-        self._figures: dict[str, str] = {}
+        self._metrics: dict[str, str] = {}
 
     def start(self, description: str, total: float | None, unit: str) -> None:
         self.finish()
-        self._figures = {}
+        self._metrics = {}
         columns: list[ProgressColumn] = [
             _Description(table_column=Column(ratio=None)),
             SpinnerColumn("line", finished_text="-") if total is None else BarColumn(bar_width=_bar_width(self._console.width)),
             _Amount(table_column=_one_line()),
             _TimeLeft(table_column=_one_line()),
-            _Figures(table_column=Column(ratio=1)),
+            _Metrics(table_column=Column(ratio=1)),
         ]
         self._live = RichProgress(*columns, console=self._console, refresh_per_second=4, expand=True)
         self._live.start()
-        self._live.add_task(description, total=total, unit=unit, open_ended=total is None, figures=())
+        self._live.add_task(description, total=total, unit=unit, open_ended=total is None, metrics=())
 
-    def advance(self, amount: float, **figures: str) -> None:
+    def advance(self, amount: float, **metrics: str) -> None:
         if self._live is None:
             return
-        self._figures |= figures
+        self._metrics |= metrics
         task = self._live.task_ids[0]
-        self._live.update(task, advance=amount, figures=tuple(_word(*each) for each in self._figures.items()))
+        self._live.update(task, advance=amount, metrics=tuple(_word(*each) for each in self._metrics.items()))
 
     def note(self, message: str) -> None:
         self._console.print(Text(printable(message)))  # breaks between words
@@ -68,7 +73,7 @@ class Bar:
 
 
 def _one_line() -> Column:
-    """A column that is as wide as what it shows."""
+    """A column that is never wrapped."""
     return Column(no_wrap=True)
 
 
@@ -77,7 +82,7 @@ def _bar_width(width: int) -> int:
 
 
 class _Fitting:
-    """As many of some texts as fit on a line, the first ones; none of them is cut."""
+    """As many of the first texts as fit on a line; none of them is cut."""
 
     def __init__(self, parts: Sequence[str], between: str, style: str = "") -> None:
         self._parts, self._between, self._style = parts, between, style
@@ -94,28 +99,28 @@ class _Fitting:
 
 
 class _Description(ProgressColumn):
-    """What is done; on a narrow terminal its first words."""
+    """Description of the stage, or its first words on a narrow terminal."""
 
     def render(self, task: Task) -> _Fitting:
         return _Fitting(task.description.split(), " ")
 
 
-class _Figures(ProgressColumn):
-    """The latest figures, as many as fit."""
+class _Metrics(ProgressColumn):
+    """The latest metrics, as many as fit on the line."""
 
     def render(self, task: Task) -> _Fitting:
-        return _Fitting(task.fields["figures"], "  ", "dim")
+        return _Fitting(task.fields["metrics"], "  ", "dim")
 
 
 class _Amount(ProgressColumn):
-    """What is done, of what: "120/1,000 steps"."""
+    """The amount done and the total: "120/1,000 steps"."""
 
     def render(self, task: Task) -> Text:
         return Text(_amount(task.completed, None if task.fields["open_ended"] else task.total, task.fields["unit"]))
 
 
 class _TimeLeft(ProgressColumn):
-    """The time left while it works, and the time it took afterwards."""
+    """The remaining time, or the elapsed time once the stage is finished."""
 
     max_refresh = 0.5
 
@@ -125,8 +130,8 @@ class _TimeLeft(ProgressColumn):
         return Text("-:-- left" if task.time_remaining is None else f"{duration(task.time_remaining)} left", style="cyan")
 
 
-class Lines:
-    """A line when a stage begins, at growing intervals, and at the end of anything that took a while."""
+class ProgressLines:
+    """Prints a line at the beginning of a stage, at growing intervals, and at the end of a stage that took a while."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -138,11 +143,11 @@ class Lines:
         self._stage = _Stage(description, total, unit, self._clock())
         self.note(description + (f": {_amount(total, None, unit)}" if total and unit != SHARE else ""))
 
-    def advance(self, amount: float, **figures: str) -> None:
+    def advance(self, amount: float, **metrics: str) -> None:
         if self._stage is None:
             return
         now = self._clock()
-        self._stage.advance(amount, figures, now)
+        self._stage.advance(amount, metrics, now)
         if now >= self._stage.next_line:
             self.note(self._stage.line(now))
             self._stage.next_line = now + min(300.0, max(FIRST_LINE_AFTER, (now - self._stage.began) / 20))
@@ -157,18 +162,18 @@ class Lines:
 
 
 class _Stage:
-    """How far one stage has come. The rate is counted from the first advance, which may be what an earlier run had done."""
+    """The state of a stage. The rate is measured from the first advance, which may be the work of an earlier run."""
 
     def __init__(self, description: str, total: float | None, unit: str, now: float) -> None:
         self.description, self.total, self.unit, self.began = description, total, unit, now
         self.next_line = now + FIRST_LINE_AFTER
         self.done = 0.0
-        self._figures: dict[str, str] = {}
+        self._metrics: dict[str, str] = {}
         self._first: tuple[float, float] | None = None
 
-    def advance(self, amount: float, figures: dict[str, str], now: float) -> None:
+    def advance(self, amount: float, metrics: dict[str, str], now: float) -> None:
         self.done += amount
-        self._figures |= figures
+        self._metrics |= metrics
         self._first = self._first or (now, self.done)
 
     def line(self, now: float) -> str:
@@ -178,16 +183,16 @@ class _Stage:
         started, base = self._first or (now, self.done)
         if self.total and self.done > base and now > started:
             parts.append(f"{duration((self.total - self.done) * (now - started) / (self.done - base))} left")
-        return "  ".join([*parts, *([_worded(self._figures)] if self._figures else [])])
+        return "  ".join([*parts, *([_worded(self._metrics)] if self._metrics else [])])
 
     def last_line(self, now: float) -> str:
         amount = _amount(self.done, self.total, self.unit)
         parts = [f"{self.description}:{f' {amount}' if amount else ''} in {duration(now - self.began)}"]
-        return "  ".join([*parts, *([_worded(self._figures)] if self._figures else [])])
+        return "  ".join([*parts, *([_worded(self._metrics)] if self._metrics else [])])
 
 
 def _amount(done: float, total: float | None, unit: str) -> str:
-    """ "120/1,000 steps", "3.1 MB of 4.0 MB", "12 %"; "" where nothing is counted."""
+    """ "120/1,000 steps", "3.1 MB of 4.0 MB", "12 %"; "" if nothing is counted."""
     if unit == SHARE:
         return f"{100 * done:.0f} %"
     if not unit:
@@ -203,10 +208,81 @@ def _quantity(value: float, unit: str) -> str:
     return f"{value:,.0f}" if value == round(value) or value >= 100 else f"{value:,.1f}"
 
 
-def _worded(figures: dict[str, str]) -> str:
+def _worded(metrics: dict[str, str]) -> str:
     """ "loss 8.21  tokens/s 12k"."""
-    return "  ".join(_word(*each) for each in figures.items())
+    return "  ".join(_word(*each) for each in metrics.items())
 
 
 def _word(name: str, value: str) -> str:
     return f"{name.replace('_', ' ')} {value}"
+
+
+class Listener:
+    """Passes progress on as long as there is a reader.
+
+    The reader may disappear: a closed pipe (`2>&1 | head -2`), a closed terminal, a full disk. If the pipe of stderr is closed,
+    training is asked to save and stop, and other work ends with 141, the exit code of SIGPIPE. A line that cannot be written
+    for another reason (the terminal was closed after `disown`, or the disk of the log is full) is dropped, because it must not
+    end the work.
+    """
+
+    def __init__(self, inner: Progress) -> None:
+        self._inner = inner
+        self._piped = _is_pipe(sys.stderr)
+
+    def start(self, description: str, total: float | None, unit: str) -> None:
+        self._tell(lambda: self._inner.start(description, total, unit))
+
+    def advance(self, amount: float, **metrics: str) -> None:
+        # Lines are minutes apart, so check at every step whether the reader is still there.
+        if self._piped and nobody_reads(2):
+            self._lost()
+        self._tell(lambda: self._inner.advance(amount, **metrics))
+
+    def note(self, message: str) -> None:
+        self._tell(lambda: self._inner.note(message))
+
+    def finish(self) -> None:
+        self._tell(self._inner.finish)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BrokenPipeError:
+            self._lost()
+        except OSError:
+            return
+
+    def _lost(self) -> None:
+        self._inner, self._piped = Silent(), False
+        drop_unread()
+        if not ask_to_stop(SIGPIPE):
+            raise SystemExit(128 + SIGPIPE)
+
+
+def nobody_reads(stream: int) -> bool:
+    """Whether a file descriptor is a pipe whose reader is gone."""
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def drop_unread() -> bool:
+    """Redirect stdout and stderr to /dev/null if their reader is gone; returns whether one was redirected."""
+    broken = [stream for stream in (1, 2) if nobody_reads(stream)]
+    for stream in broken:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream)
+        os.close(nowhere)
+    return bool(broken)
+
+
+def _is_pipe(stream: object) -> bool:
+    """Whether a stream is the real stderr (not a replacement in tests) and a pipe or socket."""
+    try:
+        mode = os.fstat(2).st_mode
+        return stream.fileno() == 2 and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))  # type: ignore[attr-defined]
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,4 +1,4 @@
-"""`discern report`: a run as one HTML page."""
+"""`discern report`: an HTML page of a run or a fine-tuned model."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from discern.cli.console import JsonOption, command
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not, or of a fine-tuning.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, finished or not, or a fine-tuned model.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.html", help="File to write or replace; default: RUN/report.html.")
+        Path | None, typer.Option("--out", metavar="FILE.html", help="File to write or replace (default: RUN/report.html).")
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show a run as one HTML page that needs no network.
+    """Write a self-contained HTML page about a run or a fine-tuned model.
 
-    Of a pre-training: curves, held-out figures with their meaning, sizes, data and the whole configuration. Of a fine-tuning:
-    scores of all seeds, published ones beside, and the worst mistakes.
+    For a run: curves, held-out metrics with their meaning, sizes, data and the full configuration. For a fine-tuned model:
+    scores of all seeds, baselines and published scores, and the worst mistakes.
 
     Example: discern report runs/first --out first.html
     """
     with command(json_output=json_output) as console:
-        from discern.workflows.report import report as write_report
-        from discern.workflows.report_finetuned import report_finetuned
-        from discern.workflows.runs import is_finetuned
+        from discern.artifacts.run import is_finetuned
+        from discern.report.finetuned_page import report_finetuned
+        from discern.report.run_page import report as write_report
 
         target = report_finetuned(run, out) if is_finetuned(run) else write_report(run, out, warn=console.warn)
         size = target.stat().st_size

@@ -1,4 +1,4 @@
-"""`discern rerank`: n-best lists ranked anew with what a text encoder makes of each hypothesis."""
+"""`discern rerank`: re-rank n-best lists with the scores of a text encoder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.table import Table
 from discern.cli.console import Console, JsonOption, command
 
 if TYPE_CHECKING:
-    from discern.scoring.rank_measures import Measured
-    from discern.workflows.rerank import Reranked
+    from discern.inference.corpus_metrics import Measured
+    from discern.inference.rerank import Reranked
 
 
 def rerank(
@@ -25,42 +25,43 @@ def rerank(
         typer.Argument(metavar="NBEST", help="N-best lists: JSON lines, or the JSON of ESPnet, mlm-scoring or Vosk."),
     ],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the ranked lists there, as JSON lines.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write the ranked lists to, as JSON lines.")],
     dev: Annotated[
         Path | None,
-        typer.Option("--dev", metavar="FILE", help="Other lists, with references, to tune lambda on.", show_default=False),
+        typer.Option("--dev", metavar="FILE", help="Other lists with references, to tune lambda on.", show_default=False),
     ] = None,
     weight: Annotated[
         float | None,
-        typer.Option("--lambda", metavar="VALUE", help="Weight of the model, instead of tuning.", show_default=False),
+        typer.Option("--lambda", metavar="VALUE", help="Weight of the model's score, instead of tuning it.", show_default=False),
     ] = None,
-    max_weight: Annotated[float, typer.Option("--max-lambda", metavar="VALUE", help="The largest lambda to try.")] = 1.0,
+    max_weight: Annotated[float, typer.Option("--max-lambda", metavar="VALUE", help="Largest lambda to try.")] = 1.0,
     length_weight: Annotated[
         float | None,
-        typer.Option("--length-weight", metavar="VALUE", help="Added for each token of a text.", show_default=False),
+        typer.Option("--length-weight", metavar="VALUE", help="Weight added for each token of a text.", show_default=False),
     ] = None,
-    tune_length: Annotated[bool, typer.Option("--tune-length", help="Tune that too.")] = False,
+    tune_length: Annotated[bool, typer.Option("--tune-length", help="Also tune the length weight.")] = False,
     metric: Annotated[str, typer.Option("--metric", help="Metric to optimize: wer, cer or bleu.")] = "wer",
     scorer: Annotated[
         str | None,
-        typer.Option("--scorer", metavar="NAME", help="Scorer of 'discern score'. Default: pll, if the model supports it."),
+        typer.Option("--scorer", metavar="NAME", help="Scorer, as in 'discern score' (default: pll, if the model supports it)."),
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Give the model the texts in lower case.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Pass the texts to the model in lower case.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
-    """Rank n-best lists anew: score + lambda x pseudo-log-likelihood. With references, tells the error rates before and after.
+    """Re-rank n-best lists by score + lambda x pseudo-log-likelihood. With references, print error rates before and after.
 
     Example: discern rerank runs/electric test.jsonl --dev dev.jsonl --out reranked.jsonl
     """
     with command(json_output=json_output) as console:
         model = console.local_model(model)
-        from discern.workflows.rerank import RerankRequest
-        from discern.workflows.rerank import rerank as run
+        from discern.inference.rerank import rerank as run
 
-        request = RerankRequest(
-            model=model,
-            input=lists,
+        done = run(
+            model,
+            lists,
+            console.progress,
+            console.warn,
             out=out,
             dev=dev,
             weight=weight,
@@ -72,9 +73,8 @@ def rerank(
             lowercase=lowercase,
             device=device,
         )
-        done = run(request, console.progress, console.warn)
         if json_output:
-            console.result(_values(done, request.dev) | {"out": out}, text="")
+            console.result(_values(done, dev) | {"out": out}, text="")
         else:
             _show(console, done, out)
 
@@ -88,41 +88,41 @@ def _values(done: Reranked, dev: Path | None) -> dict[str, object]:
         "scorer": done.scorer,
         "lambda": done.weights.model,
         "length_weight": done.weights.length,
-        **_figures(done.measured),
+        **_metrics(done.metrics),
     }
-    return values if dev is None else values | {"dev": {"file": dev, **_figures(done.dev)}}
+    return values if dev is None else values | {"dev": {"file": dev, **_metrics(done.dev_metrics)}}
 
 
-def _figures(measured: Mapping[str, Measured | None]) -> dict[str, object]:
-    """By metric and what of it; None where it was not measured."""
+def _metrics(metrics: Mapping[str, Measured | None]) -> dict[str, object]:
+    """Metrics as in `--json`; None if a metric was not measured."""
     found: dict[str, object] = {}
-    for name, figures in measured.items():
+    for name, each in metrics.items():
         found |= {
-            f"{name}_before": figures and figures.before,
-            f"{name}_after": figures and figures.after,
-            f"{name}_change_interval": figures and [figures.low, figures.high],
-            f"{name}_better_fraction": figures and figures.better,
-            f"{name}_best_possible": figures and figures.best_possible,
+            f"{name}_before": each and each.before,
+            f"{name}_after": each and each.after,
+            f"{name}_change_interval": each and [each.low, each.high],
+            f"{name}_better_fraction": each and each.better,
+            f"{name}_best_possible": each and each.best_possible,
         }
     return found
 
 
 def _show(console: Console, done: Reranked, out: Path) -> None:
     console.print(
-        f"{out}: {done.lists:,} lists of {done.hypotheses:,} hypotheses, {done.changed:,} with another winner; scorer "
+        f"{out}: {done.lists:,} lists of {done.hypotheses:,} hypotheses, {done.changed:,} with a new winner; scorer "
         f"{done.scorer}, lambda {done.weights.model:g}, length weight {done.weights.length:g}"
     )
     table = Table("", "before", "after", "change", "95 % interval", "best possible")
-    parts = [("", done.measured), *([("dev ", done.dev)] if done.dev else [])]
-    for where, measured in parts:
-        for name, figures in measured.items():
-            if figures is None:
+    parts = [("", done.metrics), *([("dev ", done.dev_metrics)] if done.dev_metrics else [])]
+    for where, metrics in parts:
+        for name, each in metrics.items():
+            if each is None:
                 continue
-            least = "" if figures.best_possible is None else f"{figures.best_possible:.4f}"
-            interval = f"{figures.low:+.4f} to {figures.high:+.4f}"
-            change = f"{figures.after - figures.before:+.4f}"
-            table.add_row(f"{where}{name}", f"{figures.before:.4f}", f"{figures.after:.4f}", change, interval, least)
+            least = "" if each.best_possible is None else f"{each.best_possible:.4f}"
+            interval = f"{each.low:+.4f} to {each.high:+.4f}"
+            change = f"{each.after - each.before:+.4f}"
+            table.add_row(f"{where}{name}", f"{each.before:.4f}", f"{each.after:.4f}", change, interval, least)
     if table.row_count:
         console.print(table)
     else:
-        console.print("no list has a reference, so nothing was measured")
+        console.print("no list has a reference, so no metric was measured")

@@ -1,4 +1,4 @@
-"""`discern score`: how likely sentences are."""
+"""`discern score`: score sentences by how likely they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from discern.cli.options import ScorerOption
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
-    from discern.scoring.base import Score
+    from discern.inference.scoring import Score
 
 
 def score(
@@ -24,20 +24,20 @@ def score(
         Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA, also by its name on the Hub.")
     ],
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Sentences, one a line; - or nothing reads stdin.", show_default=False)
+        Path, typer.Argument(metavar="FILE", help="File with one sentence per line; - reads stdin (default).", show_default=False)
     ] = Path("-"),
     scorer: ScorerOption = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Give the score of each token too, in JSON lines.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also print the score of each token, as JSON lines.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write JSON lines there instead of to stdout.", show_default=False),
+        typer.Option("--out", metavar="FILE", help="File to write JSON lines to, instead of stdout.", show_default=False),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Score sentences: pseudo-log-likelihoods in nats, higher is likelier.
 
-    Prints score, tab, sentence. An empty line is an error, unless nothing comes after it.
+    Prints score, tab, sentence. Empty lines are errors, except at the end.
 
     Examples: discern score runs/first sentences.txt
 
@@ -46,10 +46,9 @@ def score(
     with command(json_output=json_output) as console:
         model = console.local_model(model)
         if str(file) == "-" and sys.stdin.isatty():
-            raise ConfigError("there is no sentence to score", hint="give a FILE, or pipe sentences in, one a line")
-        from discern.artifacts.guard import check_output
-        from discern.scoring.base import UNIT, Perplexity
-        from discern.workflows.score import load_scorer, score_lines
+            raise ConfigError("there is no sentence to score", hint="give a FILE, or pipe in sentences, one per line")
+        from discern.inference.scoring import UNIT, Perplexity, load_scorer, score_lines
+        from discern.storage.guard import check_output
 
         check_output("--out", out, "scores.jsonl", model, file)
         chosen = load_scorer(model, scorer, device, warn=console.warn)
@@ -68,22 +67,22 @@ def score(
                     totals += [each.total for each in scores]
                     by_token += [_of_tokens(each) for each in scores if tokens]
         name = chosen.method.perplexity_name
-        figure = {} if name is None else {name: perplexity.value()}
+        perplexities = {} if name is None else {name: perplexity.value()}
         if name is not None and not json_output:
             console.progress.note(f"{name.replace('_', '-')} {perplexity.value():.4g} over {perplexity.tokens:,} tokens")
         if out is not None:
-            summary = {**named, "sentences": written, "out": out, **figure}
+            summary = {**named, "sentences": written, "out": out, **perplexities}
             console.result(summary, text=f"{out}: {written:,} sentences by scorer '{chosen.name}'")
         elif json_output:
-            found: dict[str, object] = {**named, "scores": totals, **figure}
+            found: dict[str, object] = {**named, "scores": totals, **perplexities}
             console.result(found | ({"tokens": by_token} if tokens else {}), text="")
 
 
 @contextmanager
 def _written(console: Console, out: Path | None, *, tokens: bool) -> Iterator[Callable[[list[Score]], None]]:
-    """What writes some scores where they belong, in the form that was asked for."""
+    """A function that writes scores to the chosen output, in the chosen form."""
     if out is not None:
-        from discern.artifacts.files import whole_file
+        from discern.storage.files import whole_file
 
         with whole_file(out) as file:
             yield lambda scores: file.writelines(

@@ -1,4 +1,4 @@
-"""The base of every configuration model. Models live beside their owners; this package is machinery only."""
+"""Base class of all configuration models. The models themselves live beside the code that uses them."""
 
 from __future__ import annotations
 

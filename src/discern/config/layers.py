@@ -1,4 +1,4 @@
-"""Where values come from: presets, files with `extends`, and `--set`, merged so that every leaf keeps its origin."""
+"""Collect settings from presets, files with `extends`, and `--set`; every value keeps its origin."""
 
 from __future__ import annotations
 
@@ -12,26 +12,34 @@ from typing import Any, Literal
 from discern.config.presets import preset_names, preset_path
 from discern.errors import ConfigError
 from discern.parsing import toml_tables
-from discern.records import read_text
+from discern.storage.records import read_text
 
 _DEEPEST = 16
-"""Parts that a dotted key may have; ours have two or three."""
+"""Maximum number of parts of a dotted key; ours have two or three."""
 _SHOWN = 200
+
+RENAMED = {"model.normalisation": "model.normalization", "model.initialisation": "model.initialization"}
+"""Current keys by their old names. In files that discern wrote both are accepted; users must give the current ones."""
+
+# Files beside a TOML file that discern wrote, in a run, a fine-tuned model or an export.
+_WRITTEN_BESIDE = {"config.toml": ("run.json", "finetuned.json"), "discern.toml": ("config.json",)}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Which layer a value comes from; `str()` gives what `config show` prints.
+    """The layer that a value comes from; `str()` returns the text that `config show` prints.
 
     Attributes:
         kind: the sort of layer.
         label: its name: "preset electra-small", "run.toml", "--set", "default".
-        line: line of the file, where known.
+        line: line of the file, if known.
+        written: whether discern wrote the file.
     """
 
     kind: Literal["default", "preset", "file", "set"]
     label: str
     line: int | None = None
+    written: bool = False
 
     def __str__(self) -> str:
         return self.label
@@ -43,7 +51,7 @@ class Origin:
 
     @property
     def where(self) -> str:
-        """The place to look at, for error messages."""
+        """File and line, or option, for error messages."""
         return f"{self.label}, line {self.line}" if self.line and self.kind == "file" else self.label
 
 
@@ -52,7 +60,7 @@ DEFAULT = Origin("default", "default")
 
 @dataclass(frozen=True)
 class Setting:
-    """One value and where it comes from."""
+    """One value and its origin."""
 
     value: object
     origin: Origin
@@ -63,7 +71,7 @@ Settings = dict[str, Setting]
 
 
 def collect(preset: str | None, file: Path | None, overrides: Sequence[str]) -> Settings:
-    """Every value that something other than a default sets: preset, then file, then --set; the later wins.
+    """Collect all values that are not defaults: preset, then file, then --set; later ones win.
 
     Raises:
         ConfigError: neither preset nor file is given, one of them cannot be read, or an override has no value.
@@ -82,7 +90,7 @@ def collect(preset: str | None, file: Path | None, overrides: Sequence[str]) -> 
 
 
 def parse_overrides(overrides: Sequence[str]) -> Settings:
-    """The values of `--set key=value`, read as TOML where they are TOML and as plain text otherwise.
+    """Parse the values of `--set key=value`, as TOML if they are TOML, and as plain text otherwise.
 
     Raises:
         ConfigError: some have no '='; all of them are named.
@@ -109,13 +117,17 @@ def _value(text: str) -> object:
     return parsed["value"] if len(parsed) == 1 else text.strip()
 
 
-def read_file(path: Path) -> Settings:
-    """The values of a TOML file, over what it extends.
+def read_file(path: Path, *, written: bool = False) -> Settings:
+    """Read the values of a TOML file and of what it extends.
+
+    Args:
+        written: discern wrote the file, even if nothing beside it tells so.
 
     Raises:
         ConfigError: it cannot be read, or is not TOML.
     """
-    return _read_file(_existing(path), ())
+    path = _existing(path)
+    return _read_layer(path, str(path), "file", (), written=written)
 
 
 def _read_preset(name: str, above: tuple[str, ...]) -> Settings:
@@ -130,7 +142,13 @@ def _read_file(path: Path, above: tuple[str, ...], base_is_given: str | None = N
 
 
 def _read_layer(
-    path: Path, label: str, kind: Literal["preset", "file"], above: tuple[str, ...], base_is_given: str | None = None
+    path: Path,
+    label: str,
+    kind: Literal["preset", "file"],
+    above: tuple[str, ...],
+    base_is_given: str | None = None,
+    *,
+    written: bool = False,
 ) -> Settings:
     identity = str(path.resolve())
     if identity in above:
@@ -145,8 +163,16 @@ def _read_layer(
             hint="leave out --preset, or remove the line 'extends' from the file",
         )
     lines = _line_numbers(text)
-    own = {key: Setting(leaf, Origin(kind, label, lines.get(key))) for key, leaf in _leaves(tree)}
+    written = written or any((path.parent / name).is_file() for name in _WRITTEN_BESIDE.get(path.name, ()))
+    own = {key: Setting(leaf, Origin(kind, label, lines.get(key), written)) for key, leaf in _leaves(tree)}
+    if written:
+        own = {RENAMED.get(key, key): setting for key, setting in own.items()}
     return _read_base(base, path, label, (*above, identity)) | own
+
+
+def with_new_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a section that discern wrote, under the names that its keys have now."""
+    return {RENAMED.get(f"{section}.{key}", key).removeprefix(f"{section}."): value for key, value in values.items()}
 
 
 def _read_base(base: object, path: Path, label: str, above: tuple[str, ...]) -> Settings:
@@ -183,10 +209,10 @@ def _text(path: Path) -> str:
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:
-    """The tree that a TOML text stands for.
+    """Parse a TOML text.
 
     Args:
-        label: what it is called in messages.
+        label: its name in messages.
 
     Raises:
         ConfigError: it is not TOML.

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in plain English: what was found, what was expected, and where it came from."""
+"""Errors in a configuration: what was found, what was expected, and where the value comes from."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from discern.config.fields import choices, expectation, other_name
-from discern.config.layers import DEFAULT, Setting, Settings
-from discern.config.schema import Schema
+from discern.config.layers import DEFAULT, RENAMED, Setting, Settings
+from discern.config.schema import Schema, Variant, choices, expectation, other_name
 from discern.errors import ConfigError, did_you_mean, nearest
 
 _SHOWN = 200
@@ -21,7 +20,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One error in a configuration.
 
     Attributes:
         key: dotted key, or the name of a section.
@@ -35,7 +34,7 @@ class Problem:
 
 
 class InvalidConfigError(ConfigError):
-    """All that is wrong with a configuration, at once."""
+    """All errors of a configuration at once."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -49,7 +48,7 @@ class InvalidConfigError(ConfigError):
 
 
 def quoted(value: object) -> str:
-    """A value as a message shows it, a long one cut short."""
+    """A value as it is shown in messages; a long one is shortened."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and abs(value) >= 10**_SHOWN:  # beyond 4300 digits, Python refuses to write it out
@@ -58,12 +57,19 @@ def quoted(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """`text`, cut where nobody would read on."""
+    """`text`, cut if it is too long for a message."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
-def unknown_key(key: str, setting: Setting, schema: Schema) -> Problem:
-    """A key that the configuration does not have, with the likeliest one that was meant."""
+def unknown_key(
+    key: str, setting: Setting, schema: Schema, variant: Variant | None = None, elsewhere: Sequence[str] = ()
+) -> Problem:
+    """Report an unknown key, and suggest the one that was probably meant.
+
+    Args:
+        variant: of the key's section, if it has several.
+        elsewhere: the values that choose a variant with this key.
+    """
     where, key = setting.origin.where, shortened(key)
     section, _, name = key.rpartition(".")
     if key in schema.sections:
@@ -72,7 +78,13 @@ def unknown_key(key: str, setting: Setting, schema: Schema) -> Problem:
         return Problem(key, f"{where}: {section} is a value and has no part '{name}'", f"set {section} itself")
     if section in schema.sections:
         place = f" in [{section}]{schema.note(section)}" if section else ""
-        return Problem(key, f"{where}: unknown key '{name}'{place}", _likeliest_key(section, name, schema))
+        if variant is not None and elsewhere and not _has_other_name(section, name, schema):
+            owners = ", ".join(f"'{value}'" for value in elsewhere)
+            kind, has = (variant.kind, "has") if len(elsewhere) == 1 else (f"{variant.kind}s", "have")
+            hint = f"{kind} {owners} {has} it: --set {section}.{variant.key}={elsewhere[0]}"
+        else:
+            hint = _likeliest_key(section, name, schema)
+        return Problem(key, f"{where}: unknown key '{name}'{place}", hint)
     sections = [known for known in schema.sections if known]
     elsewhere = [known for known in schema.fields if known.rpartition(".")[2] == name]
     hint = did_you_mean(section, sections)
@@ -84,9 +96,10 @@ def unknown_key(key: str, setting: Setting, schema: Schema) -> Problem:
 def _likeliest_key(section: str, name: str, schema: Schema) -> str:
     """What here is for the same, else the same name in another section, else the nearest here, else the nearest anywhere, else
     all names here."""
-    for known in schema.names(section):
-        if other_name(schema.fields.get(f"{section}.{known}")) == name:
-            return f"did you mean '{section}.{known}'?"
+    if renamed := RENAMED.get(f"{section}.{name}"):
+        return f"the key is called '{renamed}' now"
+    if known := _has_other_name(section, name, schema):
+        return f"did you mean '{section}.{known}'?"
     by_name = {known.rpartition(".")[2]: known for known in reversed(list(schema.fields))}
     if name in by_name:
         return f"did you mean '{by_name[name]}'?"
@@ -97,8 +110,13 @@ def _likeliest_key(section: str, name: str, schema: Schema) -> str:
     return f"known: {', '.join(schema.names(section))}"
 
 
+def _has_other_name(section: str, name: str, schema: Schema) -> str | None:
+    """The key of a section that is called `name` in other variants."""
+    return next((known for known in schema.names(section) if other_name(schema.fields.get(f"{section}.{known}")) == name), None)
+
+
 def wrong_value(key: str, setting: Setting, field: FieldInfo, because: str | None = None) -> Problem:
-    """A value that its field does not take."""
+    """Report a value that its field does not accept."""
     reason = because or f"expected {expectation(field)}"
     guess = nearest(setting.value, choices(field)) if isinstance(setting.value, str) else None
     text = f"{setting.origin.where}: {key} is {quoted(setting.value)}; {reason}"
@@ -110,7 +128,7 @@ def _about(key: str, field: FieldInfo) -> str | None:
 
 
 def translated(section: str, error: ValidationError, settings: Settings, schema: Schema) -> list[Problem]:
-    """What pydantic found wrong in a section, in the user's terms."""
+    """The validation errors of a section, in the user's terms."""
     return [_translated_one(section, entry, settings, schema) for entry in error.errors(include_url=False)]
 
 

@@ -1,4 +1,4 @@
-"""From layers of settings to one validated configuration that knows where each of its values came from."""
+"""Resolve settings to one validated configuration, which knows the origin of each of its values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from discern.config.fields import takes_none, takes_number_only
 from discern.config.layers import DEFAULT, Origin, Setting, Settings
 from discern.config.problems import InvalidConfigError, Problem, quoted, translated, unknown_key, wrong_value
-from discern.config.schema import Schema, Variant, section_model
+from discern.config.schema import Schema, Variant, section_model, takes_none, takes_number_only
 from discern.config.tree import NONE, flatten, nest
 from discern.errors import ConfigError
 
@@ -20,7 +19,7 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Clamp:
-    """A value that may not exceed another. Where the user did not set it, it is lowered; where he did, it is refused.
+    """An upper limit of a value. A larger default is lowered to it; a larger value that the user set is refused.
 
     Attributes:
         key: dotted key of the value.
@@ -35,7 +34,7 @@ class Clamp:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A value of a preset that the chosen variant of its section has no use for."""
+    """A value of a preset that does not exist in the chosen variant of its section."""
 
     key: str
     value: object
@@ -45,7 +44,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Resolved(Generic[ConfigT]):
-    """A configuration and how it came about.
+    """A validated configuration with the origins of its values.
 
     Attributes:
         config: the validated configuration.
@@ -72,7 +71,7 @@ def resolve(
         clamps: the values bounded by other values.
 
     Raises:
-        InvalidConfigError: everything that is wrong, at once.
+        InvalidConfigError: there are errors; all are named at once.
     """
     work = _Resolution(root, settings, variants or {})
     work.take_out_unknown_keys()
@@ -88,7 +87,7 @@ def resolve(
 
 
 class _Resolution:
-    """The steps of `resolve`. None of them stops at what is wrong: it is noted, and the rest is looked at all the same.
+    """The steps of `resolve`. None of them stops at an error: it is collected, and the rest is checked all the same.
 
     Attributes:
         settings: the values still in play.
@@ -107,7 +106,7 @@ class _Resolution:
         self._schema = self._choose_variants(root)
 
     def origin(self, key: str) -> Origin:
-        """Where a value comes from."""
+        """The origin of a value."""
         return self.settings[key].origin if key in self.settings else DEFAULT
 
     def _choose_variants(self, root: type[BaseModel]) -> Schema:
@@ -130,17 +129,21 @@ class _Resolution:
         return section in self._variants and section not in self._models
 
     def take_out_unknown_keys(self) -> None:
-        """Keys that do not exist: those that a preset meant for another variant are dropped, the rest are mistakes."""
+        """Drop keys of another variant that a preset or discern itself wrote; every other unknown key is a problem."""
         for key, setting in list(self.settings.items()):
             section = key.rpartition(".")[0]
             if key in self._schema.fields or self._is_open(section):
                 continue
             del self.settings[key]
+            variant = self._variants.get(section)
+            elsewhere = [] if variant is None else variant.having(key.rpartition(".")[2])
+            if variant is not None and variant.were_one and setting.origin.written and elsewhere:
+                continue
             if setting.origin.kind == "preset" and self._chosen_elsewhere(section, setting.origin):
                 reason = f"[{section}]{self._schema.note(section)} has no such key"
                 self.dropped.append(Dropped(key, setting.value, str(setting.origin), reason))
             else:
-                self.problems.append(unknown_key(key, setting, self._schema))
+                self.problems.append(unknown_key(key, setting, self._schema, variant, elsewhere))
 
     def _chosen_elsewhere(self, section: str, origin: Origin) -> bool:
         """Whether something other than `origin` chose the variant of a section."""
@@ -185,7 +188,7 @@ class _Resolution:
         return values
 
     def clamp(self, clamp: Clamp) -> None:
-        """Lower one value to its limit, or refuse it."""
+        """Lower a value to its limit, or report it if the user set it."""
         section, _, name = clamp.key.partition(".")
         limit_section, _, limit_name = clamp.limit.partition(".")
         if section not in self.parts or limit_section not in self.parts:

@@ -1,14 +1,19 @@
-"""The keys that a configuration has: sections and fields by dotted name, the chosen variants included."""
+"""The keys of a configuration (sections and fields by dotted name, the chosen variants included) and the values they accept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from discern.config.fields import alternatives
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", tuple: "a list"}
+OTHER_NAME = "other_name"
+"""Key of a field's `json_schema_extra`: the name that elsewhere stands for the same, which somebody may write instead."""
+_LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
 
 
 @dataclass(frozen=True)
@@ -18,12 +23,20 @@ class Variant:
     Attributes:
         key: the field that decides.
         model: from that field's value to the section's model; raises ConfigError for an unknown value.
-        known: every value that `model` takes.
+        known: returns all values that `model` accepts.
+        kind: what the values name, for messages: "objective".
+        were_one: whether all variants once shared one model, so that files that discern wrote may contain keys of other variants.
     """
 
     key: str
     model: Callable[[str], type[BaseModel]]
     known: Callable[[], Sequence[str]]
+    kind: str = "variant"
+    were_one: bool = False
+
+    def having(self, name: str) -> list[str]:
+        """The values whose model has a field of this name."""
+        return [value for value in self.known() if name in self.model(value).model_fields]
 
 
 @dataclass(frozen=True)
@@ -73,3 +86,60 @@ def section_model(field: FieldInfo) -> type[BaseModel] | None:
     """The model behind a field that is a section; None for a plain value."""
     models = [kind for kind in alternatives(field) if isinstance(kind, type) and issubclass(kind, BaseModel)]
     return models[0] if models else None
+
+
+def alternatives(field: FieldInfo) -> list[Any]:
+    """The types that a field accepts: the members of its unions; a Literal is kept, a list is `list`."""
+    pending, found = [field.annotation], []
+    while pending:
+        kind = pending.pop(0)
+        origin = get_origin(kind)
+        if origin in (Union, UnionType):
+            pending += get_args(kind)
+        else:
+            found.append(kind if origin in (None, Literal) else origin)
+    return found
+
+
+def choices(field: FieldInfo) -> list[str]:
+    """The words that a field accepts, if it accepts only certain words."""
+    return [str(word) for kind in alternatives(field) if get_origin(kind) is Literal for word in get_args(kind)]
+
+
+def takes_none(field: FieldInfo) -> bool:
+    """Whether a field may be empty, which is written as 'none' because TOML has no null."""
+    return NoneType in alternatives(field)
+
+
+def takes_number_only(field: FieldInfo) -> bool:
+    """Whether a field accepts numbers but not true and false, which pydantic would read as 1 and 0."""
+    kinds = alternatives(field)
+    return (int in kinds or float in kinds) and bool not in kinds
+
+
+def other_name(field: FieldInfo | None) -> str | None:
+    """The name that elsewhere stands for what a field says."""
+    extra = None if field is None else field.json_schema_extra
+    return str(extra[OTHER_NAME]) if isinstance(extra, dict) and OTHER_NAME in extra else None
+
+
+def _limits(field: FieldInfo) -> str:
+    """The smallest and the largest value: "from 1 to 1,024", "above 0 and below 1"."""
+    found = {name: getattr(item, name) for item in field.metadata for name in _LIMITS if hasattr(item, name)}
+    said = {name: f"{limit:,}" if isinstance(limit, int) else f"{limit:g}" for name, limit in found.items()}
+    if said.keys() == {"ge", "le"}:
+        return f"from {said['ge']} to {said['le']}"
+    return " and ".join(f"{_LIMITS[name]} {limit}" for name, limit in said.items())
+
+
+def expectation(field: FieldInfo) -> str:
+    """The types and limits of a field in words: "a number above 0 and below 1"."""
+    kinds = alternatives(field)
+    words = [name for kind, name in _TYPES.items() if kind in kinds and not (kind is int and float in kinds)]
+    if words and (limits := _limits(field)):
+        words[0] += f" {limits}"
+    if named := choices(field):
+        words.append("one of " + ", ".join(f"'{word}'" for word in named))
+    if takes_none(field):
+        words.append("'none'")
+    return " or ".join(words) or "another value"

@@ -1,4 +1,4 @@
-"""A configuration as flat keys, as TOML, and beside another one."""
+"""A configuration as flat keys and as TOML, and the difference between two configurations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tomli_w
 from pydantic import BaseModel
 
 NONE = "none"
-"""How a configuration spells an empty value, which TOML has no word for."""
+"""How an empty value is written in a configuration; TOML has no null."""
 
 
 class Absent:
-    """In a difference: this side has no such key."""
+    """Marks a key that one side of a difference does not have."""
 
     def __repr__(self) -> str:
         return "(absent)"
@@ -24,7 +24,7 @@ ABSENT = Absent()
 
 
 def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:
-    """Every value by dotted key ("train.max_steps"), in the order of the models."""
+    """All values by dotted key ("train.max_steps"), in the order of the models."""
     values: dict[str, Any] = {}
     for name in type(config).model_fields:
         value = getattr(config, name)
@@ -36,7 +36,7 @@ def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `flatten`: tables in tables."""
+    """Nested tables; the inverse of `flatten`."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *sections, name = key.split(".")
@@ -53,7 +53,7 @@ def to_toml(config: BaseModel) -> str:
 
 
 def _written(config: BaseModel, prefix: str = "") -> dict[str, Any]:
-    """Flat values in TOML's types. None stays None where it is the default, and is spelt out where it is not."""
+    """Flat values in TOML's types. None stays None if it is the default, and otherwise becomes 'none'."""
     values: dict[str, Any] = {}
     for name, field in type(config).model_fields.items():
         value, key = getattr(config, name), f"{prefix}{name}"
@@ -67,20 +67,20 @@ def _written(config: BaseModel, prefix: str = "") -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A leaf in the types that TOML and JSON have."""
+    """A value in the types of TOML and JSON."""
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML writes it, on one line."""
+    """One value in TOML syntax, on one line."""
     lines = tomli_w.dumps({"x": plain(value)}).removeprefix("x = ").splitlines()
     return " ".join(line.strip() for line in lines)
 
 
 def diff(left: BaseModel, right: BaseModel) -> list[tuple[str, Any, Any]]:
-    """Keys whose values differ, with the value of each side; `ABSENT` where a side has no such key."""
+    """Keys whose values differ, with both values; `ABSENT` if a side does not have the key."""
     first, second = flatten(left), flatten(right)
     pairs = [(key, first.get(key, ABSENT), second.get(key, ABSENT)) for key in {**first, **second}]
     return [pair for pair in pairs if pair[1] != pair[2]]

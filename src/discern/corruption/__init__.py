@@ -1,4 +1,4 @@
-"""Which positions are corrupted, and with what: pure functions on tensors."""
+"""Choice of positions to corrupt and of replacements: pure functions on tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 # Naming a masking imports no torch.
 maskings: Registry[Callable[[TokenBatch, MaskingContext], Chosen]] = Registry("masking")
 maskings.register("uniform", "discern.corruption.masking:uniform")
-maskings.register("with-replacement", "discern.corruption.with_replacement:with_replacement")
+maskings.register("with-replacement", "discern.corruption.masking:with_replacement")
 maskings.register("whole-word", "discern.corruption.words:whole_word")
-maskings.register("span", "discern.corruption.span:span")
-maskings.register("rarity", "discern.corruption.rarity:rarity")
+maskings.register("span", "discern.corruption.words:span")
+maskings.register("rarity", "discern.corruption.masking:rarity")
 
 MASKINGS_OF_WORDS = frozenset({"whole-word"})
-"""Maskings that are `uniform` where every token is a word."""
+"""Maskings that equal `uniform` if every token is a word."""

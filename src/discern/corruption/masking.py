@@ -1,28 +1,35 @@
-"""Which positions of a sequence are chosen for corruption, and what the generator sees there."""
+"""Which positions of a sequence are chosen, and the input of the generator there. Maskings of whole words: `words`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
+from discern.errors import ConfigError
 from discern.types import TokenBatch
+
+Sample = Callable[[Float[Tensor, "N V"], Float[Tensor, "N"]], Int[Tensor, "N"]]
+"""Samples one id per row of logits, from a uniform number in [0, 1) each."""
+_EXACT = frozenset({"uniform", "whole-word", "span"})
+"""Maskings that choose exactly `quota` positions and favor no token."""
 
 
 @dataclass(frozen=True)
 class MaskingContext:
-    """What a masking goes by, besides the batch.
+    """Input of a masking, besides the batch.
 
     Attributes:
         mask_probability: share of the maskable tokens to choose at this step.
         randomness: the numbers of this step and these rows.
-        token_counts: (V,) how often each id occurs in the training split; None where that isn't known.
-        rarity_exponent: of the masking by rarity.
-        span_stop_probability: of the masking of spans: chance that a span ends after each of its words.
-        span_max_words: of the masking of spans: words a span has at most.
+        token_counts: (V,) number of occurrences of each id in the training split; None if unknown.
+        rarity_exponent: for masking 'rarity'.
+        span_stop_probability: for masking 'span': probability that a span ends after each of its words.
+        span_max_words: for masking 'span': maximum number of words of a span.
     """
 
     mask_probability: float
@@ -35,11 +42,11 @@ class MaskingContext:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a masking chose.
+    """The positions that a masking chose.
 
     Attributes:
         positions: (B, L) True where a position was chosen.
-        draws: (B, L) how often each position was drawn; None where no position can be drawn twice.
+        draws: (B, L) number of times each position was drawn; None if no position can be drawn twice.
     """
 
     positions: Bool[Tensor, "B L"]
@@ -47,14 +54,14 @@ class Chosen:
 
 
 def maskable_positions(batch: TokenBatch) -> Bool[Tensor, "B L"]:
-    """True where corruption may happen: real tokens that are not special. [UNK] may."""
+    """True where a token may be corrupted: real tokens that are not special, [UNK] included."""
     return batch.attention_mask & ~batch.special_tokens_mask
 
 
 def quota(maskable: Bool[Tensor, "B L"], mask_probability: float) -> Int[Tensor, "B"]:
-    """How many positions each sequence gives: `round(mask_probability * maskable)`, at least one, none where none is.
+    """Number of positions to choose per sequence: `round(mask_probability * maskable)`, at least one if any is maskable.
 
-    Halves round to even. Differs: the released code counts [CLS] and [SEP] in and caps the number by the row's length.
+    Halves round to even. Differs: the released code also counts [CLS] and [SEP], and limits the number by the row's length.
     """
     available = maskable.sum(1)
     # float64: 0.15 x 190 must be the 28.5 that a person computes, not the 28.500002 of float32.
@@ -63,15 +70,122 @@ def quota(maskable: Bool[Tensor, "B L"], mask_probability: float) -> Int[Tensor,
 
 
 def uniform(batch: TokenBatch, context: MaskingContext) -> Chosen:
-    """Positions drawn evenly and without replacement, exactly `quota` a sequence.
+    """Draw positions evenly and without replacement, exactly `quota` per sequence.
 
-    Differs: the released code draws with replacement, so that 13.8 % of the tokens are chosen where 15 % are meant.
+    Differs: the released code draws with replacement, so that 13.8 % of the tokens are chosen instead of 15 %.
     Reference: Clark et al. 2020, section 2.
     """
     maskable = maskable_positions(batch)
     keys = context.randomness.integers("masked positions", maskable.shape[1])
     keys = keys.masked_fill(~maskable, torch.iinfo(torch.int64).max)
     return Chosen(smallest(keys, quota(maskable, context.mask_probability)))
+
+
+def rarity(batch: TokenBatch, context: MaskingContext) -> Chosen:
+    """Draw positions without replacement, exactly `quota` per sequence, each with weight `count^-rarity_exponent`.
+
+    `count` is the number of occurrences of the token in the training split, at least 1. Exponent 0 equals `uniform`.
+
+    The paper tried to mask rarer tokens more often, for a minor gain, and gives no formula. The form is that of
+    word2vec's subsampling, whose exponent is 1/2.
+
+    Raises:
+        ConfigError: the token counts are unknown.
+
+    Reference: Clark et al. 2020, appendix on negative results; Mikolov et al. 2013, section 2.3; for weighted draws by
+    exponential numbers, Efraimidis and Spirakis 2006.
+    """
+    if context.token_counts is None:
+        raise ConfigError(
+            "masking 'rarity' needs to know how often each token occurs, and that is not given here",
+            hint="use a data set of `discern prepare` or a run trained on one, which hold the counts, "
+            "or set objective.masking=uniform",
+        )
+    maskable = maskable_positions(batch)
+    counts = context.token_counts.to(batch.input_ids.device)[batch.input_ids].clamp(min=1).double()
+    # The first of exponential clocks to ring, one with rate w each, is any of them with probability w / (sum of all w).
+    keys = context.randomness.exponentials("masked positions", maskable.shape[1]) * counts**context.rarity_exponent
+    keys = keys.masked_fill(~maskable, torch.inf)
+    return Chosen(smallest(keys, quota(maskable, context.mask_probability)))
+
+
+def with_replacement(batch: TokenBatch, context: MaskingContext) -> Chosen:
+    """Draw `draw_quota` times per sequence from all maskable positions, so that some are drawn more than once.
+
+    Of 128 tokens 19 are drawn, of which 17.7 differ: 13.8 % instead of 15 %. `draws` counts them.
+
+    Reference: google-research/electra, pretrain/pretrain_helpers.py, `mask`.
+    """
+    maskable = maskable_positions(batch)
+    available = maskable.sum(1)
+    count = draw_quota(batch.attention_mask, available, context.mask_probability)
+    most = _most_draws(maskable.shape[1], context.mask_probability)
+    numbers = context.randomness.integers("masked positions", most) % available.clamp(min=1)[:, None]
+    places = (~maskable).to(torch.uint8).argsort(dim=1, stable=True)  # the maskable positions first, in order
+    positions = places.gather(1, numbers)
+    counted = torch.arange(most, device=count.device) < count[:, None]
+    draws = torch.zeros_like(maskable, dtype=torch.int64).scatter_add_(1, positions, counted.long())
+    return Chosen(draws > 0, draws)
+
+
+def draw_quota(attention_mask: Bool[Tensor, "B L"], available: Int[Tensor, "B"], mask_probability: float) -> Int[Tensor, "B"]:
+    """Number of draws per sequence: `round(mask_probability * real tokens)`, [CLS] and [SEP] included.
+
+    At most `int((mask_probability + 0.005) * L)`, at least 1, and none if nothing is maskable (where the released
+    code divides by zero). Halves round to even, in float32, as there.
+    """
+    wanted = torch.round(attention_mask.sum(1).float() * mask_probability).long()
+    wanted = wanted.clamp(1, _most_draws(attention_mask.shape[1], mask_probability))
+    return wanted * (available > 0)
+
+
+def average_samples(
+    first: Int[Tensor, "M"], draws: Int[Tensor, "M"], again: Callable[[Int[Tensor, "N"], int], Int[Tensor, "N"]]
+) -> Int[Tensor, "M"]:
+    """The ids for positions that were drawn several times: the mean of as many sampled ids, rounded down.
+
+    If the samples differ, that is the id of an unrelated token. The authors know and kept it
+    (google-research/electra, issue 41).
+
+    Args:
+        first: a sample of each position.
+        draws: number of times each was drawn, at least once.
+        again: returns sample number 1, 2, ... of the positions with these indices.
+    """
+    total = first
+    for ordinal in range(1, int(draws.max()) if len(draws) else 0):
+        chosen = (draws > ordinal).nonzero().squeeze(1)
+        total = total.index_add(0, chosen, again(chosen, ordinal))
+    return total // draws
+
+
+def _most_draws(length: int, mask_probability: float) -> int:
+    return max(1, int((mask_probability + 0.005) * length))
+
+
+def chosen_share(masking: str, mask_probability: float, row_length: int) -> float | None:
+    """Expected fraction of the maskable tokens that are chosen, in a full row that holds one text.
+
+    Whole numbers of positions are chosen, so this is `mask_probability` up to rounding: 9 of 62 tokens, 0.145 for 0.15, in a
+    row of 64. Of the draws with replacement some coincide: n positions drawn k times give n (1 - (1 - 1/n)^k) different ones,
+    17.7 of 126 in a row of 128.
+
+    Args:
+        masking: its name in the registry.
+        row_length: positions of a row, [CLS] and [SEP] included; at least 3.
+
+    Returns:
+        None if there is no single number: `rarity` chooses rare tokens more often than frequent ones, and the maskings of
+        other packages are unknown.
+    """
+    available = row_length - 2
+    if masking in _EXACT:
+        return int(quota(torch.ones(1, available, dtype=torch.bool), mask_probability)) / available
+    if masking == "with-replacement":
+        row = torch.ones(1, row_length, dtype=torch.bool)
+        draws = int(draw_quota(row, torch.tensor([available]), mask_probability))
+        return 1 - (1 - 1 / available) ** draws
+    return None
 
 
 def smallest(keys: Shaped[Tensor, "B L"], count: Int[Tensor, "B"]) -> Bool[Tensor, "B L"]:
@@ -88,14 +202,14 @@ def hide(
     randomness: Randomness,
     draws: Int[Tensor, "B L"] | None = None,
 ) -> Int[Tensor, "B L"]:
-    """The ids with something else at the chosen positions.
+    """Replace the ids at the chosen positions by [MASK] or random tokens.
 
     Args:
-        positions: the chosen ones.
-        shares: which share of them becomes [MASK], which a random token; the rest stays.
+        positions: the chosen positions.
+        shares: share of them that becomes [MASK], and share that becomes a random token; the rest stays.
         vocabulary: id of [MASK], and V. A random token is any of the V, as in BERT.
-        draws: how often each position was drawn, where that may be more than once. Each draw decides for itself; a position
-            becomes [MASK] if any of its draws says so, and else a random token if any says that.
+        draws: number of times each position was drawn, if that may be more than once. Each draw decides independently: a
+            position becomes [MASK] if any of its draws does, otherwise a random token if any of them does.
 
     Reference for the draws: google-research/electra, pretrain/pretrain_helpers.py, `mask`.
     """
@@ -109,7 +223,7 @@ def hide(
     if draws is None:
         kept = torch.where(draw < mask_share + random_share, random_ids, input_ids)
         return torch.where(positions & (draw >= mask_share), kept, masked_ids)
-    # The chance that none of the draws says [MASK], and that none says [MASK] or random.
+    # Probability that none of the draws is [MASK], and that none is [MASK] or random.
     unmasked, unchanged = ((1 - share) ** draws.double() for share in (mask_share, min(1.0, mask_share + random_share)))
     kept = torch.where(draw < 1 - unchanged, random_ids, input_ids)
     return torch.where(positions & (draw >= 1 - unmasked), kept, masked_ids)

@@ -1,7 +1,7 @@
-"""XLNet's factorization order, and who sees whom under it.
+"""XLNet's factorization order, and the attention masks that follow from it.
 
 A row has three classes of tokens. *Targets* are predicted, in a random order; *functional* tokens ([SEP], [CLS]) have a place
-in that order but are not predicted; everything else is *context*, which all see.
+in that order but are not predicted; all other tokens are *context*, visible to all.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _CONTEXT = -1
 def factorization_order(
     length: int, reuse_length: int, permutation_size: int | None, randomness: Randomness
 ) -> Int[Tensor, "B L"]:
-    """The place of each position in the order of its part of the row.
+    """Rank of each position in the factorization order of its part of the row.
 
     A part is cut into windows. One permutation is drawn for each part and row, and applied to all its windows, which keep
     their order from left to right.
 
     Args:
         length: L.
-        reuse_length: where the second part begins; 0: the row is one part.
-        permutation_size: positions a window; None: a part is one window.
+        reuse_length: start of the second part; 0: the row is one part.
+        permutation_size: positions per window; None: a part is one window.
 
     Reference: zihangdai/xlnet, data_utils.py, `_local_perm`.
     """
@@ -51,8 +51,8 @@ def blocked_pairs(
     | target | sees | only those earlier in the order | only those earlier in the order |
     | functional | sees | those not later in the order | those not later in the order, itself too |
 
-    The first part sees nothing of the second, which sees all of the first. So the states of the first part, which a memory
-    keeps for the next row, know nothing of the text that row goes on with.
+    The first part does not see the second, which sees all of the first. So the states of the first part, which a memory keeps
+    for the next row, contain nothing of the text with which that row continues.
 
     Args:
         order: of `factorization_order`.

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of (seed, step, example): no state, hence nothing to save or to go out of step."""
+"""Random numbers as a function of (seed, step, example), without state that would have to be saved."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Randomness:
     Every number is a hash of (seed, purpose, step, index of the example in the global batch, position).
 
     Attributes:
-        seed: of the run.
-        step: the update that the numbers are for.
+        seed: seed of the run.
+        step: number of the update.
         examples: (B,) index of each row in the global batch.
 
     Reference: Salmon et al. 2011 (counter-based generators); the mixing is SplitMix64's, Steele et al. 2014.
@@ -39,7 +39,7 @@ class Randomness:
         return replace(self, examples=self.examples[start:stop])
 
     def integers(self, purpose: str, length: int) -> Int[Tensor, "B L"]:
-        """64-bit integers, `length` a row; another `purpose` gives others."""
+        """64-bit integers, `length` per row, different for every `purpose`."""
         key = _mix_python(_mix_python(self.seed ^ _purpose_key(purpose)) + self.step)
         rows = _mix(_mix(self.examples.long() + 1) ^ key)
         positions = torch.arange(1, length + 1, device=rows.device) * _GOLDEN
@@ -55,7 +55,7 @@ class Randomness:
 
 
 def key_of(*parts: int | str) -> int:
-    """A 63-bit seed for a stateful generator, from whatever identifies its use: (seed, "dropout", step, rank)."""
+    """A 63-bit seed for a stateful generator, from the parts that identify its use: (seed, "dropout", step, rank)."""
     return _purpose_key("\x1f".join(str(part) for part in parts)) & (2**63 - 1)
 
 
@@ -69,7 +69,7 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 
 
 def _mix(value: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64; the products wrap, as they do there."""
+    """SplitMix64's finalizer on int64; the products wrap, as in the original."""
     value = (value ^ _shift(value, 30)) * -4658895280553007687
     value = (value ^ _shift(value, 27)) * -7723592293110705685
     return value ^ _shift(value, 31)

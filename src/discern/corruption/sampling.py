@@ -1,4 +1,4 @@
-"""Which tokens stand in for the masked ones."""
+"""Sampling of replacement tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits.
-        top_p: mass of the likeliest tokens that are drawn from, the rest being left out; 1: all of them.
-        disallow_original: never draw the token that stood there.
+        top_p: probability mass of the likeliest tokens, from which is drawn; 1: all tokens.
+        disallow_original: never draw the original token.
 
     Reference: Clark et al. 2020, section 2 and appendix G (higher temperature and no original tokens: no gain); Holtzman et
     al. 2020 (top-p).
@@ -31,31 +31,31 @@ class Sampling:
 
     @property
     def cuts(self) -> bool:
-        """Whether some tokens are left out, so that what is drawn from is no longer the plain softmax."""
+        """Whether some tokens are excluded, so that the distribution is not the plain softmax."""
         return self.top_p < 1 or self.disallow_original
 
     def logits(self, logits: Float[Tensor, "M V"], originals: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
-        """The logits whose softmax is drawn from, float32, minus infinity at what is left out; gradients pass."""
+        """The logits to sample from, float32, minus infinity for excluded tokens; differentiable."""
         logits = logits.float() / self.temperature
         if self.disallow_original:
             logits = logits.scatter(1, originals[:, None], float("-inf"))
         return top_p_logits(logits, self.top_p) if self.top_p < 1 else logits
 
     def sampler(self) -> Callable[[Float[Tensor, "M V"], Float[Tensor, "M"]], Int[Tensor, "M"]]:
-        """What draws from the logits that `drawn_from` gives."""
+        """A function that samples from the result of `drawn_from`."""
         temperature = 1.0 if self.cuts else self.temperature
         return lambda logits, uniforms: sample_tokens(logits, uniforms, temperature)
 
     def drawn_from(self, logits: Float[Tensor, "M V"], originals: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
-        """What the sampler takes, detached: the very logits where nothing is left out, as sampling divides them itself."""
+        """Input of the sampler, detached: the logits themselves if no token is excluded."""
         return self.logits(logits.detach(), originals) if self.cuts else logits.detach()
 
 
 @torch.no_grad()
 def sample_tokens(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperature: float = 1.0) -> Int[Tensor, "M"]:
-    """One id a row, drawn from softmax(logits / temperature) by inverting its distribution function.
+    """Sample one id per row from softmax(logits / temperature), by inverting its distribution function.
 
-    One uniform number a row: Gumbel noise would need V of them. The arithmetic is float32 whatever the logits are:
+    One uniform number per row: Gumbel noise would need V of them. The arithmetic is float32 whatever the logits are:
     bfloat16 has 8 bits, in which many candidates tie.
 
     Args:
@@ -68,8 +68,8 @@ def sample_tokens(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], te
         return kernels.sample(logits, uniforms, temperature)
     probabilities = torch.softmax(logits.float() / temperature, -1)
     distribution = probabilities.cumsum_(-1)
-    # The sum may end a little off 1; scaling the draw by it keeps the last candidate reachable and no other favoured.
-    # Rounding may carry the product up to the sum itself, which lies behind every candidate.
+    # The sum may differ slightly from 1; scaling the draw by it keeps the last candidate reachable and favors no other.
+    # Rounding may raise the product to the sum itself, which is beyond every candidate.
     total = distribution[:, -1]
     targets = torch.minimum(uniforms.float() * total, total.nextafter(total.new_zeros(())))[:, None]
     chosen = torch.searchsorted(distribution, targets, right=True).squeeze(1)
@@ -78,7 +78,7 @@ def sample_tokens(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], te
 
 @torch.no_grad()
 def sample_fixed(log_probabilities: Float[Tensor, "V"], uniforms: Float[Tensor, "M"]) -> Int[Tensor, "M"]:
-    """One id a uniform number, all drawn from one distribution, in float64: no matrix of M x V is needed."""
+    """Sample one id per uniform number, all from one distribution, in float64, without a matrix of M x V."""
     distribution = log_probabilities.double().exp().cumsum(0)
     chosen = torch.searchsorted(distribution, uniforms.double() * distribution[-1], right=True)
     return chosen.clamp_(max=len(distribution) - 1)
@@ -91,7 +91,7 @@ def top_p_logits(logits: Float[Tensor, "M V"], top_p: float) -> Float[Tensor, "M
     """
     with torch.no_grad():
         probabilities, order = torch.softmax(logits, -1).sort(stable=True, dim=-1, descending=True)
-        # A token is left out where those before it suffice; the first never is.
+        # A token is excluded if those before it suffice; the first never is.
         surplus = (probabilities.cumsum(-1) - probabilities) >= top_p
         surplus[:, 0] = False
         left_out = torch.zeros_like(surplus).scatter(1, order, surplus)
@@ -101,5 +101,5 @@ def top_p_logits(logits: Float[Tensor, "M V"], top_p: float) -> Float[Tensor, "M
 def replace_positions(
     input_ids: Int[Tensor, "B L"], positions: Bool[Tensor, "B L"], replacements: Int[Tensor, "M"]
 ) -> Int[Tensor, "B L"]:
-    """The ids with `replacements` at the chosen positions, row by row; everything else as it was, no [MASK] anywhere."""
+    """The ids with `replacements` at the chosen positions, row by row; everything else unchanged, no [MASK] anywhere."""
     return input_ids.masked_scatter(positions, replacements)

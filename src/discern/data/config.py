@@ -1,4 +1,4 @@
-"""Settings of the stream of examples. The data set itself fixes none of them."""
+"""Settings of the stream of examples. None of them is fixed by the data set."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class DataConfig(Section):
         "segments",
         description="'segments': two-segment examples as the released code builds them, padded. "
         "'packed': documents back to back without padding, attention kept inside a document. "
-        "'two-part': XLNet's, running text in the first half, `A [SEP] B [SEP] [CLS]` in the second.",
+        "'two-part': as in XLNet, running text in the first half and `A [SEP] B [SEP] [CLS]` in the second.",
     )
     overflow: Literal["carry", "drop"] = Field(
         "carry",
-        description="'segments' only: what happens to the tokens of the last sentence beyond the row. 'carry' gives them "
-        "to the next example, so that an epoch sees every token once; 'drop' loses them, as the released code does.",
+        description="'segments' only: what happens to tokens beyond the end of the row. 'carry' moves them to the next "
+        "example, so that an epoch sees every token once; 'drop' discards them, as the released code does.",
     )
     short_sequence_probability: float = Field(
         0.05,
         ge=0,
         le=1,
-        description="'segments' only: share of examples with a random shorter target length. Released code: 0.05.",
+        description="'segments' only: fraction of examples with a random shorter target length. Released code: 0.05.",
     )
     single_segment_probability: float = Field(
-        0.1, ge=0, le=1, description="'segments' only: share of examples built as one segment. Released code: 0.1."
+        0.1, ge=0, le=1, description="'segments' only: fraction of examples built as one segment. Released code: 0.1."
     )
     reuse_length: int | None = Field(
         None,
-        description="'two-part' only: positions of the first part, which the next row goes on from and memory keeps; none: "
-        "half of the row, the only length that keeps what a memory holds from having seen the text it will be used on.",
+        description="'two-part' only: positions of the first part, which the memory stores and at whose end the next row begins. "
+        "Default: half of the row, the only length at which the memory has not seen the text to predict.",
     )
-    reversed_rows: bool = Field(True, description="'two-part' only: half of the rows read the text backwards. XLNet: true.")
+    reversed_rows: bool = Field(True, description="'two-part' only: read the text backwards in half of the rows. XLNet: true.")
 
     @model_validator(mode="after")
     def _parts_are_halves(self) -> DataConfig:

@@ -1,4 +1,8 @@
-"""Worker processes as the parent sees them."""
+"""Worker processes: the parent's side, and the code that runs in the child.
+
+A worker is a plain child process rather than one of `multiprocessing`: it needs no fork of a process with threads and no second
+run of the caller's main module, and it ends by itself when its parent dies, because its input ends.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from discern.errors import DataError
+from discern.errors import DataError, DiscernError
 
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -24,9 +28,9 @@ class WorkerProcess(Generic[Message, Reply]):
     """A process that answers messages, one at a time.
 
     Args:
-        make: an importable function that gives the service, a function of a message.
-        arguments: of `make`.
-        threads: that the tokenizer library may use there.
+        make: importable function that returns the service, which maps a message to its reply.
+        arguments: arguments of `make`.
+        threads: number of threads that the tokenizers library may use in the process.
     """
 
     def __init__(self, make: Callable[..., Callable[[Message], Reply]], arguments: tuple[object, ...], threads: int) -> None:
@@ -34,7 +38,7 @@ class WorkerProcess(Generic[Message, Reply]):
             "RAYON_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
         }
-        program = "import sys; sys.path[:] = sys.argv[1:]; from discern.data.worker import serve; serve()"
+        program = "import sys; sys.path[:] = sys.argv[1:]; from discern.data.processes import serve; serve()"
         # A process group of its own: Ctrl-C in the terminal reaches only the parent, which ends its workers itself.
         self._process = subprocess.Popen(
             [sys.executable, "-c", program, *sys.path],
@@ -56,7 +60,8 @@ class WorkerProcess(Generic[Message, Reply]):
         """Send a message and wait for the reply.
 
         Raises:
-            DataError: the process died. Or what the service raises.
+            DataError: the process died.
+        DiscernError: the service raised it.
         """
         try:
             if self._first is not None:
@@ -68,7 +73,7 @@ class WorkerProcess(Generic[Message, Reply]):
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as problem:
             raise DataError(
                 f"a worker process ended unexpectedly (exit status {self._process.wait()})",
-                hint="if memory ran out, use fewer --workers; otherwise its last words are above",
+                hint="if memory ran out, use fewer --workers; otherwise see its output above",
             ) from problem
         if error is not None:
             raise error
@@ -76,15 +81,15 @@ class WorkerProcess(Generic[Message, Reply]):
         return answer
 
     def kill(self) -> None:
-        """End the process now; an `ask` in another thread fails."""
+        """End the process now. An `ask` in another thread fails."""
         self._process.kill()
 
     def close(self) -> None:
-        """After `kill`: free what it held."""
+        """Free the resources of a process that was killed."""
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # the rest of a message that nobody reads any more
+                with contextlib.suppress(BrokenPipeError):  # the rest of a message that is no longer read
                     stream.close()
 
     def _send(self, message: Any) -> None:
@@ -97,8 +102,8 @@ class WorkerPool(Generic[Message, Reply]):
     """Several processes with the same service, each with one thread.
 
     Args:
-        make: an importable function that gives the service.
-        arguments: of `make`.
+        make: importable function that returns the service.
+        arguments: arguments of `make`.
         workers: number of processes.
     """
 
@@ -121,7 +126,7 @@ class WorkerPool(Generic[Message, Reply]):
         self._stop()
 
     def map(self, messages: Iterable[Message]) -> Iterator[Reply]:
-        """The replies in the order of the messages, of which at most two a process are under way.
+        """The replies in the order of the messages. At most two messages per process are in progress.
 
         Raises:
             DataError: a process died. Or what the service raises.
@@ -135,7 +140,7 @@ class WorkerPool(Generic[Message, Reply]):
             yield pending.popleft().result()
 
     def _ask(self, message: Message) -> Reply:
-        """Runs in a thread."""
+        """Ask an idle process. Runs in a thread."""
         worker = self._idle.get()
         try:
             return worker.ask(message)
@@ -148,3 +153,35 @@ class WorkerPool(Generic[Message, Reply]):
         self._threads.shutdown(wait=True, cancel_futures=True)
         for worker in self._workers:
             worker.close()
+
+
+Service = Callable[[Any], Any]
+"""A function from a message to its reply."""
+
+
+def serve() -> None:
+    """Answer messages on standard input with `(reply, error)` on standard output; runs in the child.
+
+    The first message is a function and its arguments; the function returns the service.
+    """
+    incoming = sys.stdin.buffer
+    outgoing = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not mix with the replies
+    try:
+        make, arguments = pickle.load(incoming)
+        service: Service = make(*arguments)
+        while True:
+            reply = _reply(service, pickle.load(incoming))
+            pickle.dump(reply, outgoing, protocol=pickle.HIGHEST_PROTOCOL)
+            outgoing.flush()
+    except EOFError:  # no more work
+        return
+    except BrokenPipeError:  # the parent is gone
+        os._exit(1)
+
+
+def _reply(service: Service, message: Any) -> tuple[Any, DiscernError | None]:
+    try:
+        return service(message), None
+    except DiscernError as problem:
+        return None, problem

@@ -1,1 +1,1 @@
-"""Other formats in and out: Hugging Face folders, model cards."""
+"""Files of other libraries: Hugging Face folders and TensorFlow checkpoints, read and written."""

@@ -1,43 +1,44 @@
-"""config.json of a Hugging Face ELECTRA or BERT: what it says of the sizes, and what discern wrote into it."""
+"""Reads and writes config.json of Hugging Face models: the sizes, and the record that discern adds to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
 
 from discern.config.problems import quoted
 from discern.errors import CheckpointError
 from discern.interop.names import CONFIG_NAME
-from discern.model.config import ModelConfig
-from discern.model.encoder import Encoder
+from discern.models.base import Encoder
+from discern.models.config import ModelConfig
+from discern.models.electra.config import ElectraConfig
+from discern.models.electra.huggingface import REQUIRED, SIZE_KEYS
 from discern.objectives.base import Vocabulary
-from discern.records import Record, read_object, understood
+from discern.storage.records import Record, read_object, understood
 
+ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 MARK = "discern"
-"""Key of config.json that tells an export of ours from somebody else's model."""
-ENCODER_KEYS = frozenset(
-    "architectures model_type vocab_size embedding_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
-    "hidden_act hidden_dropout_prob attention_probs_dropout_prob max_position_embeddings position_embedding_type type_vocab_size "
-    "initializer_range layer_norm_eps pad_token_id tie_word_embeddings summary_type summary_use_proj summary_activation "
-    "summary_last_dropout dtype".split()
+"""Key of config.json that identifies an export of discern."""
+ENCODER_KEYS = frozenset(SIZE_KEYS.values()) | frozenset(
+    "architectures model_type vocab_size hidden_act position_embedding_type pad_token_id tie_word_embeddings summary_type "
+    "summary_use_proj summary_activation summary_last_dropout dtype".split()
 )
-"""What `encoder_config` states: all that an export says of a network, in words of transformers."""
+"""Keys that `encoder_config` writes: all keys of an export that transformers reads."""
 _AGAIN = "export or download the model again"
 SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-"""What our encoder computes, by the keys of config.json that could say otherwise: GELU by the error function, and so on."""
+"""The only supported values of some keys of config.json, such as the exact GELU."""
 
 
 def read_huggingface_config(folder: Path, families: Sequence[str] = ("electra",)) -> dict[str, Any]:
-    """config.json of a Hugging Face folder.
+    """Read config.json of a Hugging Face folder.
 
     Args:
-        families: values of `model_type` to accept.
+        families: accepted values of `model_type`.
 
     Raises:
-        CheckpointError: it is missing, unreadable, or that of another family.
+        CheckpointError: the file is missing or damaged, or the model is of another family.
     """
     path = folder / CONFIG_NAME
     if not path.exists():
@@ -56,7 +57,7 @@ def read_huggingface_config(folder: Path, families: Sequence[str] = ("electra",)
 
 
 class _Mark(Record):
-    """What discern wrote of an export. The names of networks are names of folders too."""
+    """The record of an export. Names of networks are also names of folders."""
 
     networks: Annotated[list[Annotated[str, Field(pattern=r"^[\w-]+$")]], Field(min_length=1)] | None = None
     step: Annotated[int, Field(ge=0)] | None = None
@@ -67,14 +68,14 @@ class _Mark(Record):
 
 
 class _Model(Record):
-    """What config.json of a model must hold as it is read here, where it holds it."""
+    """Types of the keys of config.json that are read here, if present."""
 
     architectures: list[str] | None = None
     id2label: dict[str, Any] | None = None
 
 
 class _Export(Record):
-    """What config.json of an export must hold."""
+    """Required keys of config.json of an export."""
 
     architectures: Annotated[list[str], Field(min_length=1)]
     vocab_size: Annotated[int, Field(ge=1)]
@@ -83,36 +84,27 @@ class _Export(Record):
 
 
 def read_mark(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What discern wrote in config.json about an export; empty for somebody else's model."""
+    """The record that discern wrote into config.json of an export; empty for other models."""
     mark = config.get(MARK)
     return mark if isinstance(mark, dict) else {}
 
 
 def encoder_config(encoder: Encoder, vocabulary: Vocabulary, architecture: str, precision: str) -> dict[str, Any]:
-    """config.json, with every field that ELECTRA's readers look for, so that no version's default matters.
+    """The content of config.json for an ELECTRA. All fields are written, so that defaults of transformers do not matter.
 
     Args:
-        architecture: class of transformers that holds the encoder and its head.
-        precision: type that the weights are stored in, one of `PRECISIONS`.
+        architecture: class of transformers for the encoder and its head.
+        precision: data type of the stored weights, one of `PRECISIONS`.
     """
     sizes = encoder.config
     return {
         "architectures": [architecture],
         "model_type": "electra",
         "vocab_size": encoder.embeddings.vocab_size,
+        **{key: getattr(sizes, name) for name, key in SIZE_KEYS.items()},
         "embedding_size": encoder.embeddings.embedding_size,
-        "hidden_size": sizes.hidden_size,
-        "num_hidden_layers": sizes.num_layers,
-        "num_attention_heads": sizes.num_heads,
-        "intermediate_size": sizes.feedforward_size,
         "hidden_act": "gelu",
-        "hidden_dropout_prob": sizes.hidden_dropout,
-        "attention_probs_dropout_prob": sizes.attention_dropout,
-        "max_position_embeddings": sizes.max_positions,
         "position_embedding_type": "absolute",
-        "type_vocab_size": sizes.num_token_types,
-        "initializer_range": sizes.initializer_range,
-        "layer_norm_eps": sizes.layer_norm_epsilon,
         "pad_token_id": vocabulary.special.pad,
         "tie_word_embeddings": True,
         # How ElectraForMultipleChoice sums up a sequence: the state of [CLS], as when the released models are fine-tuned.
@@ -124,15 +116,15 @@ def encoder_config(encoder: Encoder, vocabulary: Vocabulary, architecture: str, 
     }
 
 
-def model_config(config: Mapping[str, Any], path: Path, supported: Mapping[str, Any]) -> ModelConfig:
-    """The sizes that config.json of an ELECTRA or a BERT states; BERT's embeddings are as wide as its hidden states.
+def model_config(config: Mapping[str, Any], path: Path, supported: Mapping[str, Any]) -> ElectraConfig:
+    """The sizes of an encoder, from config.json of an ELECTRA or a BERT. BERT's embeddings have the hidden size.
 
     Args:
-        path: of config.json.
-        supported: what a key must be where it is stated.
+        path: path of config.json, for messages.
+        supported: required values of keys that are present.
 
     Raises:
-        CheckpointError: a key asks for what our encoder cannot do, or a size is missing or impossible.
+        CheckpointError: a key has an unsupported value, or a size is missing or invalid.
     """
     family = config["model_type"]
     for key, value in supported.items():
@@ -141,47 +133,27 @@ def model_config(config: Mapping[str, Any], path: Path, supported: Mapping[str, 
                 f"{path}: {key} is {config[key]!r}, but only {value!r} is supported",
                 hint=f"give an ordinary {family.upper()} model",
             )
-    hidden = whole_number(config, "hidden_size", path)
-    sizes = {
-        "num_layers": whole_number(config, "num_hidden_layers", path),
-        "hidden_size": hidden,
-        "embedding_size": hidden if family == "bert" else whole_number(config, "embedding_size", path),
-        "num_heads": whole_number(config, "num_attention_heads", path),
-        "feedforward_size": whole_number(config, "intermediate_size", path),
-    }
-    return validated_sizes(sizes | {ours: config[key] for ours, key in _OPTIONAL.items() if key in config}, _KEYS, path)
+    # BERT does not factorize its embeddings.
+    keys = SIZE_KEYS | ({"embedding_size": "hidden_size"} if family == "bert" else {})
+    sizes = {name: whole_number(config, keys[name], path) for name in REQUIRED}
+    sizes |= {name: config[key] for name, key in keys.items() if name not in REQUIRED and key in config}
+    return validated_sizes(ElectraConfig, sizes, keys, path)
 
 
-_OPTIONAL = {
-    "max_positions": "max_position_embeddings",
-    "num_token_types": "type_vocab_size",
-    "hidden_dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "initializer_range": "initializer_range",
-    "layer_norm_epsilon": "layer_norm_eps",
-}
-"""Keys that config.json may leave out, by our names; the defaults of transformers are ours."""
-_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "feedforward_size": "intermediate_size",
-    **_OPTIONAL,
-}
-
-
-def validated_sizes(sizes: Mapping[str, object], keys: Mapping[str, str], path: Path) -> ModelConfig:
-    """The sizes of an encoder, once each of them can be.
+def validated_sizes(kind: type[ConfigT], sizes: Mapping[str, object], keys: Mapping[str, str], path: Path) -> ConfigT:
+    """Validate the sizes of an encoder.
 
     Args:
-        sizes: by our names.
-        keys: what config.json calls them, where it calls them something else.
-        path: of config.json.
+        kind: the encoder's `Config`.
+        sizes: the sizes, by our names.
+        keys: their keys in config.json, if different from our names.
+        path: path of config.json, for messages.
 
     Raises:
-        CheckpointError: one cannot be; the message names its key in config.json, and what was found there.
+        CheckpointError: a size is invalid; the message names its key in config.json and its value.
     """
     try:
-        return ModelConfig.model_validate(dict(sizes))
+        return kind.model_validate(dict(sizes))
     except ValidationError as problem:
         said = []
         for error in problem.errors():
@@ -195,10 +167,10 @@ _LARGEST = 2**31 - 1
 
 
 def whole_number(config: Mapping[str, Any], key: str, path: Path, least: int = 1) -> int:
-    """A size that config.json must state.
+    """Read a required size from config.json.
 
     Raises:
-        CheckpointError: it does not, or states less than `least`, or what no tensor could have.
+        CheckpointError: the size is missing, less than `least`, or larger than any tensor.
     """
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:

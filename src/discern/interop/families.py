@@ -1,4 +1,4 @@
-"""Which of the families that transformers knows a network or a folder is of, and what turns one into the other."""
+"""The model families of transformers that discern reads and writes: one entry per architecture."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from typing import Any
 from torch import nn
 
 from discern.errors import CheckpointError, ConfigError
-from discern.interop import finetuned, huggingface, pretrained, xlnet, xlnet_finetuned
+from discern.interop import finetuned, huggingface, pretrained, xlnet
 from discern.interop.config_json import read_huggingface_config, read_mark
 from discern.interop.finetuned import HeadWeights, OwnHead
-from discern.interop.heads import network_with_head
 from discern.interop.huggingface import HuggingFaceModel
 from discern.interop.names import TWO_TOWER_FAMILY
+from discern.interop.pretrained import network_with_head
 from discern.interop.tokenizer import Frame
-from discern.model.bert import BertEncoder
-from discern.model.encoder import Encoder
-from discern.model.heads import MaskedLMHead, TokenHead
-from discern.model.network import Network
-from discern.model.two_tower import TwoTowerEncoder
-from discern.model.xlnet import XLNetEncoder
+from discern.models.base import Encoder, Network
+from discern.models.electra.encoder import BertEncoder
+from discern.models.electra.two_tower import TwoTowerEncoder
+from discern.models.heads import MaskedLMHead, TokenHead
+from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Vocabulary
 
 
 @dataclass(frozen=True)
 class Family:
-    """How one architecture is written and read.
+    """How one architecture is written to and read from folders.
 
     Attributes:
-        encoders: our classes.
-        model_types: values of `model_type` in config.json whose encoder it can hold.
-        network_types: those whose networks it can; two towers are no encoder of a task.
-        pretrained_type: the one of them whose pre-training heads are ours too; what is written is of it.
-        to_huggingface: a network as a folder's content, see `discern.interop.huggingface.to_huggingface`.
-        finetuned: an encoder with the head of a task likewise, see `discern.interop.finetuned.finetuned_to_huggingface`.
-        network: the network in a folder.
-        with_head: the same, but an `nn.Identity` for the head where there is no pre-training head.
-        fill: give a network the weights in a folder.
-        encoder_from: the encoder in a folder, whatever stands on it.
-        frame: of the texts that transformers' classes of this family expect.
+        encoders: our encoder classes.
+        model_types: values of `model_type` in config.json whose encoders can be read.
+        network_types: values of `model_type` whose pre-trained networks can be read; includes two towers, which cannot be
+            fine-tuned.
+        pretrained_type: the `model_type` that is written; its pre-training heads are the same as ours.
+        to_huggingface: converts a network, see `discern.interop.huggingface.to_huggingface`.
+        finetuned: converts an encoder with the head of a task, see `discern.interop.finetuned.finetuned_to_huggingface`.
+        network: reads the network in a folder.
+        with_head: the same, but with an `nn.Identity` as head if the folder has no pre-training head.
+        fill: loads the weights in a folder into a network.
+        encoder_from: reads the encoder in a folder with any head.
+        frame: input framing that the classes of transformers expect.
     """
 
     encoders: tuple[type[Encoder], ...]
@@ -58,7 +58,7 @@ class Family:
 
 
 def _bert_network(folder: Path) -> Network:
-    """Of a folder of ours as it was written, of somebody else's in whatever files it has.
+    """The network in a folder: an export of discern, or a folder of transformers in any of its file formats.
 
     Raises:
         CheckpointError: a file is missing or damaged, or there is no pre-training head.
@@ -69,8 +69,8 @@ def _bert_network(folder: Path) -> Network:
     network = network_with_head(folder)
     if isinstance(network.head, nn.Identity):
         raise CheckpointError(
-            f"{folder} holds no pre-training head: it is a bare encoder, or was fine-tuned for something",
-            hint="give an ElectraForPreTraining, an ElectraForMaskedLM or a BertForMaskedLM",
+            f"{folder} has no pre-training head: it is a bare encoder or a fine-tuned model",
+            hint="use an ElectraForPreTraining, an ElectraForMaskedLM or a BertForMaskedLM",
         )
     return network
 
@@ -78,8 +78,8 @@ def _bert_network(folder: Path) -> Network:
 FAMILIES = (
     Family(
         (BertEncoder, TwoTowerEncoder),
-        pretrained.FAMILIES,
-        (*pretrained.FAMILIES, TWO_TOWER_FAMILY),
+        pretrained.MODEL_TYPES,
+        (*pretrained.MODEL_TYPES, TWO_TOWER_FAMILY),
         "electra",
         huggingface.to_huggingface,
         finetuned.finetuned_to_huggingface,
@@ -95,7 +95,7 @@ FAMILIES = (
         ("xlnet",),
         "xlnet",
         xlnet.to_huggingface,
-        xlnet_finetuned.finetuned_to_huggingface,
+        finetuned.xlnet_to_huggingface,
         xlnet.network_from_huggingface,
         xlnet.network_with_head,
         xlnet.load_huggingface_weights,
@@ -104,16 +104,16 @@ FAMILIES = (
     ),
 )
 ENCODER_TYPES = tuple(name for family in FAMILIES for name in family.model_types)
-"""Values of `model_type` of the folders that an encoder can be taken from."""
+"""Values of `model_type` of folders from which an encoder can be read."""
 NETWORK_TYPES = tuple(name for family in FAMILIES for name in family.network_types)
-"""Values of `model_type` of the folders that a pre-trained network with its head can be taken from."""
+"""Values of `model_type` of folders from which a pre-trained network with its head can be read."""
 
 
 def name_of(network: Network, model_type: str) -> str:
-    """What a network is called whose folder doesn't say.
+    """The default name of a network whose folder does not state one.
 
     Args:
-        model_type: of the folder's config.json.
+        model_type: `model_type` in config.json of the folder.
     """
     if isinstance(network.head, TokenHead):
         return "discriminator"
@@ -121,16 +121,16 @@ def name_of(network: Network, model_type: str) -> str:
 
 
 def family_of(encoder: Encoder) -> Family:
-    """The family that can hold an encoder.
+    """The family that can represent an encoder.
 
     Raises:
-        ConfigError: none can.
+        ConfigError: no family can represent it.
     """
     for family in FAMILIES:
         if isinstance(encoder, family.encoders):
             return family
     raise ConfigError(
-        f"encoder '{encoder.config.encoder}' has no form in transformers", hint="use the run with discern, as it is"
+        f"encoder '{encoder.config.encoder}' has no equivalent in transformers", hint="use the run with discern, as it is"
     )
 
 
@@ -138,17 +138,17 @@ def family_in(folder: Path) -> Family:
     """The family of the model in a folder.
 
     Raises:
-        CheckpointError: config.json is missing, unreadable, or that of another family.
+        CheckpointError: config.json is missing or damaged, or the model is of another family.
     """
     kind = read_huggingface_config(folder, NETWORK_TYPES)["model_type"]
     return next(family for family in FAMILIES if kind in family.network_types)
 
 
 def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "float32") -> HuggingFaceModel:
-    """The network as config.json and model.safetensors of the family that can hold it.
+    """Convert a network to config.json and model.safetensors of its family.
 
     Raises:
-        ConfigError: none can.
+        ConfigError: no family can represent it.
     """
     return family_of(network.encoder).to_huggingface(network, vocabulary, precision)
 
@@ -156,9 +156,9 @@ def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "f
 def finetuned_to_huggingface(
     encoder: Encoder, head: HeadWeights | OwnHead, vocabulary: Vocabulary, precision: str = "float32"
 ) -> HuggingFaceModel:
-    """A fine-tuned encoder and its head as config.json and model.safetensors of the family that can hold them.
+    """Convert a fine-tuned encoder and its head to config.json and model.safetensors of its family.
 
     Raises:
-        ConfigError: none can.
+        ConfigError: no family can represent it.
     """
     return family_of(encoder).finetuned(encoder, head, vocabulary, precision)

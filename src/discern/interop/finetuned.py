@@ -1,7 +1,8 @@
-"""Our fine-tuned models as Hugging Face ELECTRA folders: an encoder with one linear layer on it. XLNet's: `xlnet_finetuned`.
+"""Export of fine-tuned models to the Hugging Face format: an ELECTRA or XLNet encoder with the head of a task.
 
-A tagger becomes an `ElectraForTokenClassification`, a finder of spans an `ElectraForQuestionAnswering`, a classifier or a
-regression an `ElectraForSequenceClassification`, which computes the same by way of a layer that ours does not have.
+A tagger becomes an `ElectraForTokenClassification`, a model that extracts spans an `ElectraForQuestionAnswering`, and a
+classifier or a regression an `ElectraForSequenceClassification`. The latter has one more layer than our head; its weights are
+chosen so that the outputs are the same.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discern.errors import ConfigError
+from discern.interop import xlnet
 from discern.interop.config_json import encoder_config
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
-from discern.interop.names import ENCODER_CLASS, encoder_names, encoder_parameters
+from discern.interop.names import ENCODER_CLASS, XLNET_ENCODER_CLASS, encoder_weights
 from discern.interop.tokenizer import Frame
-from discern.model.bert import BertEncoder
+from discern.models.electra.encoder import BertEncoder
+from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Vocabulary
 
 Kind = Literal["classification", "tagging", "span"]
@@ -40,12 +43,12 @@ PROBLEMS: dict[Problem, str] = {
 
 @dataclass(frozen=True)
 class Summary:
-    """What stands between state and head: activation(W h + b) takes the place of h.
+    """A layer between hidden state and head: activation(W h + b) replaces h.
 
     Attributes:
         weight: (D, D) W.
         bias: (D,) b.
-        activation: tanh, or the exact GELU.
+        activation: tanh or the exact GELU.
     """
 
     weight: Float[Tensor, "D D"]
@@ -55,20 +58,20 @@ class Summary:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """What a fine-tuned model computes from a state h: `scale * (W h + b) + shift`, C numbers.
+    """The head of a fine-tuned model: maps a hidden state h to the C outputs `scale * (W h + b) + shift`.
 
     Attributes:
-        kind: 'classification' reads the state of [CLS], 'tagging' and 'span' that of every token; a span's two numbers are
-            the logits of its start and of its end.
+        kind: 'classification' reads the state of [CLS]; 'tagging' and 'span' read the state of every token. The two outputs of
+            'span' are the logits of the start and the end.
         weight: (C, D) W.
         bias: (C,) b.
-        labels: what each of the C numbers is for; empty where they have no names (span, regression).
-        problem: of classification. 'single': one class is right; 'multi': any number of them; 'regression': the numbers are
-            what is asked for.
-        scale: factor that undoes a normalisation of the targets.
-        shift: in the targets' unit, likewise.
-        summary: of classification; None: there is none.
-        frame: of the texts: where [CLS] stands.
+        labels: names of the C outputs; empty if they have no names (span, regression).
+        problem: kind of classification. 'single': exactly one class is correct; 'multi': any number of classes is; 'regression':
+            the outputs themselves are the prediction.
+        scale: factor that undoes a normalization of the targets.
+        shift: offset that undoes it, in the unit of the targets.
+        summary: layer before the head of a classification; None if there is none.
+        frame: position of [CLS] in the input.
     """
 
     kind: Kind
@@ -90,15 +93,17 @@ class HeadWeights:
 
 @dataclass(frozen=True)
 class OwnHead:
-    """A head that transformers has no class for. The encoder is written as transformers' bare model, the head to a file
-    beside it, which `discern.load` and `discern predict` read.
+    """A head that transformers has no class for.
+
+    The encoder is exported as the bare model of transformers, and the head to a separate file, which `discern.load` and
+    `discern predict` read.
 
     Attributes:
-        kind: as of `HeadWeights`.
-        tensors: by our own names.
-        labels: likewise as of `HeadWeights`.
-        problem: likewise.
-        frame: of the texts: where [CLS] stands.
+        kind: as in `HeadWeights`.
+        tensors: weights by our own names.
+        labels: as in `HeadWeights`.
+        problem: as in `HeadWeights`.
+        frame: position of [CLS] in the input.
     """
 
     kind: Kind
@@ -108,7 +113,7 @@ class OwnHead:
     frame: Frame = "cls-first"
 
     def stored(self, precision: str) -> dict[str, Tensor]:
-        """The tensors on the CPU, in the type that weights are stored in."""
+        """The tensors on the CPU, in the data type of the stored weights."""
         dtype = PRECISIONS[precision]
         return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.tensors.items()}
 
@@ -116,24 +121,23 @@ class OwnHead:
 def finetuned_to_huggingface(
     encoder: BertEncoder, head: HeadWeights | OwnHead, vocabulary: Vocabulary, precision: str = "float32"
 ) -> HuggingFaceModel:
-    """The encoder and its head as config.json and model.safetensors of Hugging Face.
+    """Convert the encoder and its head to config.json and model.safetensors of Hugging Face.
 
     Args:
-        precision: type that the weights are stored in, one of `PRECISIONS`.
+        precision: data type of the stored weights, one of `PRECISIONS`.
 
     Raises:
-        ConfigError: the encoder is not the BERT-style one with LayerNorm after each residual, which alone ELECTRA can hold, or
-            the head has a summary with tanh, or more classes than ELECTRA's can represent.
+        ConfigError: ELECTRA cannot represent the model: the encoder is not BERT-style with a LayerNorm after each residual, or
+            the head has a summary layer with tanh or too many classes.
     """
     if isinstance(head, OwnHead):
         return _bare(encoder, head, vocabulary, precision)
     if head.summary is not None and head.summary.activation != "gelu":
         raise ConfigError(
-            f"{ARCHITECTURES[head.kind]} has no place for a summary",
-            hint="--set task.head=linear trains a head that it has; `discern predict` takes this one as it is",
+            f"{ARCHITECTURES[head.kind]} has no summary layer, and this head has one",
+            hint="fine-tune with --set task.head=linear to export; `discern predict` accepts this model as it is",
         )
-    names, parameters = encoder_names(encoder), encoder_parameters(encoder)
-    tensors = {f"electra.{theirs}": parameters[ours] for ours, theirs in names.items()} | _head_tensors(head)
+    tensors = encoder_weights(encoder) | _head_tensors(head)
     dtype = PRECISIONS[precision]
     stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
     config = encoder_config(encoder, vocabulary, ARCHITECTURES[head.kind], precision)
@@ -143,16 +147,16 @@ def finetuned_to_huggingface(
 
 def _bare(encoder: BertEncoder, head: OwnHead, vocabulary: Vocabulary, precision: str) -> HuggingFaceModel:
     """The encoder as an `ElectraModel`, with the head beside it."""
-    names, parameters, dtype = encoder_names(encoder), encoder_parameters(encoder), PRECISIONS[precision]
-    stored = {theirs: parameters[ours].detach().to("cpu", dtype).contiguous() for ours, theirs in names.items()}
+    weights, dtype = encoder_weights(encoder), PRECISIONS[precision]
+    stored = {name.removeprefix("electra."): each.detach().to("cpu", dtype).contiguous() for name, each in weights.items()}
     return HuggingFaceModel(encoder_config(encoder, vocabulary, ENCODER_CLASS, precision), stored, head.stored(precision))
 
 
 def head_config(head: HeadWeights) -> dict[str, Any]:
-    """What config.json says of a head, whatever it stands on.
+    """The keys of config.json that describe a head, for any encoder.
 
-    Keys are strings, as JSON has them; transformers makes numbers of those in `id2label`. Where several outputs have the
-    same label, `label2id` has the first of them.
+    Keys are strings, as JSON requires; transformers converts those of `id2label` to numbers. If several outputs have the same
+    label, `label2id` maps it to the first of them.
     """
     labels = head.labels or tuple(f"LABEL_{number}" for number in range(len(head.bias)))
     config: dict[str, Any] = {
@@ -164,14 +168,14 @@ def head_config(head: HeadWeights) -> dict[str, Any]:
 
 
 def _head_tensors(head: HeadWeights) -> dict[str, Tensor]:
-    """The head's tensors by Hugging Face's name."""
+    """The tensors of the head, by Hugging Face's names."""
     if head.kind == "classification":
         return _two_layers(head)
     return linear_tensors(head, "classifier" if head.kind == "tagging" else "qa_outputs")
 
 
 def linear_tensors(head: HeadWeights, layer: str) -> dict[str, Tensor]:
-    """A head as one layer of this name."""
+    """The head as a single linear layer with this name."""
     weight, bias = _linear(head)
     return {f"{layer}.weight": head.scale * weight, f"{layer}.bias": head.scale * bias + head.shift}
 
@@ -181,10 +185,10 @@ def _linear(head: HeadWeights) -> tuple[Float[Tensor, "C D"], Float[Tensor, "C"]
 
 
 def _two_layers(head: HeadWeights) -> dict[str, Tensor]:
-    """ELECTRA's head, out(gelu(dense(h))), such that it computes ours.
+    """The weights of ELECTRA's head, out(gelu(dense(h))), with which it computes the same as ours.
 
-    With z = W h + b, the first layer gives z and -z, and the second takes gelu(z) - gelu(-z), which is z: the exact GELU is
-    z Phi(z), and Phi(z) + Phi(-z) = 1. A head that has a layer with GELU is stored as it is.
+    Let z = W h + b. The first layer computes z and -z, and the second gelu(z) - gelu(-z) = z, because the exact GELU is z Phi(z)
+    and Phi(z) + Phi(-z) = 1. A head that already has a layer with GELU is stored unchanged.
     """
     weight, bias = _linear(head)
     if head.summary is not None:
@@ -207,4 +211,49 @@ def _two_layers(head: HeadWeights) -> dict[str, Tensor]:
         "classifier.dense.bias": torch.cat([bias, -bias, torch.zeros(spare)]),
         "classifier.out_proj.weight": torch.cat([select, -select, torch.zeros(classes, spare)], 1),
         "classifier.out_proj.bias": torch.full((classes,), head.shift),
+    }
+
+
+XLNET_ARCHITECTURES = {
+    "classification": "XLNetForSequenceClassification",
+    "tagging": "XLNetForTokenClassification",
+    "span": "XLNetForQuestionAnsweringSimple",
+}
+"""The class of transformers that holds a head, by its kind."""
+_XLNET_LAYERS = {"classification": "logits_proj", "tagging": "classifier", "span": "qa_outputs"}
+
+
+def xlnet_to_huggingface(
+    encoder: XLNetEncoder, head: HeadWeights | OwnHead, vocabulary: Vocabulary, precision: str = "float32"
+) -> HuggingFaceModel:
+    """Convert the encoder and its head to config.json and model.safetensors of Hugging Face.
+
+    Args:
+        precision: data type of the stored weights, one of `PRECISIONS`.
+    """
+    tensors = xlnet.encoder_tensors(encoder)
+    if isinstance(head, HeadWeights):
+        tensors |= _summary_tensors(head) | linear_tensors(head, _XLNET_LAYERS[head.kind])
+    dtype = PRECISIONS[precision]
+    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    if isinstance(head, OwnHead):
+        bare = xlnet.encoder_config(encoder, vocabulary, XLNET_ENCODER_CLASS, precision)
+        return HuggingFaceModel(bare, stored, head.stored(precision))
+    config = xlnet.encoder_config(encoder, vocabulary, XLNET_ARCHITECTURES[head.kind], precision)
+    return HuggingFaceModel(config | head_config(head) | _summary_config(head), stored)
+
+
+def _summary_tensors(head: HeadWeights) -> dict[str, Tensor]:
+    if head.summary is None:
+        return {}
+    return {"sequence_summary.summary.weight": head.summary.weight, "sequence_summary.summary.bias": head.summary.bias}
+
+
+def _summary_config(head: HeadWeights) -> dict[str, Any]:
+    """The keys of config.json about which state the classifier reads, and through which layer."""
+    return {
+        "summary_type": "last" if head.frame == "cls-last" else "first",
+        "summary_use_proj": head.summary is not None,
+        # transformers does not accept null here; "" means no activation.
+        "summary_activation": "" if head.summary is None else head.summary.activation,
     }

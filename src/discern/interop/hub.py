@@ -18,19 +18,19 @@ _CACHED = re.compile(r"models--(.+)")
 
 
 def is_hub_name(name: str | Path) -> bool:
-    """Whether a text has the form of a name on the Hub: "google/electra-small-discriminator"."""
+    """Whether a string has the form of a name on the Hub: "google/electra-small-discriminator"."""
     return bool(_NAME.fullmatch(str(name))) and ".." not in str(name)
 
 
 def local_model(name: str | Path, note: Callable[[str], None]) -> Path:
-    """The folder of a model.
+    """The folder of a model, which is downloaded if it is given by its name on the Hub.
 
-    A folder or file of that name is taken as it is. Otherwise, if it has the form of a name on the Hub, and there is no folder
-    that it could be a mistyped path in, the model is downloaded to the cache of huggingface_hub, where later calls find it
-    without a network. Anything else is returned unchanged.
+    An existing file or folder is returned unchanged. Otherwise, if the name has the form of a name on the Hub and its first part
+    is not an existing folder (then it is a mistyped path), the model is downloaded to the cache of huggingface_hub, where later
+    calls find it without a network connection. Anything else is returned unchanged.
 
     Args:
-        note: told where a downloaded model is.
+        note: called with a message about where a downloaded model is.
 
     Raises:
         ConfigError: huggingface_hub is not installed.
@@ -51,7 +51,7 @@ def local_model(name: str | Path, note: Callable[[str], None]) -> Path:
         folder = _download(repository)
     except huggingface_hub.errors.GatedRepoError as problem:
         raise DataError(
-            f"{repository} on the Hugging Face Hub is open only to those who accepted its terms",
+            f"{repository} on the Hugging Face Hub is available only to users who have accepted its terms",
             hint=f"accept them at https://huggingface.co/{repository}, then run: hf auth login",
         ) from problem
     except huggingface_hub.errors.RepositoryNotFoundError as problem:
@@ -59,7 +59,7 @@ def local_model(name: str | Path, note: Callable[[str], None]) -> Path:
             f"there is no folder {repository}, and no public model of that name on the Hugging Face Hub",
             hint="check the name, or give the folder of a model; for a private model: hf auth login",
         ) from problem
-    except Exception as problem:  # network, proxies, certificates, disk: each has errors of its own
+    except Exception as problem:  # network, proxies, certificates and disk raise errors of many types
         raise DataError(
             f"there is no folder {repository}, and it cannot be downloaded from the Hugging Face Hub: {_reason(problem)}",
             hint=_by_hand(repository),
@@ -69,7 +69,7 @@ def local_model(name: str | Path, note: Callable[[str], None]) -> Path:
 
 
 def hub_name(folder: Path) -> str | None:
-    """The name on the Hub of a folder in the cache of huggingface_hub, with its revision; None of any other folder."""
+    """The name on the Hub and the revision of a folder in the cache of huggingface_hub; None for any other folder."""
     parts = folder.absolute().parts
     if len(parts) < 3 or parts[-2] != "snapshots" or not (found := _CACHED.fullmatch(parts[-3])):
         return None
@@ -77,7 +77,7 @@ def hub_name(folder: Path) -> str | None:
 
 
 def _download(repository: str) -> Path:
-    """Config, tokenizer and weights, and those of networks beside; pickles only where there are no safetensors."""
+    """Download config, tokenizer and weights, including those of a generator subfolder; pickles only without safetensors."""
     from huggingface_hub import snapshot_download
 
     def fetched(*patterns: str) -> Path:
@@ -95,13 +95,13 @@ def _download(repository: str) -> Path:
 
 
 def _reason(problem: BaseException) -> str:
-    """The first line of an error, or of the one that caused it: huggingface_hub tells of the network in that."""
+    """The first line of an error or of its cause, where huggingface_hub reports problems of the network."""
     told = problem.__cause__ or problem
     return (str(told).strip().splitlines() or [type(told).__name__])[0]
 
 
 def _by_hand(repository: str) -> str:
     return (
-        f"where there is a network, run: hf download {repository} --local-dir {repository}; then copy the folder here, so that "
-        f"{repository}/{CONFIG_NAME} exists"
+        f"on a machine with a network, run: hf download {repository} --local-dir {repository}; then copy the folder here, "
+        f"so that {repository}/{CONFIG_NAME} exists"
     )

@@ -1,29 +1,26 @@
-"""Our networks as Hugging Face ELECTRA folders and back: names and values of the weights, and config.json.
+"""Converts networks to Hugging Face ELECTRA folders and back: names and values of the weights, and config.json.
 
-A discriminator becomes an `ElectraForPreTraining`, a masked language model (the generator, or the encoder of objective
-`mlm`) an `ElectraForMaskedLM`. A discriminator whose head has a bilinear term becomes an `ElectraModel`, as ELECTRA has no
-place for the term; its head stands in a file beside, which transformers passes over and discern reads. A two-tower generator
-has no form in transformers at all; its folder looks alike, and says so.
-Nothing here imports transformers: the format is two files, and it is stable.
+A discriminator becomes an `ElectraForPreTraining`. A masked language model (the generator, or the encoder of objective `mlm`)
+becomes an `ElectraForMaskedLM`. A discriminator whose head has a bilinear term becomes an `ElectraModel`, as ELECTRA cannot
+represent the term; its head is in a separate file, which transformers ignores and discern reads. A two-tower generator has no
+equivalent in transformers; its folder has the same files, with a `model_type` of its own.
+
+Nothing here imports transformers: the format consists of two files, and it is stable.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from discern.artifacts.files import sync_file, utf8_name, write_file
-from discern.checksums import verify
 from discern.errors import CheckpointError
-from discern.interop.allocation import allocate
 from discern.interop.config_json import (
     ENCODER_KEYS,
     MARK,
@@ -37,32 +34,34 @@ from discern.interop.config_json import (
 from discern.interop.names import (
     CONFIG_NAME,
     DISCRIMINATOR_CLASS,
-    FAMILIES,
     GENERATOR_CLASS,
     HEAD_NAME,
+    OWN_MODEL_TYPES,
     TWO_TOWER_FAMILY,
     WEIGHTS_NAME,
     architecture,
     named_parameters,
     names_by_file,
 )
-from discern.model.bert import BertEncoder
-from discern.model.config import ModelConfig
-from discern.model.embeddings import DisentangledEmbeddings, Embeddings
-from discern.model.heads import BilinearTerm, CopyMLMHead, EnergyHead, MaskedLMHead, ReplacedTokenHead
-from discern.model.network import Network
-from discern.model.two_tower import TwoTowerEncoder, two_tower_generator
+from discern.interop.weight_files import allocate, and_more, check_shape, opened
+from discern.models.base import Network
+from discern.models.electra.config import ElectraConfig
+from discern.models.electra.encoder import BertEncoder
+from discern.models.electra.two_tower import TwoTowerEncoder, two_tower_generator
+from discern.models.embeddings import DisentangledEmbeddings, Embeddings
+from discern.models.heads import BilinearTerm, CopyMLMHead, EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.objectives.base import Vocabulary
+from discern.storage.files import sync_file, write_file
 from discern.training.finite import check_finite
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Types that weights can be stored in, by their names in config.json."""
+"""Data types in which weights can be stored, by their names in config.json."""
 
-_OF_THE_HEAD = ("head", "gives")  # keys of the mark that are about a network, not about the export
+_OF_THE_HEAD = ("head", "gives")  # keys of the mark that describe a network rather than the export
 ENERGY = "energy"
-"""What the number of a discriminator is, where it is not the logit of *replaced*."""
+"""Output of a discriminator that is not the logit of *replaced*."""
 
-# Written by some versions of transformers, and nothing that we miss: a counting buffer, and the tied output matrix.
+# Written by some versions of transformers and redundant: buffers (0, 1, 2, ...), and the tied output matrix.
 _POSITION_BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
 _TIED_OUTPUT = "generator_lm_head.weight"
 _WORD_TABLE = "electra.embeddings.word_embeddings.weight"
@@ -70,12 +69,12 @@ _WORD_TABLE = "electra.embeddings.word_embeddings.weight"
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
-    """What a Hugging Face folder holds of a network.
+    """The files of a network in a Hugging Face folder.
 
     Attributes:
         config: content of config.json.
         tensors: content of model.safetensors, on the CPU.
-        head: content of discern_head.safetensors; mostly empty, and then there is no such file.
+        head: content of discern_head.safetensors; usually empty, and then the file does not exist.
     """
 
     config: dict[str, Any]
@@ -84,18 +83,18 @@ class HuggingFaceModel:
 
     @classmethod
     def read(cls, folder: Path, precision: str) -> HuggingFaceModel:
-        """The network in a folder of discern's, whatever its form, without its mark.
+        """Read the network in a folder that discern wrote, without the record of the export.
 
-        Of config.json, what discern writes itself is kept. The rest may name code that transformers would fetch and run, as
-        `auto_map`, `custom_pipelines` and `_attn_implementation` do.
+        Of config.json, only keys that discern writes are kept. Others, such as `auto_map`, `custom_pipelines` and
+        `_attn_implementation`, may name code that transformers would download and run.
 
         Args:
-            precision: type to store the weights in from now on, one of `PRECISIONS`.
+            precision: data type for storing the weights, one of `PRECISIONS`.
 
         Raises:
             CheckpointError: a file is missing or damaged.
         """
-        config, dtype = read_huggingface_config(folder, FAMILIES), PRECISIONS[precision]
+        config, dtype = read_huggingface_config(folder, OWN_MODEL_TYPES), PRECISIONS[precision]
         own = {key: value for key, value in read_mark(config).items() if key in _OF_THE_HEAD}
         contents: list[dict[str, Tensor]] = []
         for name in (WEIGHTS_NAME, HEAD_NAME) if _has_head_beside(config) else (WEIGHTS_NAME,):
@@ -108,29 +107,29 @@ class HuggingFaceModel:
 
     @property
     def num_parameters(self) -> int:
-        """A tied matrix counts once."""
+        """Number of parameters. A tied matrix is counted once."""
         return sum(tensor.numel() for tensor in (self.tensors | self.head).values())
 
     def write(self, folder: Path) -> None:
-        """Write the files of the network; the same weights give the same bytes."""
+        """Write the files of the network. The same weights result in the same bytes."""
         write_file(folder / CONFIG_NAME, (json.dumps(self.config, indent=2, ensure_ascii=False) + "\n").encode())
         for name, tensors in ((WEIGHTS_NAME, self.tensors), (HEAD_NAME, self.head)):
             if tensors:
                 save_file(tensors, folder / name, metadata={"format": "pt"})
-                # safetensors makes files that their owner alone can read.
+                # safetensors creates files that only their owner can read.
                 (folder / name).chmod((folder / CONFIG_NAME).stat().st_mode)
                 with (folder / name).open("rb") as file:
                     sync_file(file)
 
 
 def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "float32") -> HuggingFaceModel:
-    """The network as config.json and model.safetensors of Hugging Face.
+    """Convert a network to config.json and model.safetensors of Hugging Face.
 
     Args:
-        precision: type that the weights are stored in, one of `PRECISIONS`.
+        precision: data type of the stored weights, one of `PRECISIONS`.
 
     Raises:
-        ConfigError: the encoder is not the BERT-style one with LayerNorm after each residual, which alone ELECTRA can hold.
+        ConfigError: ELECTRA cannot represent the encoder: it is not BERT-style with a LayerNorm after each residual.
     """
     named, dtype = names_by_file(network), PRECISIONS[precision]
     parameters = named_parameters(network)
@@ -150,26 +149,25 @@ def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "f
 
 
 def is_discriminator(folder: Path) -> bool:
-    """Whether a Hugging Face folder holds the head of a discriminator.
+    """Whether a Hugging Face folder contains the head of a discriminator.
 
     Raises:
         CheckpointError: config.json or the weights cannot be read.
     """
     if _holds(folder, "discriminator_predictions.dense.weight"):
         return True
-    # Of a masked language model, only a gate stands beside.
+    # The separate file of a masked language model contains only a gate.
     return _has_head_beside(read_huggingface_config(folder)) and not _holds(folder, "generator_predictions.dense.weight")
 
 
 def network_from_huggingface(folder: Path) -> Network:
-    """The discriminator or masked language model of a Hugging Face ELECTRA folder, in float32 and evaluation mode; or the
-    two towers of a folder of ours.
+    """The discriminator, masked language model or two-tower network in a folder, in float32 and evaluation mode.
 
     Raises:
-        CheckpointError: a file is missing or damaged, a tensor has another shape than config.json says, or the model
-            has an option that ours has not, or another head.
+        CheckpointError: a file is missing or damaged, a tensor differs in shape from config.json, or the model uses an
+            unsupported option or another head.
     """
-    config = read_huggingface_config(folder, FAMILIES)
+    config = read_huggingface_config(folder, OWN_MODEL_TYPES)
     path = folder / CONFIG_NAME
     sizes = model_config(config, path, {**SUPPORTED, "tie_word_embeddings": True})
     if config["model_type"] == TWO_TOWER_FAMILY:
@@ -177,8 +175,8 @@ def network_from_huggingface(folder: Path) -> Network:
     judges = is_discriminator(folder)
     if not judges and not _holds(folder, "generator_predictions.dense.weight"):
         raise CheckpointError(
-            f"{folder} holds no pre-training head: it is a bare encoder, or was fine-tuned for something",
-            hint=f"give an {DISCRIMINATOR_CLASS} or an {GENERATOR_CLASS}",
+            f"{folder} has no pre-training head: it is a bare encoder or a fine-tuned model",
+            hint=f"use an {DISCRIMINATOR_CLASS} or an {GENERATOR_CLASS}",
         )
     with torch.device("meta"):
         embeddings = Embeddings(whole_number(config, "vocab_size", path), sizes.embedding_size, sizes)
@@ -198,7 +196,7 @@ def network_from_huggingface(folder: Path) -> Network:
     return network
 
 
-def _two_towers(folder: Path, config: Mapping[str, Any], sizes: ModelConfig) -> Network:
+def _two_towers(folder: Path, config: Mapping[str, Any], sizes: ElectraConfig) -> Network:
     with torch.device("meta"):
         embeddings = Embeddings(whole_number(config, "vocab_size", folder / CONFIG_NAME), sizes.embedding_size, sizes)
         network = two_tower_generator(embeddings, sizes)
@@ -209,7 +207,7 @@ def _two_towers(folder: Path, config: Mapping[str, Any], sizes: ModelConfig) -> 
 
 
 def _check_files(network: Network, folder: Path) -> None:
-    """Raise where a tensor is missing or left over, before any memory is taken."""
+    """Raise an error if a tensor is missing or unexpected, before memory is allocated."""
     for file, names in names_by_file(network).items():
         with opened(folder, file) as weights:
             _check_names(set(weights.keys()), set(names.values()), network, folder / file)
@@ -217,14 +215,14 @@ def _check_files(network: Network, folder: Path) -> None:
 
 @torch.no_grad()
 def load_huggingface_weights(network: Network, folder: Path) -> None:
-    """Fill every parameter of the network from the weights in a Hugging Face folder, whatever type they are stored in.
+    """Load all parameters of a network from a Hugging Face folder, stored in any data type.
 
-    A discriminator that reads the generator's embeddings plus a difference of its own gets the difference that makes its
-    words those of the folder: the generator must be filled first.
+    If a discriminator uses the generator's embeddings plus a difference, the difference is set so that the sum equals the word
+    embeddings of the folder. The generator must therefore be loaded first.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or a tensor is missing, is left over, or has another shape.
-        ConfigError: the encoder is not the BERT-style one.
+        CheckpointError: a file is missing or damaged, or a tensor is missing, unexpected, or has another shape.
+        ConfigError: the encoder is not BERT-style.
     """
     parameters = named_parameters(network)
     for file, names in names_by_file(network).items():
@@ -239,7 +237,7 @@ def load_huggingface_weights(network: Network, folder: Path) -> None:
                 parameters[ours].copy_(tensor)
             if _TIED_OUTPUT in present and not torch.equal(weights.get_tensor(_TIED_OUTPUT), weights.get_tensor(_WORD_TABLE)):
                 raise CheckpointError(
-                    f"{path}: '{_TIED_OUTPUT}' differs from the word embeddings, and ours are tied",
+                    f"{path}: '{_TIED_OUTPUT}' differs from the word embeddings, but only tied embeddings are supported",
                     hint="only models with tied word embeddings can be loaded",
                 )
     if isinstance(network.encoder.embeddings, DisentangledEmbeddings):
@@ -247,13 +245,13 @@ def load_huggingface_weights(network: Network, folder: Path) -> None:
 
 
 def _take_apart(embeddings: DisentangledEmbeddings, merged: Mapping[str, Tensor], folder: Path) -> None:
-    """Set the difference and the LayerNorm so that the embeddings give what their merged form gives."""
+    """Set the difference and the LayerNorm so that the embeddings compute the same as their merged form."""
     shared, prefix = embeddings.shared, "encoder.embeddings."
     for name in ("position.weight", "token_type.weight"):
         if not torch.equal(merged[prefix + name], shared.get_parameter(name)):
             raise CheckpointError(
-                f"{folder}: its {name.partition('.')[0]} embeddings are not those of the generator, which it is to read",
-                hint="take both networks from the same run, or set objective.tying=none",
+                f"{folder}: its {name.partition('.')[0]} embeddings differ from those of the generator, which it should share",
+                hint="use both networks of the same run, or set objective.tying=none",
             )
     embeddings.difference.weight.copy_(merged[prefix + "word.weight"] - shared.word.weight)
     embeddings.norm.weight.copy_(merged[prefix + "norm.weight"])
@@ -261,38 +259,19 @@ def _take_apart(embeddings: DisentangledEmbeddings, merged: Mapping[str, Tensor]
 
 
 def _check_names(present: set[str], expected: set[str], network: Network, path: Path) -> None:
-    """Refuse missing and left-over tensors; what is missing says most, so it is named first."""
+    """Raise an error for missing tensors or, if there are none, for unexpected ones."""
     wanted = architecture(network)
     missing = sorted(expected - present)
     if missing:
-        raise CheckpointError(f"{path}: '{missing[0]}' is missing{and_more(missing)}", hint=f"the folder must hold an {wanted}")
+        raise CheckpointError(
+            f"{path}: '{missing[0]}' is missing{and_more(missing)}", hint=f"the folder must contain an {wanted}"
+        )
     left_over = sorted(present - expected - {*_POSITION_BUFFERS, _TIED_OUTPUT})
     if left_over:
         raise CheckpointError(
-            f"{path}: nothing here can hold '{left_over[0]}'{and_more(left_over)}",
-            hint=f"the folder must hold an {wanted} and no other head",
+            f"{path}: unexpected tensor '{left_over[0]}'{and_more(left_over)}",
+            hint=f"the folder must contain an {wanted} and no other head",
         )
-
-
-def check_shape(name: str, found: Sequence[int], parameter: Tensor, path: Path) -> None:
-    """Make sure that a stored tensor is of the shape of the parameter that it is for.
-
-    Args:
-        path: the file that it stands in.
-
-    Raises:
-        CheckpointError: it is not.
-    """
-    if list(parameter.shape) != list(found):
-        raise CheckpointError(
-            f"{path}: '{name}' has shape {list(found)}, but the network expects {list(parameter.shape)}",
-            hint=f"{CONFIG_NAME} and {path.name} must come from the same model",
-        )
-
-
-def and_more(names: Sequence[str]) -> str:
-    """What follows the first of some names in a message."""
-    return f", and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _holds(folder: Path, tensor: str) -> bool:
@@ -302,29 +281,3 @@ def _holds(folder: Path, tensor: str) -> bool:
 
 def _has_head_beside(config: Mapping[str, Any]) -> bool:
     return read_mark(config).get("head") == HEAD_NAME
-
-
-def opened(folder: Path, name: str = WEIGHTS_NAME) -> Any:
-    """A file of weights, open; a context manager.
-
-    Raises:
-        CheckpointError: it is missing or damaged, or not the file that its checksum was taken of.
-    """
-    path = folder / name
-    if not path.is_file() and name == HEAD_NAME:
-        raise CheckpointError(
-            f"{folder} has no {HEAD_NAME}, which holds the head of its discriminator",
-            hint="export the run again; a copy of an export needs every file of it",
-        )
-    if not path.is_file():
-        other = "pytorch_model.bin" if (folder / "pytorch_model.bin").is_file() else None
-        raise CheckpointError(
-            f"{folder} has no {name}" + (f", only {other}, which is a pickle" if other else ""),
-            hint="load the model with transformers and write it again with save_pretrained(), which makes one",
-        )
-    verify(path, error=CheckpointError)
-    try:
-        with utf8_name(path) as readable:
-            return safe_open(readable, framework="pt")
-    except (SafetensorError, OSError) as problem:
-        raise CheckpointError(f"{path} is damaged: {problem}", hint="export or download the model again") from problem

@@ -1,4 +1,4 @@
-"""Our tokenizer as the two files from which transformers makes one that gives the same ids."""
+"""Converts a tokenizer to the two files from which transformers loads one that produces the same ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from discern.data.tokenizer import load_tokenizer, lowercases, special_ids, special_names
 from discern.errors import DataError
 from discern.interop.names import UNLIMITED_POSITIONS
-from discern.records import read_object
+from discern.storage.records import read_object
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
@@ -24,7 +24,7 @@ _USUAL_LENGTH = 512
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What a Hugging Face folder holds of a tokenizer.
+    """The files of a tokenizer in a Hugging Face folder.
 
     Attributes:
         tokenizer: content of tokenizer.json.
@@ -36,19 +36,19 @@ class TokenizerFiles:
 
 
 def to_huggingface_tokenizer(path: Path, max_length: int, frame: Frame = "cls-first") -> TokenizerFiles:
-    """The tokenizer of a run, framing a text as its model takes it.
+    """Convert the tokenizer of a run, so that it adds the special tokens as the model expects them.
 
-    For model types electra and xlnet, transformers 5 rebuilds BPE and Unigram from their vocabulary with a normaliser of its own;
-    class `PreTrainedTokenizerFast` makes it take tokenizer.json as it stands, and `token_type_ids` among the inputs makes
-    that class return the segments, which it leaves out otherwise.
+    For model types electra and xlnet, transformers 5 rebuilds BPE and Unigram tokenizers from their vocabulary, with a normalizer
+    of its own. The class `PreTrainedTokenizerFast` makes it use tokenizer.json unchanged. It returns segment ids only if
+    `token_type_ids` is among the inputs of the model.
 
-    Differs: in training "[MASK]" written in a text is text; here it is the mask, so that a reader of the model can ask
-    for a word. Pass `split_special_tokens=True` to transformers for the other.
+    Differs: in training, "[MASK]" in a text is ordinary text; here it is the mask token, so that users of the model can mask
+    words. Pass `split_special_tokens=True` to transformers for the behavior of training.
 
     Args:
         path: tokenizer.json of the run.
-        max_length: positions that the model was trained on; `truncation=True` cuts to it.
-        frame: of a text or a pair.
+        max_length: sequence length that the model was trained on; `truncation=True` truncates to it.
+        frame: position of [CLS] in a text or a pair.
 
     Raises:
         DataError: the file is missing or damaged, or lacks one of the special tokens.
@@ -57,11 +57,11 @@ def to_huggingface_tokenizer(path: Path, max_length: int, frame: Frame = "cls-fi
 
 
 def tokenizer_files(tokenizer: Tokenizer, max_length: int, frame: Frame = "cls-first") -> TokenizerFiles:
-    """Likewise, of a tokenizer that has been loaded; its special tokens are declared as such in it."""
+    """Convert a loaded tokenizer like `to_huggingface_tokenizer`. Its special tokens are marked as special, in place."""
     names, last = special_names(tokenizer), frame == "cls-last"
     if last:
         tokenizer.post_processor = _cls_last(tokenizer)
-    # transformers declares these special by itself; so must tokenizer.json, or a "[MASK]" would have other ids there.
+    # transformers marks these as special itself. So must tokenizer.json, or "[MASK]" would be tokenized differently.
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in names.values()])
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -78,7 +78,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_length: int, frame: Frame = "cls-f
 
 
 def _cls_last(tokenizer: Tokenizer) -> processors.TemplateProcessing:
-    """XLNet's frame, with [CLS] in a segment of its own."""
+    """The input framing of XLNet, with [CLS] at the end and in a segment of its own."""
     names, ids = special_names(tokenizer), special_ids(tokenizer)
     cls, sep = names["cls"], names["sep"]
     return processors.TemplateProcessing(
@@ -89,12 +89,12 @@ def _cls_last(tokenizer: Tokenizer) -> processors.TemplateProcessing:
 
 
 def read_max_length(folder: Path, max_positions: int) -> int:
-    """The longest sequence, in tokens, that the model of a Hugging Face folder was trained on, as far as it says.
+    """The maximum sequence length of the model in a Hugging Face folder, in tokens.
 
-    Where it has no table of positions, and says nothing, 512: the length that the published models of the kind were trained on.
+    It is 512, as for the published models, if the folder does not state it and the model has no position embeddings.
 
     Args:
-        max_positions: rows of the model's position table; no more than that, whatever tokenizer_config.json says.
+        max_positions: number of position embeddings, which limits what tokenizer_config.json states.
 
     Raises:
         DataError: tokenizer_config.json is damaged.
@@ -112,5 +112,5 @@ def read_max_length(folder: Path, max_positions: int) -> int:
 
 
 def _read_settings(path: Path) -> Mapping[str, Any]:
-    """A JSON object; empty where there is no file."""
+    """The JSON object in a file; empty if there is no file."""
     return read_object(path, hint="export or download the model again") if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""The tokenizer of somebody else's model, where a bare vocab.txt does not say what is done to a text first."""
+"""Loads the tokenizer of an imported model. A bare vocab.txt does not state how text is normalized; it is then inferred."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from discern.tasks.readers.files import json_file
 
 VOCABULARY_NAME = "vocab.txt"
 
-# (lower-cases, strips accents), in the order in which they are believed. Those who keep case keep accents.
+# Possible normalizations (lower-cases, strips accents), the most common first. Tokenizers that keep case also keep accents.
 _MANNERS = ((True, True), (True, False), (False, False))
 
 
 @dataclass(frozen=True)
 class FoundTokenizer:
-    """A tokenizer, and where its manner of normalising comes from.
+    """A tokenizer, and how it normalizes text.
 
     Attributes:
-        tokenizer: set up for use.
-        manner: in words, such as 'lower-cased, by the entries of vocab.txt'.
-        judged: whether it had to be judged by the entries.
+        tokenizer: the tokenizer, ready for use.
+        manner: the normalization and its source in words, such as 'lower-cased, by the entries of vocab.txt'.
+        judged: whether the normalization was inferred from the entries of the vocabulary.
     """
 
     tokenizer: Tokenizer
@@ -40,20 +40,21 @@ def find_tokenizer(source: Path, given: Path | None, lowercase: bool | None) -> 
 
     Args:
         source: folder of the model, or a file in it.
-        given: a tokenizer.json, a vocab.txt, or a folder that holds either, which comes first.
-        lowercase: what its owner says; None: as the files say, or else as the entries of the vocabulary tell. Of accents,
-            likewise, where the casing is not as the files say and they are silent on accents.
+        given: a tokenizer.json, a vocab.txt, or a folder with either, used instead of the files of the model; None: use those.
+        lowercase: whether the tokenizer lower-cases; None: as the files state, otherwise inferred from the entries of the
+            vocabulary. If it differs from the files or they don't state it, stripping of accents is inferred as well, unless the
+            files state that.
 
     Raises:
-        DataError: there is none, or it lacks a special token.
+        DataError: there is no tokenizer, or it lacks a special token.
         ConfigError: `lowercase` contradicts a tokenizer.json.
     """
     folder = source if source.is_dir() else source.parent
     path = given if given is not None else folder
     if given is None and not any((folder / name).is_file() for name in (TOKENIZER_NAME, VOCABULARY_NAME)):
         raise DataError(
-            f"{folder} has no tokenizer: neither {TOKENIZER_NAME} nor {VOCABULARY_NAME} is there",
-            hint=f"the ids mean nothing without it: add --tokenizer PATH, the {VOCABULARY_NAME} that the model was trained with",
+            f"{folder} has no tokenizer: it has neither {TOKENIZER_NAME} nor {VOCABULARY_NAME}",
+            hint=f"add --tokenizer PATH with the {VOCABULARY_NAME} that the model was trained with",
         )
     tokenizer = load_tokenizer(path, lowercase)
     file = path if path.is_file() else next(path / name for name in (TOKENIZER_NAME, VOCABULARY_NAME) if (path / name).is_file())
@@ -67,23 +68,23 @@ def find_tokenizer(source: Path, given: Path | None, lowercase: bool | None) -> 
         chinese = settings.get("tokenize_chinese_chars", True)
         tokenizer = prepared(bert_wordpiece(vocabulary, lowers, strips, chinese), str(file))
     else:
-        lowers = stated  # and of accents, without a word on them, what BERT does
+        lowers = stated  # if accents are not mentioned, they are treated as in BERT
     judged = lowercase is None and stated is None
     whence = f"by the entries of {file.name}" if judged else f"as {TOKENIZER_CONFIG_NAME} says"
     return FoundTokenizer(tokenizer, f"{_words(lowers, strips)}, {'as asked for' if lowercase is not None else whence}", judged)
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """What stands in the file beside a vocabulary; nothing where there is none."""
+    """The content of the settings file beside a vocabulary; empty if there is none."""
     settings = json_file(path) if path.is_file() else {}
     return settings if isinstance(settings, dict) else {}
 
 
 def _words(lowers: bool, strips: bool | None = None) -> str:
-    """A manner of normalising, in words; the accents where they are treated otherwise than BERT treats them.
+    """Describe a normalization in words. Accents are mentioned only if they are not treated as in BERT.
 
     Args:
-        strips: None does as BERT does: only when lower-casing.
+        strips: whether accents are stripped; None: as in BERT, only when lower-casing.
     """
     if strips in (None, lowers):
         return "lower-cased" if lowers else "cased"
@@ -91,10 +92,10 @@ def _words(lowers: bool, strips: bool | None = None) -> str:
 
 
 def _judge(vocabulary: dict[str, int], lowercase: bool | None, strips: bool | None) -> tuple[bool, bool]:
-    """The manner in which most entries can come out of a text: one that strips accents never gives 'é', for example.
+    """Infer the normalization with which most entries can be produced: one that strips accents never produces 'é', for example.
 
     Args:
-        lowercase, strips: None leaves it open.
+        lowercase, strips: what is known; None if unknown.
     """
     telling = [entry for entry in vocabulary if entry.isalpha() and not (entry.isascii() and entry == entry.lower())]
     manners = [manner for manner in _MANNERS if lowercase in (None, manner[0])]
@@ -102,26 +103,26 @@ def _judge(vocabulary: dict[str, int], lowercase: bool | None, strips: bool | No
         manners = list(dict.fromkeys((lowers, strips) for lowers, _ in manners))
     if not telling:
         return manners[0]
-    return max(manners, key=lambda manner: _reached(vocabulary, telling, manner))  # of equal ones the first
+    return max(manners, key=lambda manner: _reached(vocabulary, telling, manner))  # the first of equal ones
 
 
 def _reached(vocabulary: dict[str, int], entries: Sequence[str], manner: tuple[bool, bool]) -> int:
-    """How many entries a text that consists of one gives back."""
+    """The number of entries that are tokenized to themselves."""
     tokenizer = bert_wordpiece(vocabulary, *manner)
     encoded = tokenizer.encode_batch(list(entries), add_special_tokens=False)
     return sum(encoding.tokens == [entry] for entry, encoding in zip(entries, encoded, strict=True))
 
 
 def check_fits(tokenizer: Tokenizer, rows: int, name: str) -> None:
-    """Make sure that every id has a row in the word table.
+    """Check that every token id has a row in the word embeddings.
 
     Raises:
-        DataError: it has not, so the tokenizer is another model's.
+        DataError: an id has no row, so the tokenizer belongs to another model.
     """
     special_ids(tokenizer, name)
     entries = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     if entries > rows:
         raise DataError(
-            f"{name}: the tokenizer has {entries:,} entries, the embeddings {rows:,} rows",
-            hint="give the tokenizer that the model was trained with: --tokenizer PATH",
+            f"{name}: the tokenizer has {entries:,} entries, but the embeddings have only {rows:,} rows",
+            hint="use the tokenizer that the model was trained with: --tokenizer PATH",
         )

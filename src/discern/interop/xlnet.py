@@ -1,13 +1,12 @@
-"""XLNet encoders and their head as Hugging Face folders and back: names, shapes and values of the weights, and config.json.
+"""Converts XLNet networks to Hugging Face folders and back: names, shapes and values of the weights, and config.json.
 
-A network with the tied head becomes an `XLNetLMHeadModel`, from which `XLNetModel` takes the encoder. transformers keeps the
-weights of the attention as (D, H, D / H); ours are matrices, as any layer's.
+A network with the tied head becomes an `XLNetLMHeadModel`, from which `XLNetModel` loads the encoder. transformers stores the
+weights of the attention as (D, H, D / H); ours are matrices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,120 +14,65 @@ import torch
 from torch import Tensor, nn
 
 from discern.errors import CheckpointError, ConfigError
-from discern.interop.allocation import allocate
 from discern.interop.config_json import read_huggingface_config, validated_sizes, whole_number
-from discern.interop.huggingface import PRECISIONS, HuggingFaceModel, check_shape
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
 from discern.interop.names import CONFIG_NAME, UNLIMITED_POSITIONS, XLNET_CLASS, XLNET_ENCODER_CLASS
-from discern.interop.stored import Stored, check_names, stored_weights
-from discern.model.config import ModelConfig
-from discern.model.embeddings import WordEmbeddings
-from discern.model.encoder import Encoder
-from discern.model.heads import TiedLMHead
-from discern.model.network import Network
-from discern.model.xlnet import XLNetEncoder
+from discern.interop.weight_files import WeightFiles, allocate, check_names, check_shape, open_weight_files
+from discern.models.base import Encoder, Network
+from discern.models.embeddings import WordEmbeddings
+from discern.models.heads import TiedLMHead
+from discern.models.xlnet.config import XLNetConfig
+from discern.models.xlnet.encoder import XLNetEncoder
+from discern.models.xlnet.huggingface import ACTIVATIONS, SIZE_KEYS, from_huggingface
+from discern.models.xlnet.huggingface import to_huggingface as weights_to_huggingface
 from discern.objectives.base import Vocabulary
 
 PREFIX = "transformer."
-"""Stands before the encoder's names where a head stands beside it."""
+"""Prefix of the encoder's names in a model with a head."""
 _HEAD_BIAS, _TIED_OUTPUT = "lm_loss.bias", "lm_loss.weight"
-_ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu_new", "relu": "relu", "silu": "silu"}
-"""Names of activations, theirs by ours."""
 _SYNONYMS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
-"""Other names of theirs for the same."""
-_KEYS = {"num_layers": "n_layer", "hidden_size": "d_model", "embedding_size": "d_model", "num_heads": "n_head"}
-_KEYS |= {"feedforward_size": "d_inner", "clamp_length": "clamp_len", "hidden_dropout": "dropout", "attention_dropout": "dropout"}
-_KEYS |= {"layer_norm_epsilon": "layer_norm_eps"}
-"""Keys of config.json by our names."""
+"""Other names in transformers for the same activations."""
 _SUPPORTED = {"attn_type": "bi", "same_length": False, "untie_r": True, "tie_word_embeddings": True}
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where one of our parameters stands.
-
-    Attributes:
-        name: theirs.
-        theirs: our tensor in their shape.
-        ours: their tensor in our shape, heads being H.
-    """
-
-    name: str
-    theirs: Callable[[Tensor, int], Tensor] = lambda tensor, heads: tensor
-    ours: Callable[[Tensor, int], Tensor] = lambda tensor, heads: tensor
-
-
-def _input(name: str) -> _Place:
-    """A projection of the states: theirs is the transposed matrix, its columns by head."""
-    return _Place(name, lambda tensor, heads: _by_head(tensor.t(), heads), lambda tensor, heads: tensor.flatten(1).t())
-
-
-def _output(name: str) -> _Place:
-    """The projection of what was gathered: theirs is not transposed."""
-    return _Place(name, _by_head, lambda tensor, heads: tensor.flatten(1))
-
-
-def _by_head(tensor: Tensor, heads: int) -> Tensor:
-    return tensor.reshape(len(tensor), heads, -1)
-
-
-_ATTENTION = {
-    **{f"{ours}.weight": _input(theirs) for ours, theirs in zip(("query", "key", "value", "position"), "qkvr", strict=True)},
-    "output.weight": _output("o"),
-    "content_bias": _Place("r_w_bias"),
-    "position_bias": _Place("r_r_bias"),
-    "segment_bias": _Place("r_s_bias"),
-    "segments": _Place("seg_embed"),
-}
-_LAYERS = {"attention_norm": "rel_attn.layer_norm", "expand": "ff.layer_1", "contract": "ff.layer_2"}
-_LAYERS["feedforward_norm"] = "ff.layer_norm"
-
-
-def encoder_places(encoder: XLNetEncoder) -> dict[str, _Place]:
-    """Where each parameter of an encoder stands in Hugging Face's, by our name; without `PREFIX`."""
-    places = {
-        "embeddings.word.weight": _Place("word_embedding.weight"),
-        "query_embedding": _Place("mask_emb", lambda tensor, heads: tensor[None], lambda tensor, heads: tensor[0]),
-    }
-    for index in range(len(encoder.blocks)):
-        for ours, place in _ATTENTION.items():
-            name = f"layer.{index}.rel_attn.{place.name}"
-            places[f"blocks.{index}.attention.{ours}"] = _Place(name, place.theirs, place.ours)
-        for ours, theirs in _LAYERS.items():
-            for kind in ("weight", "bias"):
-                places[f"blocks.{index}.{ours}.{kind}"] = _Place(f"layer.{index}.{theirs}.{kind}")
-    return places
-
-
 def encoder_tensors(encoder: XLNetEncoder) -> dict[str, Tensor]:
-    """The weights of an encoder by Hugging Face's names and in its shapes; without `PREFIX`."""
-    parameters, heads = dict(encoder.named_parameters()), encoder.config.num_heads
-    return {place.name: place.theirs(parameters[ours], heads) for ours, place in encoder_places(encoder).items()}
+    """The weights of an encoder with Hugging Face's names, which start with `PREFIX`, and shapes."""
+    return weights_to_huggingface(_named(encoder), encoder.config.num_heads)
 
 
-def huggingface_names(network: Network, stored: Stored) -> set[str]:
-    """What a folder calls the weights that a network takes from it."""
+def huggingface_names(network: Network, stored: WeightFiles) -> set[str]:
+    """The names in a folder of the weights that a network uses."""
     head = {_HEAD_BIAS, _TIED_OUTPUT} if isinstance(network.head, TiedLMHead) else set()
+    return head | set(_names(_xlnet(network.encoder), stored))
+
+
+def _named(encoder: XLNetEncoder) -> dict[str, Tensor]:
+    return {f"encoder.{name}": value for name, value in encoder.named_parameters()}
+
+
+def _names(encoder: XLNetEncoder, stored: WeightFiles) -> dict[str, str]:
+    """Hugging Face's names of an encoder's weights, by their names in the folder, which lack the prefix in a bare encoder."""
     prefix = _prefix(stored)
-    return head | {prefix + place.name for place in encoder_places(_xlnet(network.encoder)).values()}
+    return {prefix + name.removeprefix(PREFIX): name for name in encoder_tensors(encoder)}
 
 
 def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "float32") -> HuggingFaceModel:
-    """The network as config.json and model.safetensors of Hugging Face.
+    """Convert a network to config.json and model.safetensors of Hugging Face.
 
     Args:
-        network: its head XLNet's, or an `nn.Identity` where it has none.
-        precision: type that the weights are stored in, one of `PRECISIONS`.
+        network: network with the head of XLNet, or with an `nn.Identity` if it has no head.
+        precision: data type of the stored weights, one of `PRECISIONS`.
 
     Raises:
-        ConfigError: the head is another than XLNet's.
+        ConfigError: the network has another head.
     """
     encoder, head = _xlnet(network.encoder), network.head
     if not isinstance(head, TiedLMHead | nn.Identity):
         raise ConfigError(
-            f"XLNet has no head like {type(head).__name__} in transformers", hint="use the run with discern, as it is"
+            f"transformers has no XLNet with a head like {type(head).__name__}", hint="use the run with discern, as it is"
         )
     architecture = XLNET_CLASS if isinstance(head, TiedLMHead) else XLNET_ENCODER_CLASS
-    tensors = {PREFIX + name: tensor for name, tensor in encoder_tensors(encoder).items()}
+    tensors = encoder_tensors(encoder)
     tensors |= {_HEAD_BIAS: head.bias} if isinstance(head, TiedLMHead) else {}
     stored = {name: tensor.detach().to("cpu", PRECISIONS[precision]).contiguous() for name, tensor in tensors.items()}
     return HuggingFaceModel(encoder_config(encoder, vocabulary, architecture, precision), stored)
@@ -138,8 +82,8 @@ def network_from_huggingface(folder: Path) -> Network:
     """The language model of a Hugging Face XLNet folder, in float32 and evaluation mode.
 
     Raises:
-        CheckpointError: a file is missing or damaged, a tensor has another shape than config.json says, or the model has an
-            option that ours has not, or another head.
+        CheckpointError: a file is missing or damaged, a tensor differs in shape from config.json, or the model uses an
+            unsupported option or another head.
     """
     network = network_with_head(folder)
     if isinstance(network.head, nn.Identity):
@@ -149,13 +93,14 @@ def network_from_huggingface(folder: Path) -> Network:
 
 @torch.no_grad()
 def network_with_head(folder: Path) -> Network:
-    """The encoder of a Hugging Face XLNet with its language model's head, or with an `nn.Identity` where it has none; in float32
-    and evaluation mode, on the CPU.
+    """The encoder of a Hugging Face XLNet with its language-model head, in float32 and evaluation mode, on the CPU.
+
+    The head is an `nn.Identity` if the folder has none. Other heads are ignored.
 
     Raises:
-        CheckpointError: as of `network_from_huggingface`; other heads are passed over.
+        CheckpointError: as in `network_from_huggingface`.
     """
-    with stored_weights(folder) as stored:
+    with open_weight_files(folder) as stored:
         encoder = _empty_encoder(folder)
         assert isinstance(encoder.embeddings, WordEmbeddings)
         _fill(encoder, stored)
@@ -168,13 +113,13 @@ def network_with_head(folder: Path) -> Network:
 
 @torch.no_grad()
 def load_huggingface_weights(network: Network, folder: Path) -> None:
-    """Fill every parameter of the network from the weights in a Hugging Face folder, whatever type they are stored in.
+    """Load all parameters of a network from a Hugging Face folder, stored in any data type.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or a tensor is missing, is left over, or has another shape.
+        CheckpointError: a file is missing or damaged, or a tensor is missing, unexpected, or has another shape.
     """
     encoder, head = _xlnet(network.encoder), network.head
-    with stored_weights(folder) as stored:
+    with open_weight_files(folder) as stored:
         if _HEAD_BIAS not in stored.tensors or not isinstance(head, TiedLMHead):
             raise _no_head(stored.path)
         _fill(encoder, stored)
@@ -183,37 +128,34 @@ def load_huggingface_weights(network: Network, folder: Path) -> None:
 
 @torch.no_grad()
 def encoder_from_huggingface(folder: Path) -> XLNetEncoder:
-    """The encoder of a Hugging Face XLNet with any head or none, in float32 and evaluation mode, on the CPU.
+    """The encoder of a Hugging Face XLNet, in float32 and evaluation mode, on the CPU. Heads are ignored.
 
     Raises:
-        CheckpointError: as of `network_from_huggingface`; heads are passed over.
+        CheckpointError: as in `network_from_huggingface`.
     """
-    with stored_weights(folder) as stored:
+    with open_weight_files(folder) as stored:
         encoder = _empty_encoder(folder)
         _fill(encoder, stored)
     return encoder.eval()
 
 
 def encoder_config(encoder: XLNetEncoder, vocabulary: Vocabulary, architecture: str, precision: str) -> dict[str, Any]:
-    """config.json, with every field that XLNet's readers look for, so that no version's default matters.
+    """The content of config.json for an XLNet. All fields are written, so that defaults of transformers do not matter.
 
-    As for fine-tuning: no memory, no reversed rows; how the model was trained its settings say.
+    The values are those for fine-tuning: no memory and no reversed rows. The settings of pre-training are in a file of their own.
 
     Args:
-        architecture: class of transformers that holds the encoder and its head.
-        precision: type that the weights are stored in, one of `PRECISIONS`.
+        architecture: class of transformers for the encoder and its head.
+        precision: data type of the stored weights, one of `PRECISIONS`.
     """
     sizes = encoder.config
     return {
         "architectures": [architecture],
         "model_type": "xlnet",
         "vocab_size": encoder.embeddings.vocab_size,
-        "d_model": sizes.hidden_size,
-        "n_layer": sizes.num_layers,
-        "n_head": sizes.num_heads,
+        **{key: getattr(sizes, name) for name, key in SIZE_KEYS.items()},
         "d_head": sizes.hidden_size // sizes.num_heads,
-        "d_inner": sizes.feedforward_size,
-        "ff_activation": _ACTIVATIONS[sizes.activation],
+        "ff_activation": ACTIVATIONS[sizes.activation],
         "attn_type": "bi",
         "untie_r": True,
         "same_length": False,
@@ -223,10 +165,7 @@ def encoder_config(encoder: XLNetEncoder, vocabulary: Vocabulary, architecture: 
         "reuse_len": None,
         "use_mems_eval": False,
         "use_mems_train": False,
-        "initializer_range": sizes.initializer_range,
-        "layer_norm_eps": sizes.layer_norm_epsilon,
-        # One number for hidden states and attention.
-        "dropout": sizes.hidden_dropout,
+        "dropout": sizes.hidden_dropout,  # one number for hidden states and attention
         "summary_type": "last",
         "summary_use_proj": True,
         "summary_activation": "tanh",
@@ -239,14 +178,14 @@ def encoder_config(encoder: XLNetEncoder, vocabulary: Vocabulary, architecture: 
     }
 
 
-def model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
-    """The sizes that config.json of an XLNet states.
+def model_config(config: Mapping[str, Any], path: Path) -> XLNetConfig:
+    """The sizes of an encoder, from config.json of an XLNet.
 
     Args:
-        path: of config.json.
+        path: path of config.json, for messages.
 
     Raises:
-        CheckpointError: a key asks for what our encoder cannot do, or a size is missing or impossible.
+        CheckpointError: a key has an unsupported value, or a size is missing or invalid.
     """
     for key, value in _SUPPORTED.items():
         if config.get(key, value) != value:
@@ -254,13 +193,13 @@ def model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
                 f"{path}: {key} is {config[key]!r}, but only {value!r} is supported", hint="give an ordinary XLNet model"
             )
     width, heads = whole_number(config, "d_model", path), whole_number(config, "n_head", path)
-    # `d_head` is left out by some, and must be what the other two come to, in transformers as well.
+    # `d_head` is optional; transformers also requires it to be d_model / n_head.
     if config.get("d_head") not in (None, width // heads):
         raise CheckpointError(f"{path}: d_head {config['d_head']} is not d_model / n_head", hint="give an ordinary XLNet model")
     theirs = config.get("ff_activation", "gelu")
-    activation = next((ours for ours, name in _ACTIVATIONS.items() if name == _SYNONYMS.get(theirs, theirs)), None)
+    activation = next((ours for ours, name in ACTIVATIONS.items() if name == _SYNONYMS.get(theirs, theirs)), None)
     if activation is None:
-        known = ", ".join((*_ACTIVATIONS.values(), *_SYNONYMS))
+        known = ", ".join((*ACTIVATIONS.values(), *_SYNONYMS))
         raise CheckpointError(
             f"{path}: ff_activation is {theirs!r}, expected one of {known}", hint="give an ordinary XLNet model"
         )
@@ -279,18 +218,18 @@ def model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
         "initializer_range": config.get("initializer_range", 0.02),
         "layer_norm_epsilon": config.get("layer_norm_eps", 1e-12),
     }
-    return validated_sizes(sizes, _KEYS, path)
+    return validated_sizes(XLNetConfig, sizes, SIZE_KEYS, path)
 
 
 def _clamp_length(config: Mapping[str, Any], path: Path) -> int:
-    """Ours is 0 where theirs is none at all or not above it: distances are not cut."""
+    """Our clamp length, which is 0 if distances are not limited; there it is null, 0 or -1."""
     if config.get("clamp_len") is None:
         return 0
     return max(0, whole_number(config, "clamp_len", path, least=-1))
 
 
 def _empty_encoder(folder: Path) -> XLNetEncoder:
-    """An encoder of the sizes in config.json, its weights not yet filled."""
+    """An encoder with the sizes in config.json and uninitialized weights."""
     config, path = read_huggingface_config(folder, ("xlnet",)), folder / CONFIG_NAME
     sizes = model_config(config, path)
     with torch.device("meta"):
@@ -299,40 +238,39 @@ def _empty_encoder(folder: Path) -> XLNetEncoder:
     return encoder
 
 
-def _fill(encoder: XLNetEncoder, stored: Stored) -> None:
-    """Copy the encoder's weights, whatever type they are stored in."""
-    prefix, places = _prefix(stored), encoder_places(encoder)
-    parts = tuple(prefix + part for part in ("word_embedding.", "mask_emb", "layer."))
-    check_names(stored, {prefix + place.name for place in places.values()}, parts, "an XLNet")
-    parameters, heads = dict(encoder.named_parameters()), encoder.config.num_heads
-    for ours, place in places.items():
-        tensor = stored.read(prefix + place.name)
-        parameter = parameters[ours]
-        check_shape(prefix + place.name, tensor.shape, place.theirs(parameter, heads), stored.path)
-        parameter.copy_(place.ours(tensor, heads))
+def _fill(encoder: XLNetEncoder, stored: WeightFiles) -> None:
+    """Copy the weights of the encoder, stored in any data type."""
+    names, parts = _names(encoder, stored), ("word_embedding.", "mask_emb", "layer.")
+    check_names(stored, names.keys(), tuple(_prefix(stored) + part for part in parts), "an XLNet")
+    parameters, expected = _named(encoder), encoder_tensors(encoder)
+    for name, theirs in names.items():
+        tensor = stored.read(name)
+        check_shape(name, tensor.shape, expected[theirs], stored.path)
+        ((ours, shaped),) = from_huggingface({theirs: tensor}).items()
+        parameters[ours].copy_(shaped)
 
 
-def _fill_head(head: TiedLMHead, stored: Stored) -> None:
-    """Copy the bias of the words; their matrix is the encoder's."""
+def _fill_head(head: TiedLMHead, stored: WeightFiles) -> None:
+    """Copy the bias of the head; its matrix is tied to the word embeddings."""
     bias = stored.read(_HEAD_BIAS)
     check_shape(_HEAD_BIAS, bias.shape, head.bias, stored.path)
     head.bias.copy_(bias)
     table = stored.tensors[PREFIX + "word_embedding.weight"]
     if _TIED_OUTPUT in stored.tensors and not torch.equal(stored.tensors[_TIED_OUTPUT](), table()):
         raise CheckpointError(
-            f"{stored.path}: '{_TIED_OUTPUT}' differs from the word embeddings, and ours are tied",
+            f"{stored.path}: '{_TIED_OUTPUT}' differs from the word embeddings, but only tied embeddings are supported",
             hint="only models with tied word embeddings can be loaded",
         )
 
 
 def _no_head(where: Path) -> CheckpointError:
     return CheckpointError(
-        f"{where} holds no '{_HEAD_BIAS}': it is a bare encoder, or was fine-tuned for something", hint=f"give an {XLNET_CLASS}"
+        f"{where} has no '{_HEAD_BIAS}': it is a bare encoder or a fine-tuned model", hint=f"use an {XLNET_CLASS}"
     )
 
 
-def _prefix(stored: Stored) -> str:
-    """What stands before the encoder's names."""
+def _prefix(stored: WeightFiles) -> str:
+    """The prefix of the encoder's names."""
     return PREFIX if any(name.startswith(PREFIX) for name in stored.tensors) else ""
 
 

@@ -1,4 +1,4 @@
-"""Fused kernels for processors, built with the C compiler at hand; callers keep a plain path for where there is none."""
+"""Fused operations for CPUs, compiled on first use; callers have a plain PyTorch path for machines without a C compiler."""
 
 from discern.kernels.build import load_kernels
 from discern.kernels.functions import (

@@ -98,7 +98,7 @@ INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t head
     }
 }
 
-INLINE int attend_any(const Heads *in, void *out, float *normaliser, int64_t seed, int64_t threshold, int half) {
+INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t seed, int64_t threshold, int half) {
     const int64_t most = padded(longest(in)) + LANES, size = in->size, wide = padded(size), across = blocks(most);
     const int64_t each = 3 * most * wide + TILE * (most + 2 * wide) + most + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
@@ -131,7 +131,7 @@ INLINE int attend_any(const Heads *in, void *out, float *normaliser, int64_t see
                         sum += e;
                     }
                     const float all = total(sum), inverse = 1.0f / all;
-                    normaliser[(start + q + r) * in->heads + head] = top + logf(all);
+                    normalizer[(start + q + r) * in->heads + head] = top + logf(all);
                     if (threshold) {
                         keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
                         for (int64_t c = 0; c < width; c += LANES) *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
@@ -149,7 +149,7 @@ INLINE int attend_any(const Heads *in, void *out, float *normaliser, int64_t see
 }
 
 /* Gradients of query, key and value, laid out like them; `out` is what `attend` gave. */
-INLINE int attend_back_any(const Heads *in, const void *out, const float *normaliser, const void *dout, void *dquery, void *dkey,
+INLINE int attend_back_any(const Heads *in, const void *out, const float *normalizer, const void *dout, void *dquery, void *dkey,
                            void *dvalue, int64_t seed, int64_t threshold, int half) {
     const int64_t most = padded(longest(in)) + LANES, size = in->size, wide = padded(size), across = blocks(most);
     const int64_t each = 6 * most * wide + TILE * (3 * most + 4 * wide) + most + 2 * LANES;
@@ -182,7 +182,7 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
                 product(rows, width, size, gradient, wide, 1, across_value, width, slopes, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     float *row = scores + r * width, *kept = dropped + r * width, *slope = slopes + r * width;
-                    const float norm = normaliser[(start + q + r) * in->heads + head];
+                    const float norm = normalizer[(start + q + r) * in->heads + head];
                     vec sum = {0};
                     for (int64_t c = 0; c < wide; c += LANES) sum += *(vec_u *)(gradient + r * wide + c) * *(vec_u *)(result + r * wide + c);
                     const float delta = total(sum);
@@ -260,7 +260,7 @@ INLINE void transpose_pairs(const uint16_t *from, int64_t stride, int64_t rows, 
         }
 }
 
-static int attend_pairs(const Heads *in, uint16_t *out, float *normaliser, int64_t seed, int64_t threshold) {
+static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64_t seed, int64_t threshold) {
     const int64_t most = padded(longest(in)) + LANES, size = in->size, across = blocks(most), ours = in->heads * size;
     const int64_t each = most * size + TILE * (most + most / 2 + size) + most + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
@@ -294,7 +294,7 @@ static int attend_pairs(const Heads *in, uint16_t *out, float *normaliser, int64
                         sum += e;
                     }
                     const float all = total(sum), inverse = 1.0f / all;
-                    normaliser[(start + q + r) * in->heads + head] = top + logf(all);
+                    normalizer[(start + q + r) * in->heads + head] = top + logf(all);
                     if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
                     for (int64_t c = 0; c < width; c += LANES) {
                         vec p = *(vec_u *)(row + c) * inverse;
@@ -310,7 +310,7 @@ static int attend_pairs(const Heads *in, uint16_t *out, float *normaliser, int64
     return 0;
 }
 
-static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *normaliser, const uint16_t *dout, uint16_t *dquery,
+static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *normalizer, const uint16_t *dout, uint16_t *dquery,
                              uint16_t *dkey, uint16_t *dvalue, int64_t seed, int64_t threshold) {
     const int64_t most = padded(longest(in)) + LANES, size = in->size, across = blocks(most), ours = in->heads * size;
     const int64_t each = most * size * 4 + TILE * (4 * most + 2 * size) + most + 2 * LANES;
@@ -341,7 +341,7 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
                 product_pairs(rows, width, size / 2, (const uint32_t *)(dout + at), ours / 2, 1, across_value, width, slopes, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     const float *row = scores + r * width, *slope = slopes + r * width;
-                    const float norm = normaliser[(start + q + r) * in->heads + head];
+                    const float norm = normalizer[(start + q + r) * in->heads + head];
                     vec sum = {0};
                     for (int64_t c = 0; c < size; c += LANES)
                         sum += load(dout, (size_t)(at + r * ours + c), LANES, 1) * load(out, (size_t)(at + r * ours + c), LANES, 1);
@@ -375,24 +375,24 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
 #define PAIRS(half, size) ((half) && (size) % LANES == 0)
 #else
 #define PAIRS(half, size) 0
-#define attend_pairs(in, out, normaliser, seed, threshold) 1
-#define attend_back_pairs(in, out, normaliser, dout, dquery, dkey, dvalue, seed, threshold) 1
+#define attend_pairs(in, out, normalizer, seed, threshold) 1
+#define attend_back_pairs(in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold) 1
 #endif
 
 #define ATTEND(name, half)                                                                                                        \
     int attend_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,         \
-                      const int64_t *offsets, int64_t spans, void *out, float *normaliser, int64_t seed, int64_t threshold) {   \
+                      const int64_t *offsets, int64_t spans, void *out, float *normalizer, int64_t seed, int64_t threshold) {   \
         Heads in = {query, key, value, stride, size, heads, spans, offsets};                                                      \
-        if (PAIRS(half, size)) return attend_pairs(&in, out, normaliser, seed, threshold);                                        \
-        return attend_any(&in, out, normaliser, seed, threshold, half);                                                           \
+        if (PAIRS(half, size)) return attend_pairs(&in, out, normalizer, seed, threshold);                                        \
+        return attend_any(&in, out, normalizer, seed, threshold, half);                                                           \
     }                                                                                                                             \
     int attend_back_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,    \
-                           const int64_t *offsets, int64_t spans, const void *out, const float *normaliser, const void *dout,     \
+                           const int64_t *offsets, int64_t spans, const void *out, const float *normalizer, const void *dout,     \
                            void *dquery, void *dkey, void *dvalue, int64_t seed, int64_t threshold) {                           \
         Heads in = {query, key, value, stride, size, heads, spans, offsets};                                                      \
         if (PAIRS(half, size))                                                                                                    \
-            return attend_back_pairs(&in, out, normaliser, dout, dquery, dkey, dvalue, seed, threshold);                          \
-        return attend_back_any(&in, out, normaliser, dout, dquery, dkey, dvalue, seed, threshold, half);                          \
+            return attend_back_pairs(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold);                          \
+        return attend_back_any(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold, half);                          \
     }
 ATTEND(float, 0)
 ATTEND(half, 1)

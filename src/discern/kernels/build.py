@@ -1,7 +1,7 @@
-"""Compile the kernels once a machine, and load them.
+"""Compile the kernels once per machine, and load them.
 
-The library goes to a cache folder, under a name that says what it was made from: source, compiler, flags, processor and the
-OpenMP runtime. `DISCERN_KERNELS=0` switches the kernels off, `DISCERN_CACHE` names another folder, `CC` another compiler.
+The library is kept in a cache folder, under a name derived from its inputs: source, compiler, flags, processor and the OpenMP
+runtime. `DISCERN_KERNELS=0` switches the kernels off, `DISCERN_CACHE` names another folder, `CC` another compiler.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TIMEOUT = 120.0
 
 @dataclass(frozen=True)
 class Kernels:
-    """The library, or why there is none.
+    """The loaded library, or the reason why there is none.
 
     Attributes:
-        library: loaded; None: the plain path is used.
-        reason: what stands in the way, or where the library is.
+        library: None: the plain path is used.
+        reason: why there is no library, or the path of the library.
     """
 
     library: ctypes.CDLL | None
@@ -45,7 +45,7 @@ class Kernels:
 
 @functools.cache
 def load_kernels() -> Kernels:
-    """The kernels, compiled if this machine hasn't yet (a few seconds). Whatever fails, there is the plain path."""
+    """Load the kernels, after compiling them on the first call on this machine (a few seconds). Never raises."""
     if os.environ.get("DISCERN_KERNELS", "1") == "0":
         return Kernels(None, "switched off by DISCERN_KERNELS=0")
     if sys.platform != "linux":
@@ -63,7 +63,7 @@ def load_kernels() -> Kernels:
 
 
 def _loaded(compiler: str, runtime: Path) -> Kernels:
-    """The kernels from the first folder where they are, or can be built."""
+    """Load the kernels from the first folder that has them, or in which they can be built."""
     name = _name(compiler, runtime)
     failure = "no writable folder for them belongs to this user alone; set DISCERN_CACHE to one"
     for folder in private_folders():
@@ -77,7 +77,7 @@ def _loaded(compiler: str, runtime: Path) -> Kernels:
             except OSError:
                 if not was_there:
                     raise
-            # What it was linked with may be gone: once more.
+            # A library that it was linked with may be gone: compile it again.
             _compile(compiler, runtime, path)
             return Kernels(ctypes.CDLL(str(path)), str(path))
         except OSError as problem:  # a folder that cannot be written to, or that nothing may be run from
@@ -91,7 +91,7 @@ def _compiler() -> str | None:
 
 
 def _openmp_runtime() -> Path | None:
-    """The one that torch has loaded: a second would bring a second set of threads, which fight over the cores."""
+    """The runtime that torch has loaded: a second one would start a second set of threads, which compete for the cores."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -133,7 +133,7 @@ def _compile(compiler: str, runtime: Path, target: Path) -> None:
 
 
 def _processor() -> bytes:
-    """What -march=native looks at: a home may be shared by machines of several kinds."""
+    """The processor features behind -march=native: different machines may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:

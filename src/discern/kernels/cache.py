@@ -1,7 +1,7 @@
-"""Cache of compiled kernels. They run as soon as they are loaded, so only this user may be able to write them.
+"""Cache of compiled kernels. Loading one runs its code, so only this user may be able to write them.
 
-A folder or a library is used only where it belongs to this user, is no symbolic link, and nobody else may write to it. A
-library ends in the digest of what stands before, so that a damaged one is never loaded.
+A folder or a library is used only if it belongs to this user, is no symbolic link, and nobody else can write to it. A library
+ends with the digest of its content, so that a damaged one is never loaded.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from discern.checksums import cache_folder
+from discern.storage.checksums import cache_folder
 
 _KEPT_SECONDS = 90 * 24 * 3600
 _DIGEST_BYTES = 32
 
 
 def private_folders() -> Iterator[Path]:
-    """Folders to keep libraries in, the best first, made where they are missing; none that others could write to.
+    """Folders for libraries, the preferred one first, created if missing; none that others could write to.
 
-    The first is the user's cache. Where that cannot be written to, or is not the user's alone, there is one of a fixed name among
-    the temporary files: it serves every run until the machine starts anew.
+    The first is the user's cache. The second, used if the first is not writable or not private, has a fixed name among the
+    temporary files, and serves every run until the machine restarts.
     """
     with suppress(RuntimeError):  # this user has no home
         if _is_usable(folder := cache_folder().absolute()):
@@ -35,7 +35,7 @@ def private_folders() -> Iterator[Path]:
 
 
 def is_sound(library: Path) -> bool:
-    """Whether a library is this user's, no one else's to write to, and whole."""
+    """Whether a library belongs to this user, cannot be written by others, and is complete."""
     try:
         if not _is_own(library, stat.S_ISREG):
             return False
@@ -46,7 +46,7 @@ def is_sound(library: Path) -> bool:
 
 
 def keep(made: Path, target: Path) -> None:
-    """Put a new library in its place, with its digest behind it."""
+    """Move a new library into place, with its digest appended."""
     content = made.read_bytes()
     made.write_bytes(content + hashlib.sha256(content).digest())
     made.chmod(0o700)  # whatever the umask
@@ -63,7 +63,7 @@ def forget_old(folder: Path) -> None:
 
 
 def _is_usable(folder: Path) -> bool:
-    """Whether a folder is there, or could be made, and is the user's own."""
+    """Whether a folder exists or could be created, and is private to this user."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -74,7 +74,7 @@ def _is_usable(folder: Path) -> bool:
 
 
 def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
-    """Whether `path` itself, not what a link points to, is of a kind, belongs to this user, and others may not write to it."""
+    """Whether `path` itself, not the target of a link, is of this kind, belongs to this user, and is not writable by others."""
     found = path.lstat()
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return kind(found.st_mode) and found.st_uid == os.geteuid() and not others_write

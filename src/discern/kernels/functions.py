@@ -1,7 +1,7 @@
 """The kernels as differentiable functions of tensors. Callers ask `usable` first.
 
-Dropout draws one 64-bit seed a call from torch's generator; the kernel hashes it with the place of each element, so that
-the backward pass finds the same mask without keeping one.
+Each call of dropout draws one 64-bit seed from torch's generator. The kernel hashes it with the index of each element, so that
+the backward pass recomputes the same mask without storing it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NAMES = {torch.float32: "float", torch.bfloat16: "half"}
 
 
 def usable(*tensors: Tensor, parameters: Sequence[Tensor] = ()) -> bool:
-    """True where the kernels can take these: on the CPU, float32 or bfloat16, not under torch.compile, library at hand.
+    """Whether the kernels support these tensors: on the CPU, float32 or bfloat16, not under torch.compile, library loaded.
 
     Args:
-        parameters: weights, biases and gains, which must be float32 and without gaps.
+        parameters: weights, biases and gains, which must be float32 and contiguous.
     """
     if torch.compiler.is_compiling() or _switched_off.get() or load_kernels().library is None:
         return False
@@ -40,7 +40,7 @@ def usable(*tensors: Tensor, parameters: Sequence[Tensor] = ()) -> bool:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """A context in which the plain path is taken everywhere, to compare the two."""
+    """A context in which the plain path is used everywhere, to compare the two."""
     token = _switched_off.set(True)
     try:
         yield
@@ -60,7 +60,7 @@ def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"]) -> Float[Tens
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
-    """Elements zeroed with a probability (a multiple of 1/65536), the rest scaled so that the mean stays."""
+    """Elements zeroed with a probability (a multiple of 1/65536), the rest scaled so that the mean is unchanged."""
     return _Dropout.apply(x, _seed(), threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -83,12 +83,12 @@ def residual_norm(
 def attention(
     packed: Float[Tensor, "T three_D"], num_heads: int, offsets: Int[Tensor, "spans_and_1"], probability: float
 ) -> Float[Tensor, "T D"]:
-    """Softmax attention within spans of tokens that lie one after another.
+    """Softmax attention within spans of concatenated tokens.
 
     Args:
         packed: queries, keys and values side by side.
-        offsets: where each span begins, and the end; int64.
-        probability: of dropping an attention probability.
+        offsets: start of each span, and the end of the last; int64.
+        probability: probability of dropping an attention probability.
     """
     seed = _seed() if probability else 0
     return _Attention.apply(packed, num_heads, offsets, seed, threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
@@ -106,11 +106,11 @@ def relative_softmax(
 
     Args:
         content: term of the content.
-        apart: term of the distance, for all distances; that of a query's key j stands in column `starts + j`.
-        gain: added for keys of another segment; None: there is but one.
-        relation: of each key to each query, 0: hidden, 1: of the same segment, 2: of another; None: all are 1.
-        starts: int64.
-        probability: of dropping a probability.
+        apart: term of the distance, for all distances; for key j of a query it is in column `starts + j`.
+        gain: added for keys of another segment; None if there is only one segment.
+        relation: relation of each key to each query, 0: hidden, 1: in the same segment, 2: in another; None: all are 1.
+        starts: column of the first key of each query; int64.
+        probability: probability of dropping an attention probability.
     """
     seed = _seed() if probability else 0
     gain = None if gain is None else gain.float()
@@ -121,13 +121,13 @@ def cross_entropy_sum(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"]) -
     """Cross-entropy in float32, summed over the rows.
 
     Raises:
-        IndexError: a target is no column.
+        IndexError: a target is not a valid column index.
     """
     return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sample(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperature: float) -> Int[Tensor, "M"]:
-    """One id a row from the softmax of logits / temperature: where the distribution function reaches the uniform number."""
+    """Sample one id per row from the softmax of logits / temperature, by inverting the cumulative distribution function."""
     logits = logits.contiguous()
     found = logits.new_empty(len(logits), dtype=torch.int64)
     _call("sample", logits.dtype, logits, uniforms.float().contiguous(), found, *logits.shape, ctypes.c_float(1 / temperature))
@@ -221,18 +221,18 @@ class _Attention(torch.autograd.Function):
         packed = packed.contiguous()
         tokens, three = packed.shape
         result = packed.new_empty(tokens, three // 3)
-        normaliser = packed.new_empty(tokens, num_heads, dtype=torch.float32)
-        _call("attend", packed.dtype, *_heads(packed, num_heads, offsets), result, normaliser, seed, limit)
-        ctx.save_for_backward(packed, offsets, result, normaliser)
+        normalizer = packed.new_empty(tokens, num_heads, dtype=torch.float32)
+        _call("attend", packed.dtype, *_heads(packed, num_heads, offsets), result, normalizer, seed, limit)
+        ctx.save_for_backward(packed, offsets, result, normalizer)
         ctx.num_heads, ctx.seed, ctx.limit = num_heads, seed, limit
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        packed, offsets, result, normaliser = ctx.saved_tensors
+        packed, offsets, result, normalizer = ctx.saved_tensors
         dpacked = torch.empty_like(packed)
-        given = (*_heads(packed, ctx.num_heads, offsets), result, normaliser, gradient.contiguous())
+        given = (*_heads(packed, ctx.num_heads, offsets), result, normalizer, gradient.contiguous())
         _call("attend_back", packed.dtype, *given, *_thirds(dpacked), ctx.seed, ctx.limit)
         return dpacked, None, None, None, None
 
@@ -273,13 +273,13 @@ class _RelativeSoftmax(torch.autograd.Function):
 
 
 def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:
-    """Where queries, keys and values begin in a row of all three."""
+    """Pointers to the queries, keys and values of the first row."""
     step = packed.shape[1] // 3 * packed.element_size()
     return [ctypes.c_void_p(packed.data_ptr() + part * step) for part in range(3)]
 
 
 def _heads(packed: Tensor, num_heads: int, offsets: Tensor) -> list[Any]:
-    """Arguments that say where heads and spans lie."""
+    """Arguments that describe the layout of heads and spans."""
     three = packed.shape[1]
     return [*_thirds(packed), three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1]
 
@@ -288,17 +288,17 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         logits, targets = logits.contiguous(), targets.long().contiguous()
-        losses, normaliser = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
-        _call("entropy", logits.dtype, logits, targets, losses, normaliser, *logits.shape)
-        ctx.save_for_backward(logits, targets, normaliser)
+        losses, normalizer = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
+        _call("entropy", logits.dtype, logits, targets, losses, normalizer, *logits.shape)
+        ctx.save_for_backward(logits, targets, normalizer)
         return losses.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        logits, targets, normaliser = ctx.saved_tensors
+        logits, targets, normalizer = ctx.saved_tensors
         dlogits = torch.empty_like(logits)
-        _call("entropy_back", logits.dtype, logits, targets, normaliser, gradient.float(), dlogits, *logits.shape)
+        _call("entropy_back", logits.dtype, logits, targets, normalizer, gradient.float(), dlogits, *logits.shape)
         return dlogits, None
 
 
@@ -315,7 +315,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> float:
 
 
 def scale_gradients(gradients: Sequence[Tensor], factor: float) -> None:
-    """Multiply them in place."""
+    """Multiply the gradients by a factor, in place."""
     _call("scale", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.c_float(factor))
     torch.autograd.graph.increment_version(gradients)
 
@@ -335,9 +335,9 @@ def adamw(
     """One update in place, in a single pass over the four lists.
 
     Args:
-        rate: learning rate over the correction of the first moment.
-        kept: what weight decay leaves of a parameter.
-        root: square root of the correction of the second moment.
+        rate: learning rate divided by the bias correction of the first moment.
+        kept: factor of the parameters due to weight decay.
+        root: square root of the bias correction of the second moment.
     """
     lists = [_pointers(tensors) for tensors in (parameters, gradients, means, squares)]
     beta1, beta2 = betas
@@ -347,7 +347,7 @@ def adamw(
 
 
 def dense(tensors: Sequence[Tensor]) -> bool:
-    """True where the kernels of the optimizer take these: ordinary tensors of float32 on the CPU, laid out without gaps."""
+    """Whether the optimizer kernels support these tensors: ordinary contiguous float32 tensors on the CPU."""
     ordinary = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
     return len(tensors) > 0 and ordinary and usable(parameters=tensors)
 
@@ -365,7 +365,7 @@ def _seed() -> int:
 
 
 def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
-    """Run a kernel: tensors go as pointers (None: null), integers as 64 bits."""
+    """Run a kernel. Tensors are passed as pointers (None as null), and integers as 64 bits."""
     library = load_kernels().library
     assert library is not None
     converted = [_converted(argument) for argument in arguments]

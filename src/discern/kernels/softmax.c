@@ -14,7 +14,7 @@ INLINE float row_sum(const void *x, size_t row, int64_t from, int64_t to, float 
     return total(sum);
 }
 
-INLINE int entropy_any(const void *x, const int64_t *targets, float *losses, float *normaliser, int64_t rows, int64_t columns,
+INLINE int entropy_any(const void *x, const int64_t *targets, float *losses, float *normalizer, int64_t rows, int64_t columns,
                         int half) {
     for (int64_t r = 0; r < rows; r++)
         if (targets[r] < 0 || targets[r] >= columns) return 2;
@@ -26,14 +26,14 @@ INLINE int entropy_any(const void *x, const int64_t *targets, float *losses, flo
             size_t row = (size_t)(r * columns);
             float top = row_top(x, row, columns, half);
             float log_sum = logf(row_sum(x, row, 0, columns, 1.0f, top, half));
-            normaliser[r] = top + log_sum;
+            normalizer[r] = top + log_sum;
             losses[r] = (top - load(x, row + targets[r], 1, half)[0]) + log_sum;
         }
     }
     return 0;
 }
 
-INLINE int entropy_back_any(const void *x, const int64_t *targets, const float *normaliser, const float *scale, void *dx,
+INLINE int entropy_back_any(const void *x, const int64_t *targets, const float *normalizer, const float *scale, void *dx,
                              int64_t rows, int64_t columns, int half) {
 #pragma omp parallel if (rows * columns > SMALL)
     {
@@ -43,9 +43,9 @@ INLINE int entropy_back_any(const void *x, const int64_t *targets, const float *
             size_t row = (size_t)(r * columns);
             for (int64_t c = 0; c < columns; c += LANES) {
                 int n = some(c, columns);
-                store(dx, row + c, n, half, exponential(load(x, row + c, n, half) - normaliser[r]) * *scale);
+                store(dx, row + c, n, half, exponential(load(x, row + c, n, half) - normalizer[r]) * *scale);
             }
-            float own = expf(load(x, row + targets[r], 1, half)[0] - normaliser[r]);
+            float own = expf(load(x, row + targets[r], 1, half)[0] - normalizer[r]);
             store(dx, row + targets[r], 1, half, splat((own - 1.0f) * *scale));
         }
     }
@@ -88,12 +88,12 @@ INLINE int sample_any(const void *x, const float *uniforms, int64_t *to, int64_t
 }
 
 #define SOFTMAX(name, half)                                                                                                     \
-    int entropy_##name(const void *x, const int64_t *targets, float *losses, float *normaliser, int64_t rows, int64_t columns) { \
-        return entropy_any(x, targets, losses, normaliser, rows, columns, half);                                                       \
+    int entropy_##name(const void *x, const int64_t *targets, float *losses, float *normalizer, int64_t rows, int64_t columns) { \
+        return entropy_any(x, targets, losses, normalizer, rows, columns, half);                                                       \
     }                                                                                                                           \
-    int entropy_back_##name(const void *x, const int64_t *targets, const float *normaliser, const float *scale, void *dx,      \
+    int entropy_back_##name(const void *x, const int64_t *targets, const float *normalizer, const float *scale, void *dx,      \
                              int64_t rows, int64_t columns) {                                                                   \
-        return entropy_back_any(x, targets, normaliser, scale, dx, rows, columns, half);                                               \
+        return entropy_back_any(x, targets, normalizer, scale, dx, rows, columns, half);                                               \
     }                                                                                                                           \
     int sample_##name(const void *x, const float *uniforms, int64_t *to, int64_t rows, int64_t columns, float inverse) {        \
         return sample_any(x, uniforms, to, rows, columns, inverse, half);                                                              \

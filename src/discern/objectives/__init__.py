@@ -1,4 +1,4 @@
-"""Objectives: what to corrupt and what to predict. One file and one line here for each."""
+"""Objectives: what to corrupt and what to predict. Each is one file (`rtd` a folder) and one line here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ objectives.register("all-tokens-mlm", "discern.objectives.all_tokens_mlm:AllToke
 
 # What proposes the replacements of objective `rtd`, and how its two networks are trained.
 generators: Registry[Any] = Registry("generator", "discern.generators")
-generators.register("mlm", "discern.objectives.generator:MaskedLMGenerator")
-generators.register("two-tower", "discern.objectives.generator:TwoTowerGenerator")
-generators.register("uniform", "discern.objectives.generator:UniformGenerator")
-generators.register("unigram", "discern.objectives.generator:UnigramGenerator")
+generators.register("mlm", "discern.objectives.rtd.generators:MaskedLMGenerator")
+generators.register("two-tower", "discern.objectives.rtd.generators:TwoTowerGenerator")
+generators.register("uniform", "discern.objectives.rtd.generators:UniformGenerator")
+generators.register("unigram", "discern.objectives.rtd.generators:UnigramGenerator")
 
 algorithms: Registry[Any] = Registry("algorithm", "discern.algorithms")
-algorithms.register("joint", "discern.objectives.algorithm:Joint")
-algorithms.register("two-stage", "discern.objectives.two_stage:TwoStage")
-algorithms.register("adversarial", "discern.objectives.adversarial:Adversarial")
+algorithms.register("joint", "discern.objectives.rtd.algorithms:Joint")
+algorithms.register("two-stage", "discern.objectives.rtd.algorithms:TwoStage")
+algorithms.register("adversarial", "discern.objectives.rtd.algorithms:Adversarial")

@@ -1,98 +1,115 @@
-"""Restoring the whole text after replacement: a word for every token, with a gate that copies."""
+"""Restoration of the whole text after replacement: a word for every token, with a gate that copies."""
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import torch
 from pydantic import Field
+from torch.nn import functional as F
 
-from discern.corruption.randomness import Randomness, key_of
-from discern.model.encoder import build_encoder
-from discern.model.heads import CopyMLMHead, MaskedLMHead, gather_positions
-from discern.model.initialisation import initialise
-from discern.model.network import Network
-from discern.objectives.base import BuildSettings, Objective, Phase
+from discern.corruption.randomness import Randomness
+from discern.models.base import Network
+from discern.models.heads import CopyMLMHead, gather_positions
+from discern.objectives.base import Phase
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import copy_loss
-from discern.objectives.masked import mask_batch
-from discern.objectives.metrics import CopyEvaluator
-from discern.objectives.passes import Pass, head_share
-from discern.objectives.replacement import ReplacementConfig, context_of, replace_chosen, separate_embeddings
-from discern.types import CorruptedBatch, StepOutput, TokenBatch
+from discern.objectives.metrics import GeneratorEvaluator, SumEvaluator
+from discern.objectives.two_networks import RestorationConfig, RestorationObjective
+from discern.types import CorruptedBatch, StepOutput
 
 
-class AllTokensMLMConfig(ReplacementConfig):
+class AllTokensMLMConfig(RestorationConfig):
     """Settings of restoring every token."""
 
     name: str = Field("all-tokens-mlm", description="Objective, by its name in the registry.")
-    tying: Literal["embeddings", "token", "none"] = Field(
-        "embeddings",
-        description="What generator and encoder share. 'embeddings': words, positions, segments and their LayerNorm; "
-        "'token': words only; 'none': nothing.",
-    )
 
 
-class AllTokensMLM(Objective):
-    """Predict the original token everywhere, from text in which a generator's samples stand at the chosen positions.
+class AllTokensMLM(RestorationObjective[AllTokensMLMConfig]):
+    """Predict the original token everywhere, from text in which a generator's samples replace the chosen tokens.
 
-    The prediction at t is D [x_corrupt_t] + (1 - D) softmax(words), D from a sigmoid layer: without the gate an encoder
-    would spend itself on learning to copy. The vocabulary's head runs on every token, which at V = 30,522 is most of the
-    arithmetic and memory; `train.micro_batch_size` bounds the latter.
+    The prediction at t is D [x_corrupt_t] + (1 - D) softmax(words), with D from a sigmoid layer: without this gate the encoder
+    would spend its capacity on learning to copy. The head over the vocabulary runs on every token, which at V = 30,522 is most
+    of the arithmetic and memory; `train.micro_batch_size` limits the memory.
 
     Reference: Clark et al. 2020, section 3.3, "All-Tokens MLM".
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = AllTokensMLMConfig
-
-    def __init__(self, config: AllTokensMLMConfig, settings: BuildSettings) -> None:
-        super().__init__()
-        self.config = config
-        self.vocabulary = settings.vocabulary
-        self._model = settings.model
-        model, checkpointing = settings.model, settings.gradient_checkpointing
-        small = model.shrunk(config.generator_size, config.generator_depth)
-        read, read_by_generator = separate_embeddings(settings.vocabulary.size, model, small, config.tying)
-        self.encoder = build_encoder(read, model, gradient_checkpointing=checkpointing)
-        self.head = CopyMLMHead(model, read.word)
-        self.generator = build_encoder(read_by_generator, small, gradient_checkpointing=checkpointing)
-        self.generator_head = MaskedLMHead(small, read_by_generator.word)
-
-    def initialise(self, seed: int) -> None:
-        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
-
-    def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        return mask_batch(batch, self.config, self.vocabulary, randomness)
+    Head = CopyMLMHead
+    head: CopyMLMHead
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         return {"generator": batch.num_targets, "mlm": batch.num_tokens}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens = batch.tokens
-        replaced = replace_chosen(self.networks()["generator"], batch, self.config, randomness)
+        replaced = self.replace_chosen(batch, randomness)
         real = tokens.attention_mask
-        hidden = gather_positions(self.encoder(replaced.corrupted_ids, *context_of(tokens)), real)
+        hidden = gather_positions(self.encoder(replaced.corrupted_ids, *tokens.context), real)
         logits, copy_logits = self.head(hidden), self.head.copy_logits(hidden)
         restored = copy_loss(logits, copy_logits, replaced.corrupted_ids[real], tokens.input_ids[real])
         observations = {**replaced.observations, "mlm_logits": logits.detach(), "copy_logits": copy_logits.detach()}
         return StepOutput({"generator": replaced.term, "mlm": restored}, observations)
 
-    def networks(self) -> dict[str, Network]:
-        return {"encoder": Network(self.encoder, self.head), "generator": Network(self.generator, self.generator_head)}
-
-    def passes(self, phase: Phase) -> list[Pass]:
-        """The generator's head at the chosen positions, the encoder's everywhere."""
-        networks = self.networks()
-        generator = networks["generator"]
-        return [Pass(networks["encoder"], 1.0), Pass(generator, head_share(self, generator, phase))]
+    def head_share(self, network: Network, phase: Phase) -> float:
+        """1 for the encoder, whose head runs on every token; the masked fraction for the generator."""
+        return 1.0 if network.head is self.head else super().head_share(network, phase)
 
     def evaluator(self) -> CopyEvaluator:
         return CopyEvaluator(self.config.generator_weight)
 
     def initial_loss(self) -> float:
-        """ln V of the generator; of the encoder -ln(1/2 + 1/2V), and -ln(1/2V) where the token was replaced."""
+        """ln V for the generator; for the encoder -ln(1/2 + 1/2V), and -ln(1/2V) where the token was replaced."""
         size = self.vocabulary.size
         replaced = self.config.mask_probability * (1 - 1 / size)
         restored = replaced * math.log(2 * size) + (1 - replaced) * math.log(2 * size / (size + 1))
         return self.config.generator_weight * math.log(size) + restored
+
+
+class CopyEvaluator(SumEvaluator):
+    """Metrics of a generator, and of an encoder that restores every token after it by copying or writing.
+
+    `mlm_loss` and `mlm_accuracy` are over all real tokens, `masked_accuracy` over the chosen positions alone;
+    `copy_probability` is the mean of the gate. `replaced_fraction` is the fraction of all real tokens.
+    """
+
+    def __init__(self, generator_weight: float) -> None:
+        self._weight = generator_weight
+        self._generator = GeneratorEvaluator()
+        super().__init__(self._generator)
+
+    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
+        self._generator.update(output, batch)
+        seen, real = output.observations, batch.tokens.attention_mask
+        logits, copy_logits = seen["mlm_logits"].float(), seen["copy_logits"].float()
+        read, targets = seen["corrupted_ids"][real], batch.tokens.input_ids[real]
+        # In units of (1 - D) / the softmax's sum, copying adds exp(copy logit) times that sum to what is read.
+        copied = copy_logits + logits.logsumexp(1)
+        kept = logits.gather(1, read[:, None]).squeeze(1).logaddexp(copied)
+        best, written = logits.max(1)
+        predicted = read.where(kept >= best, written)
+        chosen = batch.masked_positions[real]
+        correct = predicted == targets
+        self.add(
+            loss=float(output.terms["mlm"].total.detach()),
+            copied=float(F.sigmoid(copy_logits).sum()),
+            count=output.terms["mlm"].count,
+            correct=int(correct.sum()),
+            masked=batch.num_masked,
+            masked_correct=int((correct & chosen).sum()),
+            replaced=int((read != targets).sum()),
+        )
+
+    def compute(self) -> dict[str, float]:
+        generator = self._generator.compute()
+        loss = self.ratio("loss", "count")
+        return {
+            **generator,
+            "loss": self._weight * generator["generator_loss"] + loss,
+            "mlm_loss": loss,
+            "mlm_accuracy": self.ratio("correct", "count"),
+            "masked_accuracy": self.ratio("masked_correct", "masked"),
+            "copy_probability": self.ratio("copied", "count"),
+            "replaced_fraction": self.ratio("replaced", "count"),
+        }

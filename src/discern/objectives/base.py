@@ -1,20 +1,25 @@
-"""The contract between an objective and the loop."""
+"""The contract between an objective and the training loop."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from discern.corruption.randomness import Randomness
-from discern.model.config import ModelConfig
-from discern.model.network import Network
+from discern.corruption.randomness import Randomness, key_of
+from discern.models.base import Network
+from discern.models.config import ModelConfig
+from discern.models.heads import LanguageHead
+from discern.models.initialization import initialize
 from discern.objectives.config import ObjectiveConfig
 from discern.types import CorruptedBatch, SpecialTokens, StepOutput, TokenBatch
+
+ConfigT = TypeVar("ConfigT", bound=ObjectiveConfig)
 
 
 @dataclass(frozen=True)
@@ -22,14 +27,15 @@ class Phase:
     """A stretch of training with its own trainable networks and optimizer.
 
     Attributes:
-        name: as the journal calls it.
-        steps: how many updates it lasts.
-        trains: names of the networks whose parameters move; None: all.
-        start: called once when the phase begins (not when it is resumed), to copy weights for instance.
-        fresh_optimizer: its moments begin at zero; False: those of the phase before go on, where weights still move.
-        holds: names of the networks that stay as they are, even what they share with one that moves.
-        own_schedule: the learning rate rises and falls within the phase, as though it were a run by itself.
-        begins: the step that it begins at.
+        name: as written to the metrics log.
+        steps: number of updates.
+        trains: names of the networks whose parameters are updated; None: all of them.
+        start: called once when the phase begins, but not when it is resumed; copies weights, for instance.
+        fresh_optimizer: whether the optimizer's moments start at zero; False keeps those of the previous phase for the
+            weights that are still trained.
+        holds: names of the networks that stay unchanged, including the parameters they share with a trained network.
+        own_schedule: whether the learning rate warms up and decays within the phase, as in a run of its own.
+        begins: step at which the phase begins.
     """
 
     name: str
@@ -44,12 +50,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What an objective needs to know of the tokenizer, and of the text that it is trained on.
+    """What an objective needs to know about the tokenizer and the training text.
 
     Attributes:
         size: V.
         special: ids of the special tokens.
-        token_counts: (V,) how often each id occurs in the training split, int64; None where that isn't known.
+        token_counts: (V,) occurrences of each id in the training split, int64; None if unknown.
     """
 
     size: int
@@ -66,33 +72,80 @@ class BuildSettings:
     gradient_checkpointing: bool = False
 
 
+@dataclass(frozen=True)
+class ForwardPass:
+    """One run of a network over all positions of the rows, once per step; the unit in which an objective reports its cost.
+
+    Attributes:
+        head_share: fraction of the positions that the head runs on.
+        trains: whether a backward pass follows; False for a frozen generator that is only sampled from.
+        query_share: fraction of the positions that the encoder's query stream runs on; 0 if it has none.
+        remembered: positions of earlier rows that each row attends to.
+    """
+
+    network: Network
+    head_share: float
+    trains: bool = True
+    query_share: float = 0.0
+    remembered: int = 0
+
+    @property
+    def predicts_words(self) -> bool:
+        """Whether the network's head is over the vocabulary."""
+        return predicts_words(self.network)
+
+
+@dataclass(frozen=True)
+class WordTargets:
+    """How an encoder is asked for the original words at the chosen positions, which decides how well guessing can do.
+
+    Attributes:
+        metric: name of its held-out loss.
+        vocabulary: the words, with their counts if known.
+        shown: fraction of the chosen positions at which a word is visible; the others do not reveal anything.
+        correct: fraction of these at which the visible word is the original; None: that of the samples, `sampled_accuracy`.
+        hides_all: whether the masking leaves none of the chosen words visible.
+    """
+
+    metric: str
+    vocabulary: Vocabulary
+    shown: float = 0.0
+    correct: float | None = 0.0
+    hides_all: bool = False
+
+
 class Evaluator(abc.ABC):
-    """Gathers observations over held-out rows; the figures don't depend on how the rows were batched."""
+    """Gathers observations over held-out rows; the metrics do not depend on how the rows were batched."""
 
     @abc.abstractmethod
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        """Take in one batch."""
+        """Add one batch."""
 
     @abc.abstractmethod
     def merge(self, other: Evaluator) -> None:
-        """Take in what another rank gathered."""
+        """Add what another rank gathered."""
 
     @abc.abstractmethod
     def compute(self) -> dict[str, float]:
-        """Figures by name: losses in nats, everything else in 0-1."""
+        """Metrics by name: losses in nats, everything else in 0-1."""
 
 
 class Objective(nn.Module, abc.ABC):
     """What to corrupt and what to predict. Owns its networks; knows nothing of optimizers, ranks or files.
 
-    A subclass is final, stands in one file and has one line in the registry. It takes `(config, settings)` and leaves
-    its parameters uninitialised until `initialise` is called.
+    Callers ask an objective what it can do (`networks`, `forward_passes`, `word_targets`, ...) and never which class it is.
+    A subclass is registered with one line and takes `(config, settings)`; its parameters stay uninitialized until
+    `initialize` is called.
+
+    Attributes:
+        detects_every_token: whether a discriminator classifies every token as original or replaced.
     """
 
     Config: ClassVar[type[ObjectiveConfig]]
+    detects_every_token: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def initialise(self, seed: int) -> None:
+    def initialize(self, seed: int) -> None:
         """Fill every parameter, as a function of the seed alone."""
 
     @abc.abstractmethod
@@ -101,9 +154,9 @@ class Objective(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
-        """How many items each loss term sums over, known before any forward pass.
+        """Number of items that each loss term sums over, known before any forward pass.
 
-        In training, terms may come and go with the phase, by what `requires_grad` says.
+        In training, terms may come and go with the phase, depending on which parameters have `requires_grad`.
         """
 
     @abc.abstractmethod
@@ -112,25 +165,68 @@ class Objective(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def networks(self) -> dict[str, Network]:
-        """Encoder and head by name; the first is what export takes by default."""
+        """Encoder and head by name; `export` takes the first by default."""
 
     @abc.abstractmethod
     def evaluator(self) -> Evaluator:
-        """An empty collector of this objective's held-out figures."""
+        """An empty collector of this objective's held-out metrics."""
 
     @abc.abstractmethod
     def initial_loss(self) -> float:
-        """The loss in nats that an untrained network should have: evenly spread predictions."""
+        """Expected loss of an untrained network, in nats: that of uniform predictions."""
 
     def phases(self, max_steps: int) -> list[Phase]:
         """The stretches of training, whose steps sum to `max_steps`."""
         return [Phase("train", max_steps)]
+
+    def forward_passes(self, phase: Phase) -> list[ForwardPass]:
+        """The network runs of one step of a phase.
+
+        By default each network runs once, and networks that the phase does not train run forward only.
+        """
+        return [
+            ForwardPass(network, self.head_share(network, phase), phase.trains is None or name in phase.trains)
+            for name, network in self.networks().items()
+        ]
+
+    def head_share(self, network: Network, phase: Phase) -> float:
+        """Fraction of the positions that a network's head runs on, averaged over the steps of a phase."""
+        return 1.0
+
+    def loss_weights(self) -> tuple[float, float] | None:
+        """Weights of the losses 'generator' and 'discriminator', if the loss is their sum and they never change."""
+        return None
+
+    def word_targets(self) -> WordTargets | None:
+        """The words that the first network predicts at chosen positions.
+
+        None if it predicts none, or if the chosen words are not as frequent as those of the text.
+        """
+        return None
 
     def carry_state(self) -> dict[str, Tensor]:
         """What lives from step to step besides parameters; saved with the checkpoint."""
         return {}
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `carry_state` gave."""
+        """Restore what `carry_state` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} carries no state, but was given {sorted(state)}")
+
+
+class PretrainingObjective(Objective, Generic[ConfigT]):
+    """An objective whose networks are built from a configuration and filled from a seed."""
+
+    def __init__(self, config: ConfigT, settings: BuildSettings) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = settings.vocabulary
+        self._model = settings.model
+
+    def initialize(self, seed: int) -> None:
+        initialize(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
+
+
+def predicts_words(network: Network) -> bool:
+    """Whether a network's head is over the vocabulary."""
+    return any(isinstance(module, LanguageHead) for module in network.head.modules())

@@ -1,4 +1,4 @@
-"""Held-out figures taken apart: by how frequent a token is, by where it stands, and by how sure the discriminator is."""
+"""Held-out metrics by token frequency, by position and by the discriminator's confidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discern.corruption.masking import maskable_positions
-from discern.objectives.metrics import area_under_curve, judged_tokens, ratio
+from discern.objectives.metrics import area_under_curve, classified_tokens, ratio
 from discern.types import CorruptedBatch, StepOutput
 
 # Occurrences in a million tokens; a token belongs to the first class that it reaches.
@@ -24,12 +24,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Bin:
-    """Tokens that the discriminator gives about the same probability of being replaced.
+    """Tokens with about the same predicted probability of being replaced.
 
     Attributes:
-        tokens: how many.
-        probability: their mean probability.
-        replaced: the share of them that was replaced.
+        tokens: number of tokens.
+        probability: their mean predicted probability.
+        replaced: the fraction of them that was replaced.
     """
 
     tokens: int
@@ -38,52 +38,52 @@ class Bin:
 
 
 class Breakdown:
-    """Gathers what the networks say of each token, over many batches.
+    """Collects the networks' predictions for each token, over many batches.
 
-    A token counts by what the text had in its place, not by what a generator put there.
+    A token is grouped by the original word in its place, not by the generator's sample.
 
     Args:
-        token_counts: (V,) how often each id occurs in the text that was trained on.
+        token_counts: (V,) occurrences of each id in the training text.
     """
 
     def __init__(self, token_counts: NDArray[np.int64]) -> None:
         rate = token_counts / max(int(token_counts.sum()), 1) * 1e6
-        # searchsorted wants rising bounds; classes fall.
+        # searchsorted needs ascending bounds; the classes descend.
         bounds = np.array([bound for bound, _ in _CLASSES[:-1]])
         self._class_of = (len(_CLASSES) - 1 - np.searchsorted(bounds[::-1], rate, side="right")).astype(np.int64)
-        self._judged: list[Floats] = []  # columns: logit, truth, class, part
+        self._classified: list[Floats] = []  # columns: logit, truth, class, part
         self._predicted: list[Floats] = []  # columns: loss, correct, class, part
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        """Take in one batch; what an objective does not observe is left out."""
+        """Add one batch; predictions that the objective does not observe are left out."""
         groups = self._groups(batch)
-        judged = _judgements(output, batch)
-        if judged is not None:
-            logits, truth, mask = judged
+        classified = _classifications(output, batch)
+        if classified is not None:
+            logits, truth, mask = classified
             columns = [logits[mask].float().cpu().numpy(), truth[mask].cpu().numpy()]
-            self._judged.append(_table([*columns, *(group[mask.cpu().numpy()] for group in groups)]))
+            self._classified.append(_table([*columns, *(group[mask.cpu().numpy()] for group in groups)]))
         predicted = _predictions(output.observations, batch)
         if predicted is not None:
             loss, correct, mask = predicted
             columns = [loss.cpu().numpy(), correct.cpu().numpy()]
             self._predicted.append(_table([*columns, *(group[mask.cpu().numpy()] for group in groups)]))
 
-    def figures(self) -> dict[str, Any]:
-        """`by_frequency`, `by_position` (a row a group) and, where there is a discriminator, `calibration`."""
-        judged, predicted = _stacked(self._judged), _stacked(self._predicted)
+    def metrics(self) -> dict[str, Any]:
+        """`by_frequency`, `by_position` (one row per group) and, where there is a discriminator, `calibration`."""
+        classified, predicted = _stacked(self._classified), _stacked(self._predicted)
         found: dict[str, Any] = {
-            "by_frequency": _rows(judged, predicted, 2, [name for _, name in _CLASSES]),
-            "by_position": _rows(judged, predicted, 3, _PARTS),
+            "by_frequency": _rows(classified, predicted, 2, [name for _, name in _CLASSES]),
+            "by_position": _rows(classified, predicted, 3, _PARTS),
         }
-        if len(judged):
-            probability = 1 / (1 + np.exp(-judged[:, 0]))
-            bins = calibration(probability, judged[:, 1] > 0)
-            error = ratio(sum(each.tokens * abs(each.probability - each.replaced) for each in bins), len(judged))
+        if len(classified):
+            probability = 1 / (1 + np.exp(-classified[:, 0]))
+            bins = calibration(probability, classified[:, 1] > 0)
+            error = ratio(sum(each.tokens * abs(each.probability - each.replaced) for each in bins), len(classified))
             found["calibration"] = {"expected_calibration_error": error, "bins": [asdict(each) for each in bins]}
         return found
 
     def _groups(self, batch: CorruptedBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Class of frequency (-1: special tokens), and quarter of its row's real tokens, of each token: (B, L) both."""
+        """Frequency class (-1 for special tokens) and quarter of the row of each token, both (B, L)."""
         ids, real = batch.tokens.input_ids.cpu().numpy(), batch.tokens.attention_mask.cpu().numpy()
         lengths = np.maximum(real.sum(1, keepdims=True), 1)
         places = np.minimum(np.arange(ids.shape[1])[None, :], lengths - 1)
@@ -105,11 +105,11 @@ def calibration(probability: Floats, replaced: NDArray[np.bool_]) -> list[Bin]:
     ]
 
 
-def _judgements(output: StepOutput, batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The discriminator's logits, the truth, and which tokens it is asked about: (B, L) each; None where there is none."""
+def _classifications(output: StepOutput, batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The discriminator's logits, the labels and the mask of its loss, (B, L) each; None if there is no discriminator."""
     seen = output.observations
     if "discriminator_logits" in seen:
-        return seen["discriminator_logits"], seen["is_replaced"], judged_tokens(output, batch)
+        return seen["discriminator_logits"], seen["is_replaced"], classified_tokens(output, batch)
     if "energy" in seen:
         logits = seen["energy"].float() + seen["log_noise_probability"] + seen["log_noise_odds"]
         # A row that is all noise, or none, has infinite odds.
@@ -118,7 +118,7 @@ def _judgements(output: StepOutput, batch: CorruptedBatch) -> tuple[Tensor, Tens
 
 
 def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Loss (N,) and rightness (N,) of the words predicted, the generator's where there is one, and where (B, L)."""
+    """Loss (N,) and correctness (N,) of the predicted words, and their positions (B, L); the generator's, if there is one."""
     for name in ("generator", "mlm", "permutation_lm"):
         logits, targets = seen.get(f"{name}_logits"), seen.get(f"{name}_targets")
         if logits is None or targets is None:
@@ -130,12 +130,12 @@ def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Ten
     return None
 
 
-def _rows(judged: Floats, predicted: Floats, column: int, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The figures of each group; a group without a token is left out."""
+def _rows(classified: Floats, predicted: Floats, column: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The metrics of each group; groups without a token are left out."""
     found = []
     for number, name in enumerate(names):
         row: dict[str, Any] = {"group": name}
-        mine = judged[judged[:, column] == number]
+        mine = classified[classified[:, column] == number]
         if len(mine):
             logits, truth, is_word = mine[:, 0], mine[:, 1] > 0, mine[:, 2] >= 0
             row |= {

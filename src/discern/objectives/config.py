@@ -1,36 +1,98 @@
-"""Settings that objectives share. Each objective's own settings stand in its file and extend these."""
+"""Settings that objectives share. Each objective's own settings are in its file and extend these."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from discern.config.base import Section
-from discern.config.fields import OTHER_NAME
-from discern.corruption import maskings
+from discern.config.schema import OTHER_NAME
+from discern.corruption import MASKINGS_OF_WORDS, maskings
+from discern.corruption.sampling import Sampling
 from discern.data.config import DataConfig
 from discern.errors import did_you_mean
-from discern.model.config import ModelConfig
+from discern.models.config import ModelConfig
 
 
 class ObjectiveConfig(Section):
-    """What every objective has: its name in the registry."""
+    """What every objective has: its name in the registry, and what callers may ask without knowing which objective it is."""
 
     name: str = Field(description="Objective, by its name in the registry.")
 
     @property
     def reads_in_order(self) -> bool:
-        """Whether each slot of the batch reads on from step to step, rather than rows in random order."""
+        """Whether each slot of the batch continues its text from step to step, rather than reading rows in random order."""
         return False
 
+    @property
+    def permutes(self) -> bool:
+        """Whether the encoder learns to predict in random orders, by its query stream, rather than at masked positions."""
+        return False
+
+    @property
+    def predicts_next_sentence(self) -> bool:
+        """Whether the loss asks if the second segment follows the first."""
+        return False
+
+    @property
+    def encoder_reads_samples(self) -> bool:
+        """Whether the network 'encoder' was trained on a generator's samples and never read a [MASK]."""
+        return False
+
+    @property
+    def detects_every_token(self) -> bool:
+        """Whether a discriminator is trained to classify every token as original or replaced."""
+        return False
+
+    @property
+    def sampling(self) -> Sampling:
+        """How replacements are drawn from a generator's logits."""
+        return Sampling()
+
+    @property
+    def generator_source(self) -> str | None:
+        """The run or export that the generator starts from; None: random weights, or no generator."""
+        return None
+
+    @property
+    def can_warm_up_generator(self) -> bool:
+        """Whether a generator without training can first be trained alone, beside a trained discriminator."""
+        return False
+
+    @property
+    def word_masking(self) -> str | None:
+        """The masking's name if it chooses whole words, so that the data set must know them; None otherwise."""
+        return None
+
+    def replaced_share(self, step: int, row_length: int) -> float | None:
+        """Expected fraction of the tokens for which the discriminator read a sample at a step.
+
+        None if there is no such discriminator, or if the fraction depends on the token.
+        """
+        return None
+
+    def continued_at(self, step: int) -> dict[str, Any]:
+        """The settings that change for a new run from weights saved at `step`: those that name steps of the old run.
+
+        Args:
+            step: the step of the weights; a run that was stopped is not at its end.
+        """
+        return {}
+
     def check(self, data: DataConfig, model: ModelConfig) -> None:
-        """Raise a ValueError, saying what to set, where rows or encoder don't suit the objective."""
+        """Check that rows and encoder suit the objective.
+
+        Raises:
+            ValueError: they do not; the message says what to set.
+        """
 
     def unread(self) -> dict[str, str]:
-        """Settings that nothing reads as the others are, with what would have them read."""
+        """Settings that have no effect beside the others, with the setting each of them needs."""
         return {}
 
     def without_effect(self) -> dict[str, str]:
-        """Of those, the ones that were changed all the same."""
+        """The settings among `unread` that differ from their defaults."""
         fields = type(self).model_fields
         return {name: needed for name, needed in self.unread().items() if getattr(self, name) != fields[name].default}
 
@@ -55,7 +117,7 @@ class PositionsConfig(ObjectiveConfig):
         gt=0,
         lt=1,
         description="Fraction that mask_probability changes to, evenly over the first mask_probability_steps steps. "
-        "Held-out figures are always at mask_probability, so that they can be compared.",
+        "Held-out metrics are always at mask_probability, so that they can be compared.",
     )
     mask_probability_steps: int | None = Field(None, ge=1, description="Steps until mask_probability_end is reached.")
     rarity_exponent: float = Field(
@@ -66,12 +128,22 @@ class PositionsConfig(ObjectiveConfig):
     )
     span_max_words: int = Field(10, ge=1, description="'span' only: words a span has at most. SpanBERT: 10.")
 
+    @property
+    def word_masking(self) -> str | None:
+        return self.masking if self.masking in MASKINGS_OF_WORDS else None
+
     def probability_at(self, step: int) -> float:
         """Fraction of the maskable tokens that is chosen at this step, counted from 0."""
         if self.mask_probability_end is None or self.mask_probability_steps is None:
             return self.mask_probability
         progress = min(1.0, step / self.mask_probability_steps)
         return self.mask_probability + (self.mask_probability_end - self.mask_probability) * progress
+
+    def continued_at(self, step: int) -> dict[str, Any]:
+        if self.mask_probability_end is None:
+            return super().continued_at(step)
+        constant = {"mask_probability_end": None, "mask_probability_steps": None}
+        return super().continued_at(step) | {"mask_probability": self.probability_at(step)} | constant
 
     def unread(self) -> dict[str, str]:
         readers = {"rarity_exponent": "rarity", "span_stop_probability": "span", "span_max_words": "span"}
@@ -95,7 +167,7 @@ class PositionsConfig(ObjectiveConfig):
 
 
 class MaskingConfig(PositionsConfig):
-    """Settings of the objectives that choose positions and hide what stands there."""
+    """Settings of the objectives that choose positions and mask their tokens."""
 
     mask_token_probability: float = Field(
         1.0,

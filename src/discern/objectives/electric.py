@@ -11,21 +11,18 @@ from pydantic import Field
 from torch import Tensor
 
 from discern.corruption.masking import maskable_positions
-from discern.corruption.randomness import Randomness, key_of
+from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import replace_positions, sample_tokens
-from discern.model.dropout import same_draws
-from discern.model.encoder import build_encoder
-from discern.model.heads import BilinearTerm, EnergyHead, gather_positions
-from discern.model.initialisation import initialise
-from discern.model.network import Network
-from discern.model.two_tower import two_tower_generator
-from discern.objectives.base import BuildSettings, Objective, Phase
+from discern.models.base import Network, build_encoder
+from discern.models.dropout import same_draws
+from discern.models.electra.two_tower import two_tower_generator
+from discern.models.heads import EnergyHead, gather_positions
+from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective
 from discern.objectives.config import ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import masked_token_loss, noise_contrastive_loss
-from discern.objectives.masked import choose_positions
-from discern.objectives.metrics import NoiseContrastiveEvaluator
-from discern.objectives.passes import Pass
-from discern.objectives.replacement import context_of, shared_embeddings
+from discern.objectives.masked import choose_positions, unmasked_batch
+from discern.objectives.metrics import DiscriminatorEvaluator
+from discern.objectives.two_networks import bilinear_term, shared_embeddings
 from discern.types import CorruptedBatch, StepOutput, TokenBatch
 
 
@@ -47,53 +44,41 @@ class ElectricConfig(PositionsConfig):
     discriminator_weight: float = Field(50.0, ge=0, description="Factor of the noise-contrastive loss. Electric: 50.")
 
 
-class Electric(Objective):
-    """A cloze generator q proposes noise for some tokens; the energy of each token learns its probability given the others.
+class Electric(PretrainingObjective[ElectricConfig]):
+    """A cloze generator q proposes noise for some tokens; the energy of each token estimates its probability given the others.
 
-    exp(-energy) estimates p(x_t | all the others) without a sum over the vocabulary: the noise-contrastive loss is least
-    where it is normalized. That holds exactly if q is the true conditional distribution and a row has one noise token, and
-    nearly otherwise (docs/concepts/electric.md has the gaps). Unlike ELECTRA, it asks whether a token *came from* q, even if q
-    happened to draw the original.
-    q learns from clean text and draws the noise from it. What a drawn or untouched token is held against is q given the
-    noised text around it, in a second pass without gradient: energy and q then are of the same context. Dropout drops the
-    same in both passes, or a word would be drawn from one q and held against another. [CLS], [SEP] and padding, for which
-    q is not trained, are not judged.
+    exp(-energy) estimates p(x_t | all the others) without a sum over the vocabulary: the noise-contrastive loss is minimal
+    when it is normalized. That holds exactly if q is the true conditional distribution and a row has one noise token, and
+    approximately otherwise (docs/concepts/electric.md measures the gaps). Unlike ELECTRA, Electric asks whether a token *came
+    from* q, even if q happened to draw the original.
 
-    Differs: the released code takes q given the clean text at every position, so that even an exact q and a single noise token
-    leave the energies biased; it draws positions with replacement, takes the share of noise to be mask_probability in every row,
-    and judges [CLS] and [SEP]. The paper rounds the number of noise tokens up, here it is that of the masking.
+    q learns from clean text, and the noise is drawn from it. Each token, noise or not, is then compared with q given the noised
+    text around it, in a second pass without gradient, so that energy and q have the same context. Dropout drops the same units
+    in both passes; otherwise a word would be drawn from one q and compared with another. [CLS], [SEP] and padding, on which q
+    is not trained, are not part of the loss.
+
+    Differs: the released code takes q given the clean text at every position, which biases the energies even with an exact q
+    and a single noise token; it draws positions with replacement, assumes the fraction of noise to be mask_probability in every
+    row, and includes [CLS] and [SEP] in the loss. The paper rounds the number of noise tokens up; here the masking decides it.
     Reference: Clark et al. 2020, "Pre-training transformers as energy-based cloze models", algorithm 2.
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = ElectricConfig
 
     def __init__(self, config: ElectricConfig, settings: BuildSettings) -> None:
-        super().__init__()
-        self.config = config
-        self.vocabulary = settings.vocabulary
-        self._model = settings.model
+        super().__init__(config, settings)
         model, checkpointing = settings.model, settings.gradient_checkpointing
         small = model.shrunk(config.generator_size, config.generator_depth)
         read, read_by_generator = shared_embeddings(settings.vocabulary.size, model, small, config.tying)
         self.discriminator = build_encoder(read, model, gradient_checkpointing=checkpointing)
         self.discriminator_head = EnergyHead(model)
-        bilinear = config.discriminator_head == "bilinear"
-        self.discriminator_bilinear = BilinearTerm(model, read.embedding_size) if bilinear else None
+        self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
         generator = two_tower_generator(read_by_generator, small, gradient_checkpointing=checkpointing)
         self.generator, self.generator_head = generator.encoder, generator.head
 
-    def initialise(self, seed: int) -> None:
-        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
-
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         positions = choose_positions(batch, self.config, self.vocabulary, randomness).positions
-        return CorruptedBatch(
-            tokens=batch,
-            masked_ids=batch.input_ids,
-            masked_positions=positions,
-            num_masked=int(positions.sum()),
-            num_tokens=int(batch.attention_mask.sum()),
-        )
+        return unmasked_batch(batch, positions)
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         maskable = int(maskable_positions(batch.tokens).sum())
@@ -101,7 +86,7 @@ class Electric(Objective):
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens, is_noise = batch.tokens, batch.masked_positions
-        context, words = context_of(tokens), maskable_positions(tokens)
+        context, words = tokens.context, maskable_positions(tokens)
 
         generator_again = same_draws(tokens.input_ids.device)
         logits = self.generator_head(gather_positions(self.generator(tokens.input_ids, *context), words))
@@ -110,7 +95,7 @@ class Electric(Objective):
         sampled = sample_tokens(logits.detach()[is_noise[words]], uniforms)
         corrupted_ids = replace_positions(tokens.input_ids, is_noise, sampled)
 
-        # q is one distribution: the words are drawn from it, and judged by it, with the same units dropped.
+        # One distribution q: words are drawn from it and scored by it with the same units dropped.
         with torch.no_grad(), generator_again():
             around = gather_positions(self.generator(corrupted_ids, *context), words)
             log_noise = log_probability(self.generator_head(around), corrupted_ids[words])
@@ -143,11 +128,14 @@ class Electric(Objective):
             "generator": Network(self.generator, self.generator_head),
         }
 
-    def passes(self, phase: Phase) -> list[Pass]:
-        """Both heads everywhere, and the generator a second time without gradient."""
-        networks = self.networks()
-        generator = networks["generator"]
-        return [Pass(networks["discriminator"], 1.0), Pass(generator, 1.0), Pass(generator, 1.0, trains=False)]
+    def forward_passes(self, phase: Phase) -> list[ForwardPass]:
+        """Both networks with their heads at every position, and the generator a second time without gradient."""
+        generator = self.networks()["generator"]
+        return [
+            ForwardPass(self.networks()["discriminator"], 1.0),
+            ForwardPass(generator, 1.0),
+            ForwardPass(generator, 1.0, trains=False),
+        ]
 
     def evaluator(self) -> NoiseContrastiveEvaluator:
         return NoiseContrastiveEvaluator(self.config.generator_weight, self.config.discriminator_weight)
@@ -160,14 +148,44 @@ class Electric(Objective):
         return config.generator_weight * math.log(self.vocabulary.size) + config.discriminator_weight * contrastive
 
 
+class NoiseContrastiveEvaluator(DiscriminatorEvaluator):
+    """Metrics of Electric, over the tokens that may be noise.
+
+    The discriminator's are of the class *noise*, from its odds with log q and the fraction of noise. `energy` is the mean
+    energy of the tokens that are not noise: if exp(-energy) were normalized it would be their cross-entropy, comparable with
+    the generator's.
+    """
+
+    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
+        super().update(output, batch)
+        seen, mask = output.observations, maskable_positions(batch.tokens)
+        energy = seen["energy"].float()
+        self.add(
+            count=output.terms["discriminator"].count,
+            noise=batch.num_masked,
+            original=output.terms["discriminator"].count - batch.num_masked,
+            replaced=int((seen["corrupted_ids"] != batch.tokens.input_ids).sum()),
+            energy=float(energy[mask & ~seen["is_noise"]].sum()),
+        )
+        logits = energy + seen["log_noise_probability"] + seen["log_noise_odds"]
+        self.binary.add(logits[mask], seen["is_noise"][mask], mask[mask])
+
+    def compute(self) -> dict[str, float]:
+        return super().compute() | {
+            "energy": self.ratio("energy", "original"),
+            "noise_fraction": self.ratio("noise", "count"),
+            "replaced_fraction": self.ratio("replaced", "count"),
+        }
+
+
 @torch.no_grad()
 def log_probability(logits: Float[Tensor, "N V"], ids: Tensor) -> Float[Tensor, "N"]:
-    """Log of the softmax at one id a row, in float32; no gradient."""
+    """Log of the softmax at one id per row, in float32; no gradient."""
     logits = logits.float()
     return logits.gather(1, ids[:, None]).squeeze(1) - logits.logsumexp(1)
 
 
 def noise_odds(is_noise: Tensor, words: Tensor) -> Float[Tensor, "B 1"]:
-    """log(k / (n - k)) of each row, k of its n words being noise; infinite where all or none are."""
+    """log(k / (n - k)) of each row with k of its n words noise; infinite if all or none are."""
     noise, number = is_noise.sum(1, keepdim=True), words.sum(1, keepdim=True)
     return torch.log(noise.float()) - torch.log((number - noise).float())

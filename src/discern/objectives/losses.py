@@ -35,20 +35,20 @@ def masked_token_loss(
 def replaced_token_loss(
     logits: Float[Tensor, "B L"],
     is_replaced: Bool[Tensor, "B L"],
-    judged: Bool[Tensor, "B L"],
+    loss_mask: Bool[Tensor, "B L"],
     count: int,
     weight: float = 1.0,
 ) -> LossTerm:
-    """Binary cross-entropy of *replaced* over the judged tokens, summed, in float32.
+    """Binary cross-entropy of *replaced* over the tokens of the mask, summed, in float32.
 
     Args:
-        judged: ELECTRA judges every real token, [CLS] and [SEP] included.
-        count: how many tokens are judged; passed in, because asking the mask would make a GPU wait.
+        loss_mask: the tokens that count; in ELECTRA every real token, [CLS] and [SEP] included.
+        count: how many tokens count; passed in, because summing the mask would make a GPU wait.
 
-    Reference: Clark et al. 2020, section 2; the released code's normalisation over the tokens of the batch.
+    Reference: Clark et al. 2020, section 2; the released code's normalization over the tokens of the batch.
     """
     each = F.binary_cross_entropy_with_logits(logits.float(), is_replaced.float(), reduction="none")
-    total = torch.where(judged, each, torch.zeros_like(each)).sum()
+    total = torch.where(loss_mask, each, torch.zeros_like(each)).sum()
     return LossTerm(total, count, weight)
 
 
@@ -57,18 +57,18 @@ def noise_contrastive_loss(
     log_noise_probability: Float[Tensor, "B L"],
     log_noise_odds: Float[Tensor, "B 1"],
     is_noise: Bool[Tensor, "B L"],
-    judged: Bool[Tensor, "B L"],
+    loss_mask: Bool[Tensor, "B L"],
     count: int,
     weight: float = 1.0,
 ) -> LossTerm:
-    """Binary cross-entropy of *noise* over the judged tokens, summed, in float32.
+    """Binary cross-entropy of *noise* over the tokens of the mask, summed, in float32.
 
     With k of n tokens from q, P(noise) = k q / (k q + (n - k) exp(-energy)): its logit is energy + log q + log(k / (n - k)).
 
     Args:
-        log_noise_probability: log q of the token that stands there; no gradient flows into it.
-        log_noise_odds: log(k / (n - k)) of each row, from its real counts. Infinite where all of a row is noise: then there
-            is nothing to tell apart, and the loss is the 0 that its limit is.
+        log_noise_probability: log q of the token at each position; no gradient flows into it.
+        log_noise_odds: log(k / (n - k)) of each row, from its actual counts. Infinite for a row that is all noise: the loss is
+            then 0, which is its limit.
 
     Reference: Clark et al. 2020 (Electric), algorithm 2; Gutmann and Hyvärinen 2010.
     """
@@ -76,7 +76,7 @@ def noise_contrastive_loss(
     odds = torch.where(finite, log_noise_odds, torch.zeros_like(log_noise_odds))
     logits = energy.float() + log_noise_probability.detach() + odds
     each = F.binary_cross_entropy_with_logits(logits, is_noise.float(), reduction="none")
-    total = torch.where(judged & finite, each, torch.zeros_like(each)).sum()
+    total = torch.where(loss_mask & finite, each, torch.zeros_like(each)).sum()
     return LossTerm(total, count, weight)
 
 
@@ -90,7 +90,7 @@ def copy_loss(
     """Cross-entropy of the original tokens under D [input] + (1 - D) softmax(words), summed, in float32.
 
     Args:
-        copy_logits: D is their sigmoid: the share that goes to the token in the input.
+        copy_logits: D is their sigmoid, the probability of copying the input token.
 
     Reference: Clark et al. 2020, section 3.3 (all-tokens MLM).
     """

@@ -1,24 +1,54 @@
-"""What the objectives share that choose positions and hide what stands there."""
+"""Masking of a batch, shared by the objectives that predict masked tokens."""
 
 from __future__ import annotations
 
-from jaxtyping import Float, Int
+from typing import TypeVar
+
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discern.corruption import maskings
-from discern.corruption.masking import Chosen, MaskingContext, hide
+from discern.corruption.masking import Chosen, MaskingContext, Sample, average_samples, hide
 from discern.corruption.randomness import Randomness
-from discern.corruption.with_replacement import Sample, average_samples
-from discern.objectives.base import Vocabulary
+from discern.models.base import Network
+from discern.objectives.base import Phase, PretrainingObjective, Vocabulary, WordTargets, predicts_words
 from discern.objectives.config import MaskingConfig, PositionsConfig
 from discern.types import CorruptedBatch, TokenBatch
 
+MaskingConfigT = TypeVar("MaskingConfigT", bound=MaskingConfig)
+
+
+class MaskingObjective(PretrainingObjective[MaskingConfigT]):
+    """An objective that masks chosen positions and predicts their tokens."""
+
+    def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
+        return mask_batch(batch, self.config, self.vocabulary, randomness)
+
+    def head_share(self, network: Network, phase: Phase) -> float:
+        """Heads over the vocabulary run at the masked positions only, all others at every position."""
+        if not predicts_words(network):
+            return 1.0
+        # mask_probability changes linearly or not at all: a hundred points give its mean to a hundredth of the change.
+        steps = (phase.begins + number * phase.steps // 100 for number in range(100))
+        return sum(self.config.probability_at(step) for step in steps) / 100
+
+    def _masked_words(self, *, shown: float, correct: float | None) -> WordTargets | None:
+        """`word_targets` of an encoder that predicts the tokens at the masked positions.
+
+        Args:
+            shown: fraction of these positions at which the encoder sees a word.
+            correct: fraction of the shown words that are the original; None: that of the generator's samples.
+        """
+        if self.config.masking == "rarity":  # chooses rare tokens more often than they occur
+            return None
+        return WordTargets("mlm_loss", self.vocabulary, shown, correct, hides_all=self.config.mask_token_probability == 1)
+
 
 def choose_positions(batch: TokenBatch, config: PositionsConfig, vocabulary: Vocabulary, randomness: Randomness) -> Chosen:
-    """What the configured masking chooses.
+    """The positions that the configured masking chooses.
 
     Raises:
-        ConfigError: the masking needs something that the batch or the vocabulary doesn't know.
+        ConfigError: the masking needs something that the batch or the vocabulary does not have.
     """
     context = MaskingContext(
         mask_probability=config.probability_at(randomness.step),
@@ -32,10 +62,10 @@ def choose_positions(batch: TokenBatch, config: PositionsConfig, vocabulary: Voc
 
 
 def mask_batch(batch: TokenBatch, config: MaskingConfig, vocabulary: Vocabulary, randomness: Randomness) -> CorruptedBatch:
-    """The batch with positions chosen and hidden, and all denominators counted.
+    """The batch with positions chosen and masked, and all denominators counted.
 
     Raises:
-        ConfigError: the masking needs something that the batch or the vocabulary doesn't know.
+        ConfigError: the masking needs something that the batch or the vocabulary does not have.
     """
     chosen = choose_positions(batch, config, vocabulary, randomness)
     positions, draws = chosen.positions, chosen.draws
@@ -49,6 +79,17 @@ def mask_batch(batch: TokenBatch, config: MaskingConfig, vocabulary: Vocabulary,
         num_tokens=int(batch.attention_mask.sum()),
         draws=draws,
         num_draws=None if draws is None else int(draws.sum()),
+    )
+
+
+def unmasked_batch(batch: TokenBatch, positions: Bool[Tensor, "B L"]) -> CorruptedBatch:
+    """The batch with these positions chosen, its ids as they were, and all denominators counted."""
+    return CorruptedBatch(
+        tokens=batch,
+        masked_ids=batch.input_ids,
+        masked_positions=positions,
+        num_masked=int(positions.sum()),
+        num_tokens=int(batch.attention_mask.sum()),
     )
 
 

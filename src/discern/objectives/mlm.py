@@ -1,28 +1,25 @@
-"""Masked language modelling: the objective of BERT, without next-sentence prediction."""
+"""Masked language modeling: the objective of BERT, without next-sentence prediction."""
 
 from __future__ import annotations
 
 import math
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 
-from discern.corruption.randomness import Randomness, key_of
-from discern.model.encoder import build_embeddings, build_encoder, build_language_head
-from discern.model.heads import gather_positions
-from discern.model.initialisation import initialise
-from discern.model.network import Network
-from discern.objectives.base import BuildSettings, Objective
+from discern.corruption.randomness import Randomness
+from discern.models.base import Network, build_embeddings, build_encoder, build_language_head
+from discern.models.heads import gather_positions
+from discern.objectives.base import BuildSettings, WordTargets
 from discern.objectives.config import MaskingConfig, ObjectiveConfig
 from discern.objectives.losses import masked_token_loss
-from discern.objectives.masked import mask_batch
+from discern.objectives.masked import MaskingObjective
 from discern.objectives.metrics import MaskedTokenEvaluator
-from discern.types import CorruptedBatch, StepOutput, TokenBatch
+from discern.types import CorruptedBatch, StepOutput
 
 
 class MLMConfig(MaskingConfig):
-    """Settings of masked language modelling: 80 % [MASK], 10 % random, 10 % unchanged, as in BERT."""
+    """Settings of masked language modeling: 80 % [MASK], 10 % random, 10 % unchanged, as in BERT."""
 
     name: str = Field("mlm", description="Objective, by its name in the registry.")
     mask_token_probability: float = Field(
@@ -33,7 +30,7 @@ class MLMConfig(MaskingConfig):
     )
 
 
-class MaskedLanguageModel(Objective):
+class MaskedLanguageModel(MaskingObjective[MLMConfig]):
     """Predict the original token at each chosen position.
 
     Reference: Devlin et al. 2019, section 3.1; positions are drawn anew at every step, as in RoBERTa.
@@ -42,20 +39,11 @@ class MaskedLanguageModel(Objective):
     Config: ClassVar[type[ObjectiveConfig]] = MLMConfig
 
     def __init__(self, config: MLMConfig, settings: BuildSettings) -> None:
-        super().__init__()
-        self.config = config
-        self.vocabulary = settings.vocabulary
-        self._model = settings.model
+        super().__init__(config, settings)
         model = settings.model
         embeddings = build_embeddings(settings.vocabulary.size, model.embedding_size, model)
         self.encoder = build_encoder(embeddings, model, gradient_checkpointing=settings.gradient_checkpointing)
         self.head = build_language_head(embeddings, model)
-
-    def initialise(self, seed: int) -> None:
-        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
-
-    def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        return mask_batch(batch, self.config, self.vocabulary, randomness)
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         return {"mlm": batch.num_targets}
@@ -63,9 +51,7 @@ class MaskedLanguageModel(Objective):
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens, positions = batch.tokens, batch.masked_positions
         direction = {"is_reversed": tokens.is_reversed} if self.encoder.reads_backwards else {}
-        hidden = self.encoder(
-            batch.masked_ids, tokens.visible_mask, tokens.token_type_ids, tokens.position_ids, tokens.document_ids, **direction
-        )
+        hidden = self.encoder(batch.masked_ids, *tokens.context, **direction)
         logits = self.head(gather_positions(hidden, positions))
         targets = tokens.input_ids[positions]
         observations = {"mlm_logits": logits.detach(), "mlm_targets": targets}
@@ -76,6 +62,11 @@ class MaskedLanguageModel(Objective):
 
     def evaluator(self) -> MaskedTokenEvaluator:
         return MaskedTokenEvaluator("mlm")
+
+    def word_targets(self) -> WordTargets | None:
+        shown = 1 - self.config.mask_token_probability
+        correct = (shown - self.config.random_token_probability) / shown if shown > 0 else 0.0
+        return self._masked_words(shown=shown, correct=correct)
 
     def initial_loss(self) -> float:
         """ln V."""

@@ -1,10 +1,10 @@
-"""Permutation language modelling: XLNet's objective."""
+"""Permutation language modeling: XLNet's objective."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Self, cast
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,67 +12,74 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.config.fields import OTHER_NAME
+from discern.config.schema import OTHER_NAME
 from discern.corruption.permutation import blocked_pairs, factorization_order
-from discern.corruption.randomness import Randomness, key_of
-from discern.corruption.targets import legacy_span_targets, single_targets, span_targets
+from discern.corruption.randomness import Randomness
+from discern.corruption.span_targets import legacy_span_targets, single_targets, span_targets
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
-from discern.model import encoders
-from discern.model.config import ModelConfig
-from discern.model.encoder import build_embeddings, build_encoder, build_language_head
-from discern.model.heads import gather_positions
-from discern.model.initialisation import initialise
-from discern.model.network import Network
-from discern.model.two_stream import Factorization, Remembering
-from discern.model.xlnet import XLNetEncoder
-from discern.objectives.base import BuildSettings, Evaluator, Objective, Phase
+from discern.models import encoders
+from discern.models.base import Network, build_embeddings, build_encoder, build_language_head
+from discern.models.config import ModelConfig
+from discern.models.heads import gather_positions
+from discern.models.xlnet.encoder import XLNetEncoder
+from discern.models.xlnet.two_stream import Factorization, Remembering
+from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective, WordTargets
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import masked_token_loss
-from discern.objectives.memory import SlotMemory
-from discern.objectives.metrics import MaskedTokenEvaluator, ratio
-from discern.objectives.passes import Pass
+from discern.objectives.masked import unmasked_batch
+from discern.objectives.metrics import MaskedTokenEvaluator, SumEvaluator
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
+
+_MEMORY_NAME = "memory.slot"
 
 
 class PermutationLMConfig(ObjectiveConfig):
-    """Settings of permutation language modelling. Yang et al. 2019, unless said otherwise."""
+    """Settings of permutation language modeling. Yang et al. 2019, unless said otherwise."""
 
     name: str = Field("permutation-lm", description="Objective, by its name in the registry.")
     memory_length: int = Field(
         0,
         ge=0,
-        description="Positions of the rows before that each layer remembers of a slot; needs rows of data.packing 'two-part', "
+        description="Positions of earlier rows of a slot that each layer remembers; needs rows of data.packing 'two-part', "
         "which are then read in order. 0: no memory, rows are shuffled. XLNet: 384 for rows of 512.",
     )
     permutation_size: int | None = Field(
         None,
         ge=1,
-        description="Positions of a window of the factorization order; windows keep their order from left to right. Must divide "
+        description="Positions per window of the factorization order; windows keep their order from left to right. Must divide "
         "half a row. None: each half is one window. XLNet: 256 for rows of 512, which is half.",
     )
     prediction_ratio: int = Field(
         6,
         ge=2,
-        description="One token in so many is predicted. XLNet's K: 6.",
+        description="One of this many tokens is predicted. XLNet's K: 6.",
         json_schema_extra={OTHER_NAME: "mask_probability"},
     )
     span_targets: bool = Field(
         True, description="Predict spans of one to five whole words; false: single tokens, the paper's ablation."
     )
     legacy_spans: bool = Field(
-        False, description="Choose spans as the released code does: of pieces, not of words, and not evenly over the row."
+        False, description="Choose spans as the released code does: spans of word pieces, not evenly distributed over the row."
     )
     next_sentence_weight: float = Field(
         0.0,
         ge=0,
-        description="Factor of the loss of telling whether B follows A; 0: not asked. XLNet: 0, as it did no good; the "
+        description="Factor of the next-sentence loss, whether B follows A; 0: no such loss. XLNet: 0, as it did not help; the "
         "paper's ablation: 1.",
     )
 
     @property
     def reads_in_order(self) -> bool:
         return self.memory_length > 0
+
+    @property
+    def permutes(self) -> bool:
+        return True
+
+    @property
+    def predicts_next_sentence(self) -> bool:
+        return self.next_sentence_weight > 0
 
     def check(self, data: DataConfig, model: ModelConfig) -> None:
         _check_encoder(model)
@@ -102,26 +109,23 @@ class PermutationLMConfig(ObjectiveConfig):
         return self
 
 
-class PermutationLanguageModel(Objective):
+class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
     """Predict some tokens in a random order, each from the context and from the targets before it, in both directions.
 
-    The text is not changed: masks decide who sees whom (`blocked_pairs`), and the query stream predicts each target without
-    having seen it. With a memory each slot of the batch reads on from row to row, and sees what its rows before left behind.
-    In evaluation rows stand alone, without memory, so that figures are those of the rows and comparable with models that have
-    none.
+    The text is not changed: masks decide which position attends to which (`blocked_pairs`), and the query stream predicts each
+    target without having seen it. With a memory, each slot of the batch continues its text from row to row and attends to the
+    states of its earlier rows. Evaluation uses no memory, so that the metrics do not depend on other rows and are comparable
+    with those of models without one.
 
-    Differs: next-sentence prediction reads a query at [CLS] instead of its content, whose last layer nothing else needs.
+    Differs: next-sentence prediction reads a query at [CLS] instead of its content, whose last layer is not needed otherwise.
     Reference: Yang et al. 2019, sections 2.2 to 2.5.
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = PermutationLMConfig
 
     def __init__(self, config: PermutationLMConfig, settings: BuildSettings) -> None:
-        super().__init__()
+        super().__init__(config, settings)
         model = settings.model
-        self.config = config
-        self.vocabulary = settings.vocabulary
-        self._model = model
         try:
             _check_encoder(model)
         except ValueError as problem:
@@ -134,21 +138,11 @@ class PermutationLanguageModel(Objective):
         self.next_sentence_head = nn.Linear(model.hidden_size, 1) if config.next_sentence_weight else None
         self._memory = SlotMemory((model.num_layers, config.memory_length, model.hidden_size))
 
-    def initialise(self, seed: int) -> None:
-        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
-
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         choose = single_targets
         if self.config.span_targets:
             choose = legacy_span_targets if self.config.legacy_spans else span_targets
-        positions = choose(batch, self.config.prediction_ratio, randomness)
-        return CorruptedBatch(
-            tokens=batch,
-            masked_ids=batch.input_ids,
-            masked_positions=positions,
-            num_masked=int(positions.sum()),
-            num_tokens=int(batch.attention_mask.sum()),
-        )
+        return unmasked_batch(batch, choose(batch, self.config.prediction_ratio, randomness))
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         counts = {"permutation_lm": batch.num_masked}
@@ -182,7 +176,7 @@ class PermutationLanguageModel(Objective):
         return StepOutput(terms, observations)
 
     def visible(self, batch: CorruptedBatch, randomness: Randomness) -> Bool[Tensor, "B L L"]:
-        """True where the query at the position of the row may see the token at that of the column: of its own document only."""
+        """Whether the query at the row's position may see the token at the column's position, within its own document only."""
         tokens = batch.tokens
         length, part = tokens.input_ids.shape[1], tokens.reuse_length
         order = factorization_order(length, part, self.config.permutation_size, randomness)
@@ -192,8 +186,8 @@ class PermutationLanguageModel(Objective):
         return seen if documents is None else seen & (documents[:, :, None] == documents[:, None, :])
 
     def _queries(self, targets: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
-        """The targets of each row from left to right, and which of the P places of a row hold one."""
-        # The most targets a row can have: to count them would make a GPU wait.
+        """The target positions of each row from left to right, and which of its P entries are valid."""
+        # The largest possible number of targets in a row: counting them would make a GPU wait.
         count = max(1, targets.shape[1] // self.config.prediction_ratio)
         positions = (~targets).long().argsort(dim=1, stable=True)[:, :count]
         return positions, targets.gather(1, positions)
@@ -201,7 +195,7 @@ class PermutationLanguageModel(Objective):
     def _next_sentence_loss(self, logits: Float[Tensor, "B"], tokens: TokenBatch) -> LossTerm:
         if tokens.continues is None:
             raise ConfigError(
-                "these rows don't say whether one segment follows the other",
+                "these rows do not record whether one segment follows the other",
                 hint="set data.packing=two-part, or objective.next_sentence_weight=0",
             )
         total = F.binary_cross_entropy_with_logits(logits.float(), tokens.continues.float(), reduction="sum")
@@ -210,16 +204,19 @@ class PermutationLanguageModel(Objective):
     def networks(self) -> dict[str, Network]:
         return {"encoder": Network(self.encoder, self.head)}
 
-    def passes(self, phase: Phase) -> list[Pass]:
-        """Content everywhere, queries and head where something is predicted; the query of next-sentence prediction left out."""
+    def forward_passes(self, phase: Phase) -> list[ForwardPass]:
+        """Content everywhere, queries and head at the targets; the query of next-sentence prediction is left out."""
         share = 1 / self.config.prediction_ratio
-        return [Pass(self.networks()["encoder"], share, query_share=share, remembered=self.config.memory_length)]
+        return [ForwardPass(self.networks()["encoder"], share, query_share=share, remembered=self.config.memory_length)]
 
     def evaluator(self) -> PermutationLMEvaluator:
         return PermutationLMEvaluator(self.config.next_sentence_weight)
 
+    def word_targets(self) -> WordTargets:
+        return WordTargets("permutation_lm_loss", self.vocabulary)
+
     def initial_loss(self) -> float:
-        """ln V, and ln 2 for the question whether B follows A."""
+        """ln V, and ln 2 for next-sentence prediction."""
         return math.log(self.vocabulary.size) + self.config.next_sentence_weight * math.log(2)
 
     def carry_state(self) -> dict[str, Tensor]:
@@ -229,55 +226,105 @@ class PermutationLanguageModel(Objective):
         self._memory.load(state)
 
 
-class PermutationLMEvaluator(Evaluator):
-    """Loss and accuracy of the targets, and of next-sentence prediction where it is asked, with the share of the rows whose B
-    does follow A: who always says the likelier of the two is right that often, or as often as it is not so.
+class PermutationLMEvaluator(SumEvaluator):
+    """Loss and accuracy of the targets, and of next-sentence prediction if it is part of the loss.
+
+    `next_sentence_share` is the fraction of the rows whose B follows A: always giving the more frequent answer has that
+    accuracy, or 1 minus it.
 
     Args:
-        next_sentence_weight: of the objective; 0: not asked.
+        next_sentence_weight: of the objective; 0 if there is no next-sentence prediction.
     """
 
     def __init__(self, next_sentence_weight: float) -> None:
         self._tokens = MaskedTokenEvaluator("permutation_lm")
         self._weight = next_sentence_weight
-        self._loss = 0.0
-        self._correct = 0
-        self._follows = 0
-        self._rows = 0
+        super().__init__(self._tokens)
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
         self._tokens.update(output, batch)
         if not self._weight:
             return
         assert batch.tokens.continues is not None
-        self._loss += float(output.terms["next_sentence"].total)
-        self._correct += int(((output.observations["next_sentence_logits"] > 0) == batch.tokens.continues).sum())
-        self._follows += int(batch.tokens.continues.sum())
-        self._rows += batch.tokens.size
-
-    def merge(self, other: Evaluator) -> None:
-        other = cast(Self, other)
-        self._tokens.merge(other._tokens)
-        self._loss += other._loss
-        self._correct += other._correct
-        self._follows += other._follows
-        self._rows += other._rows
+        self.add(
+            loss=float(output.terms["next_sentence"].total),
+            correct=int(((output.observations["next_sentence_logits"] > 0) == batch.tokens.continues).sum()),
+            follows=int(batch.tokens.continues.sum()),
+            rows=batch.tokens.size,
+        )
 
     def compute(self) -> dict[str, float]:
-        figures = self._tokens.compute()
+        metrics = self._tokens.compute()
         if not self._weight:
-            return figures
-        loss = ratio(self._loss, self._rows)
+            return metrics
+        loss = self.ratio("loss", "rows")
         asked = {
             "next_sentence_loss": loss,
-            "next_sentence_accuracy": ratio(self._correct, self._rows),
-            "next_sentence_share": ratio(self._follows, self._rows),
+            "next_sentence_accuracy": self.ratio("correct", "rows"),
+            "next_sentence_share": self.ratio("follows", "rows"),
         }
-        return figures | asked | {"loss": figures["loss"] + self._weight * loss}
+        return metrics | asked | {"loss": metrics["loss"] + self._weight * loss}
+
+
+class SlotMemory:
+    """The states of earlier rows of each slot of the global batch; slots never see each other's.
+
+    A new slot starts with zeros, which are attended to: the released code does so, and without them the model would differ
+    between its first and later rows.
+
+    Args:
+        shape: layers, positions and width of one slot's memory.
+
+    Reference: Dai et al. 2019 (Transformer-XL), section 3.2; zihangdai/xlnet, train.py, `initialize_mems`.
+    """
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        self._shape = shape
+        self._states: dict[int, Tensor] = {}
+        self._loaded: dict[int, Tensor] = {}
+
+    def read(self, slots: Int[Tensor, "B"], like: Tensor) -> Float[Tensor, "N B M D"]:
+        """The memories of the given slots, on the device of `like`."""
+        empty = torch.zeros(self._shape)
+        found = [self._states.get(slot, self._loaded.get(slot, empty)) for slot in slots.tolist()]
+        return torch.stack([state.to(like.device) for state in found], 1)
+
+    def write(self, slots: Int[Tensor, "B"], memory: Float[Tensor, "N B M D"]) -> None:
+        """Replace the memories of the given slots."""
+        numbers = slots.tolist()
+        if any(number in self._states for number in numbers):
+            # The second step since they were loaded: any that no slot of this rank has used by now belong to other ranks.
+            self._loaded = {}
+        for number in numbers:
+            self._loaded.pop(number, None)
+        self._states.update(zip(numbers, memory.detach().unbind(1), strict=True))
+
+    def state(self) -> dict[str, Tensor]:
+        """The memories of this rank's slots by name, on the CPU; before its first step, those that were loaded."""
+        states = self._states or self._loaded
+        return {f"{_MEMORY_NAME}{slot}": state.cpu().contiguous() for slot, state in sorted(states.items())}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the result of `state`. Every rank loads all slots, as their assignment to ranks may have changed.
+
+        Raises:
+            ValueError: a name or a shape does not belong to a slot's memory.
+        """
+        for name, tensor in state.items():
+            if not name.startswith(_MEMORY_NAME) or tuple(tensor.shape) != self._shape:
+                raise ValueError(
+                    f"'{name}' of shape {tuple(tensor.shape)} is not the memory of a slot, whose shape is {self._shape}"
+                )
+        self._states = {}
+        self._loaded = {int(name.removeprefix(_MEMORY_NAME)): tensor for name, tensor in state.items()}
 
 
 def _check_encoder(model: ModelConfig) -> None:
-    """Raise a ValueError where the encoder has no query stream."""
+    """Check that the encoder has a query stream.
+
+    Raises:
+        ValueError: it has none.
+    """
     if not issubclass(encoders.load(model.encoder), XLNetEncoder):
         raise ValueError(
             f"objective 'permutation-lm' needs an encoder with a query stream, which model.encoder '{model.encoder}' has not; "

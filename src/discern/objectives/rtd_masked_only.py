@@ -1,43 +1,45 @@
-"""Replaced token detection judged at the chosen positions only: "ELECTRA 15 %"."""
+"""Replaced token detection with a loss at the chosen positions only: "ELECTRA 15 %"."""
 
 from __future__ import annotations
 
 import math
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 
-from discern.corruption.randomness import Randomness, key_of
-from discern.model.encoder import build_encoder
-from discern.model.heads import BilinearTerm, MaskedLMHead, ReplacedTokenHead
-from discern.model.initialisation import initialise
-from discern.model.network import Network
-from discern.objectives.base import BuildSettings, Objective
+from discern.corruption.randomness import Randomness
+from discern.models.base import Network, build_encoder
+from discern.models.heads import ReplacedTokenHead
+from discern.objectives.base import BuildSettings
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import replaced_token_loss
-from discern.objectives.masked import mask_batch
 from discern.objectives.metrics import ReplacedTokenEvaluator
-from discern.objectives.replacement import ReplacementConfig, context_of, replace_chosen, shared_embeddings
-from discern.types import CorruptedBatch, StepOutput, TokenBatch
+from discern.objectives.two_networks import (
+    GeneratorConfig,
+    ReplacementObjective,
+    bilinear_term,
+    masked_lm,
+    shared_embeddings,
+)
+from discern.types import CorruptedBatch, StepOutput
 
 
-class MaskedOnlyRTDConfig(ReplacementConfig):
-    """Settings of replaced token detection at the chosen positions; those of `rtd` mean the same there."""
+class MaskedOnlyRTDConfig(GeneratorConfig):
+    """Settings of replaced token detection at the chosen positions; they mean the same as in objective 'rtd'."""
 
     name: str = Field("rtd-masked-only", description="Objective, by its name in the registry.")
     tying: Literal["embeddings", "token", "none", "gradient-disentangled"] = Field(
         "embeddings", description="What generator and discriminator share, as in objective 'rtd'."
     )
     discriminator_head: Literal["dense", "bilinear"] = Field(
-        "dense", description="What judges the discriminator's states, as in objective 'rtd'."
+        "dense", description="The discriminator's head, as in objective 'rtd'."
     )
     discriminator_weight: float = Field(
         50.0, ge=0, description="Factor of the discriminator's loss, a mean over the chosen positions. ELECTRA: 50."
     )
 
 
-class MaskedOnlyReplacedTokenDetection(Objective):
+class MaskedOnlyReplacedTokenDetection(ReplacementObjective[MaskedOnlyRTDConfig]):
     """Replaced token detection whose discriminator learns from the chosen positions alone.
 
     An ablation: how much of ELECTRA's gain comes from a loss over all tokens instead of 15 % of them.
@@ -48,42 +50,30 @@ class MaskedOnlyReplacedTokenDetection(Objective):
     Config: ClassVar[type[ObjectiveConfig]] = MaskedOnlyRTDConfig
 
     def __init__(self, config: MaskedOnlyRTDConfig, settings: BuildSettings) -> None:
-        super().__init__()
-        self.config = config
-        self.vocabulary = settings.vocabulary
-        self._model = settings.model
-        model, checkpointing = settings.model, settings.gradient_checkpointing
+        super().__init__(config, settings)
+        model = settings.model
         small = model.shrunk(config.generator_size, config.generator_depth)
         read, read_by_generator = shared_embeddings(settings.vocabulary.size, model, small, config.tying)
-        self.discriminator = build_encoder(read, model, gradient_checkpointing=checkpointing)
+        self.discriminator = build_encoder(read, model, gradient_checkpointing=settings.gradient_checkpointing)
         self.discriminator_head = ReplacedTokenHead(model)
-        bilinear = config.discriminator_head == "bilinear"
-        self.discriminator_bilinear = BilinearTerm(model, read.embedding_size) if bilinear else None
-        self.generator = build_encoder(read_by_generator, small, gradient_checkpointing=checkpointing)
-        self.generator_head = MaskedLMHead(small, read_by_generator.word)
-
-    def initialise(self, seed: int) -> None:
-        initialise(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
-
-    def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        return mask_batch(batch, self.config, self.vocabulary, randomness)
+        self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
+        self.generator, self.generator_head = masked_lm(read_by_generator, small, settings)
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         return {"generator": batch.num_targets, "discriminator": batch.num_masked}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
-        networks = self.networks()
-        replaced = replace_chosen(networks["generator"], batch, self.config, randomness)
-        logits = networks["discriminator"].token_logits(replaced.corrupted_ids, *context_of(batch.tokens))
-        judgement = replaced_token_loss(
+        replaced = self.replace_chosen(batch, randomness)
+        logits = self.networks()["discriminator"].token_logits(replaced.corrupted_ids, *batch.tokens.context)
+        detection = replaced_token_loss(
             logits, replaced.is_replaced, batch.masked_positions, batch.num_masked, self.config.discriminator_weight
         )
         observations = {
             **replaced.observations,
             "discriminator_logits": logits.detach(),
-            "judged": batch.masked_positions,
+            "loss_mask": batch.masked_positions,
         }
-        return StepOutput({"generator": replaced.term, "discriminator": judgement}, observations)
+        return StepOutput({"generator": replaced.term, "discriminator": detection}, observations)
 
     def networks(self) -> dict[str, Network]:
         return {

@@ -1,1 +1,1 @@
-"""Tables, figures, one self-contained HTML page."""
+"""Charts, tables, and self-contained HTML pages with one stylesheet."""

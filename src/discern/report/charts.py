@@ -1,8 +1,9 @@
-"""Curves as inline SVG: same input, same bytes; colours come from the page, so that they suit a light and a dark one."""
+"""Charts as inline SVG. The same input gives the same bytes. Colors are CSS variables of the page, for light and dark mode."""
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -13,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-# Stand-ins that matplotlib accepts as colours; in the SVG each becomes a variable of the page's style sheet.
+# Placeholders that matplotlib accepts as colors; in the SVG each becomes a variable of the stylesheet.
 INK, _GRID = "#a0b0c0", "#a0b0c9"
 _LINES = tuple(f"#a0b0c{number}" for number in range(1, 9))
 _VARIABLES = {INK: "currentColor", _GRID: "var(--grid)"} | {line: f"var(--line-{i})" for i, line in enumerate(_LINES, 1)}
@@ -36,34 +37,34 @@ _STYLE = {
     "figure.facecolor": "none",
 }
 _INCHES = (4.4, 2.6)
-_STEPS = (1, 2, 2.5, 5, 10)  # between the marks of an axis, up to a power of ten
-_MARKED_UP_TO = 40  # points; more would hide the line
+_STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of an axis, up to a power of ten
+_MARKED_UP_TO = 40  # points; more markers would hide the line
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: a value at each of some steps.
+    """One curve: a value for each step.
 
     Attributes:
-        colour: number of its colour, from 1; None: by its place among the lines.
+        color: index of the color, from 1; None: the index of the line in its chart.
     """
 
     label: str
     steps: Sequence[float]
     values: Sequence[float]
-    colour: int | None = None
+    color: int | None = None
 
 
 @dataclass(frozen=True)
-class Chart:
+class StepCurves:
     """Curves over the steps of a run, on common axes.
 
     Attributes:
-        unit: of the vertical axis.
+        unit: label of the vertical axis.
         lines: at most 8.
-        logarithmic: the vertical axis; every value is then positive.
-        level: a horizontal line to compare with.
-        level_label: what that line is.
+        logarithmic: whether the vertical axis is logarithmic; all values must then be positive.
+        level: value of a horizontal reference line.
+        level_label: label of that line.
     """
 
     title: str
@@ -75,20 +76,20 @@ class Chart:
 
     def __post_init__(self) -> None:
         if len(self.lines) > len(_LINES):
-            raise ValueError(f"chart '{self.title}' has {len(self.lines)} lines; there are {len(_LINES)} colours")
+            raise ValueError(f"chart '{self.title}' has {len(self.lines)} lines; there are {len(_LINES)} colors")
 
     def draw(self, axes: Axes) -> None:
-        """Put the curves on the axes."""
+        """Draw the curves on the axes."""
         _draw(axes, self)
 
 
 @runtime_checkable
-class Picture(Protocol):
-    """What a page shows under a title: a `Chart`, or something that draws itself.
+class Chart(Protocol):
+    """A chart of any kind that a page can show.
 
     Attributes:
-        lines: for the key below the title, which shows their labels and colours.
-        level, level_label: the dotted line of the key, if any.
+        lines: entries of the legend below the title: labels and colors.
+        level, level_label: the dotted reference line in the legend, if any.
     """
 
     @property
@@ -101,19 +102,19 @@ class Picture(Protocol):
     def level_label(self) -> str: ...
 
     def draw(self, axes: Axes) -> None:
-        """Put it on the axes, in `INK` and the colours of `line_colour`."""
+        """Draw it on the axes, in `INK` and the colors of `line_color`."""
 
 
-def line_colour(number: int) -> str:
-    """The colour of that number, from 1; the page decides what it looks like. Past the last the first comes again."""
+def line_color(number: int) -> str:
+    """The color with this index, from 1, as a placeholder for a color of the page; the index wraps around."""
     return _LINES[(number - 1) % len(_LINES)]
 
 
-def chart_svg(chart: Picture, name: str) -> str:
-    """An `<svg>` element, as wide as its place, without reference to anything outside it.
+def chart_svg(chart: Chart, name: str) -> str:
+    """An `<svg>` element that fills the width of its container and refers to nothing outside it.
 
     Args:
-        name: goes before every id; two charts of a page need different ones.
+        name: prefix of every id; the charts of a page need different ones.
     """
     stream = StringIO()
     with style.context(["default", _STYLE]):
@@ -123,13 +124,13 @@ def chart_svg(chart: Picture, name: str) -> str:
     return _inline(stream.getvalue(), name)
 
 
-def _draw(axes: Axes, chart: Chart) -> None:
+def _draw(axes: Axes, chart: StepCurves) -> None:
     if chart.level is not None:
         axes.axhline(chart.level, color=INK, linewidth=1, linestyle=(0, (2, 3)))
     for number, line in enumerate(chart.lines, 1):
-        colour = line_colour(line.colour or number)
+        color = line_color(line.color or number)
         marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(line.steps) <= _MARKED_UP_TO else {}
-        axes.plot(line.steps, line.values, color=colour, linewidth=1.6, **marker)
+        axes.plot(line.steps, line.values, color=color, linewidth=1.6, **marker)
     axes.set_xlim(left=0)
     axes.set_xlabel("step")
     axes.set_ylabel(chart.unit)
@@ -145,14 +146,150 @@ def _draw(axes: Axes, chart: Chart) -> None:
 
 
 def _inline(document: str, name: str) -> str:
-    """The element alone: HTML needs no prologue and no name spaces, and ids must be unique in the page."""
+    """The element alone: HTML needs no prologue and no namespaces, and ids must be unique in the page."""
     svg = document[document.index("<svg") :].strip()
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href=", "href=")
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
+    for color, variable in _VARIABLES.items():
+        svg = svg.replace(color, variable)
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None, "matplotlib writes a viewBox"
-    # The figure's caption names it for everybody; without the fixed size it fills its place.
+    # The caption of the figure labels it for screen readers too; without a fixed size it fills its container.
     return re.sub(r"<svg[^>]*>", f'<svg {box.group()} role="img" aria-labelledby="{name}-title">', svg, count=1)
+
+
+COLORS = 8
+"""Number of runs that can be told apart in a chart."""
+
+_MARKERS = "os^DvPX*"
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Scores against cost: one point per seed, a larger one at the median, and the Pareto front.
+
+    Attributes:
+        x_label, y_label: labels of the axes.
+        lines: for each run, its cost (one number) and the scores of its seeds.
+        level: a reference score, shown as a dotted line.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    level: float | None = None
+    level_label: str = ""
+
+    def draw(self, axes: Axes) -> None:
+        """Draw it on the axes."""
+        if self.level is not None:
+            axes.axhline(self.level, color=INK, linewidth=1, linestyle=(0, (2, 3)))
+        medians = [(line.steps[0], statistics.median(line.values)) for line in self.lines]
+        front = pareto_front(medians)
+        axes.plot([x for x, _ in front], [y for _, y in front], color=INK, linewidth=1, linestyle="--")
+        for number, (line, (cost, median)) in enumerate(zip(self.lines, medians, strict=True), 1):
+            color = line_color(line.color or number)
+            axes.plot([cost, cost], [min(line.values), max(line.values)], color=color, linewidth=1)
+            axes.plot([cost] * len(line.values), line.values, color=color, linestyle="", marker="_", markersize=6)
+            axes.plot([cost], [median], color=color, linestyle="", marker=_MARKERS[(line.color or number) - 1], markersize=6)
+        axes.set_xlim(0, 1.08 * max(cost for cost, _ in medians) or 1)
+        _label(axes, self.x_label, self.y_label)
+
+
+@dataclass(frozen=True)
+class SeedCurves:
+    """A metric against cost, with one thin line per seed in the color of its run.
+
+    Attributes:
+        lines: the legend: a label and a color for each run.
+        seeds: the curves.
+    """
+
+    title: str
+    x_label: str
+    lines: Sequence[Line]
+    seeds: Sequence[Line]
+    level: float | None = None
+    level_label: str = ""
+
+    def draw(self, axes: Axes) -> None:
+        """Draw it on the axes."""
+        for line in self.seeds:
+            marker = "o" if len(line.values) == 1 else ""
+            axes.plot(line.steps, line.values, color=line_color(line.color or 1), linewidth=1.1, marker=marker, markersize=3)
+        axes.set_xlim(left=0)
+        _label(axes, self.x_label, "")
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Reliability diagram: fraction of replaced tokens against the predicted probability.
+
+    Attributes:
+        lines: a single one; its steps and values both lie between 0 and 1.
+    """
+
+    lines: Sequence[Line]
+    title: str = "Calibration of the discriminator, held out"
+    level: float | None = 1.0
+    level_label: str = "perfect calibration"
+
+    def draw(self, axes: Axes) -> None:
+        """Draw the curve and the diagonal."""
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (2, 3)))
+        for number, line in enumerate(self.lines, 1):
+            axes.plot(line.steps, line.values, color=line_color(number), linewidth=1.6, marker="o", markersize=3)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("probability of 'replaced'")
+        axes.set_ylabel("share replaced")
+
+
+@dataclass(frozen=True)
+class ByGroup:
+    """Metrics of several groups of tokens side by side.
+
+    Attributes:
+        lines: curves whose steps are indices of groups.
+        names: names of the groups.
+    """
+
+    title: str
+    axis: str
+    lines: Sequence[Line]
+    names: Sequence[str]
+    level: float | None = None
+    level_label: str = ""
+
+    def draw(self, axes: Axes) -> None:
+        """Draw one point per group, joined to show the trend."""
+        for number, line in enumerate(self.lines, 1):
+            axes.plot(line.steps, line.values, color=line_color(number), linewidth=1.6, marker="o", markersize=4)
+        axes.set_xticks(range(len(self.names)), [name.replace(" ", "\n", 1) for name in self.names], fontsize=8)
+        axes.set_xlabel(self.axis)
+        axes.set_ylabel("share")
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points (cost, score) that no other point dominates, by increasing cost.
+
+    A point is dominated by one that is better at the same cost or lower, or as good at a lower cost.
+    """
+    front: list[tuple[float, float]] = []
+    for cost, score in sorted(set(points), key=lambda point: (point[0], -point[1])):
+        if not front or score > front[-1][1]:
+            front.append((cost, score))
+    return front
+
+
+def _label(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value:.3g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))

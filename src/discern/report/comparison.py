@@ -1,4 +1,4 @@
-"""A comparison as a page: scores with their spread, what the numbers allow one to say, cost, and curves."""
+"""The page of a comparison: scores with their spread, significance tests, cost, and curves."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from discern.report.charts import Line, Picture
-from discern.report.comparison_charts import COLOURS, Scatter, SeedCurves
-from discern.report.journal import figure_title
+from discern.report.charts import COLORS, Chart, Line, Scatter, SeedCurves
+from discern.report.curves import metric_title
 from discern.report.page import Page, Table
 
 Found = Mapping[str, Any]
 
-# Of the curves: the journal counts tokens, while the budget counts positions.
+# Horizontal axes: the metrics log counts tokens, while the budget counts positions.
 _AXES = {"flops": "FLOPs", "seconds": "seconds of training", "tokens": "tokens (without padding)"}
 _BLANK = "–"
 
 
 def comparison_page(found: Found) -> Page:
-    """The page of what `discern compare` found; the same input gives the same page.
+    """The page of a comparison by `discern compare`. The same input gives the same page.
 
     Args:
-        found: what comparison.json holds.
+        found: contents of comparison.json.
     """
     state = "" if found["complete"] else " (not finished)"
     rows = ", ".join(row["name"] for row in found["runs"])
@@ -47,12 +46,12 @@ def comparison_page(found: Found) -> Page:
 
 
 def score_columns(found: Found) -> list[str]:
-    """The mean (where there are several tasks), then each task."""
+    """The mean (if there are several tasks), then each task."""
     return (["mean"] if len(found["tasks"]) > 1 else []) + list(found["tasks"])
 
 
 def with_spread(entry: Mapping[str, Any]) -> str:
-    """ "0.7120 (0.7010 to 0.7204)"; a single value stands alone."""
+    """ "0.7120 (0.7010 to 0.7204)"; without a range if there is a single value."""
     if entry["median"] is None:
         return _BLANK
     single = sum(value is not None for value in entry["values"]) == 1
@@ -60,12 +59,12 @@ def with_spread(entry: Mapping[str, Any]) -> str:
 
 
 def p_text(entry: Mapping[str, Any]) -> str:
-    """The p of a difference, as the tables show it."""
+    """The p-value of a difference, as the tables show it."""
     return _BLANK if entry["p"] is None else f"{entry['p']:.3f}"
 
 
 def significance_notes(found: Found) -> list[str]:
-    """What the test is, and what it cannot say at these numbers of seeds."""
+    """Description of the test, and its limits at these numbers of seeds."""
     entries = found["significance"]
     if not entries:
         return []
@@ -77,19 +76,21 @@ def significance_notes(found: Found) -> list[str]:
     for first, second in sizes:
         smallest = next(entry["smallest_p"] for entry in entries if tuple(entry["seeds"]) == (first, second))
         if min(first, second) < 2:
-            lines.append("With one seed on a side nothing can be said of chance: a second run of the same may differ as much.")
+            lines.append(
+                "With one seed on a side, the difference cannot be told from chance: another seed could differ by as much."
+            )
         elif smallest > 0.05:
             lines.append(
-                f"With {first} and {second} seeds the smallest p that any test of this kind can give is {smallest:.3g}: no "
-                "difference can reach 0.05, however large. Four seeds on each side give 0.029 at best, five 0.008."
+                f"With {first} and {second} seeds the smallest possible p of such a test is {smallest:.3g}: no "
+                "difference can reach 0.05, however large. With four seeds on each side it is 0.029, with five 0.008."
             )
         else:
-            lines.append(f"With {first} and {second} seeds the smallest p that this test can give is {smallest:.2g}.")
+            lines.append(f"With {first} and {second} seeds the smallest possible p of this test is {smallest:.2g}.")
     if any(row["failures"] for row in found["runs"]):
         lines.append("Seeds whose pre-training diverged have no score: they are left out of the medians and of the test.")
     lines.append(
-        "A seed changes the weights at the start, the order of the text, masks and samples; the files of the tasks stay the "
-        "same, so the spread says nothing of other test examples."
+        "A seed changes the initial weights, the order of the text, the masks and the samples. The files of the tasks stay the "
+        "same, so the spread does not cover other test examples."
     )
     return lines
 
@@ -101,17 +102,17 @@ def _facts(found: Found) -> list[tuple[str, str]]:
     machines = ["; ".join(f"{key} {value}" for key, value in machine.items()) for machine in found["machines"]]
     versions = [", ".join(f"{key} {value}" for key, value in each.items()) for each in found["versions"]]
     return [
-        ("Equal for all", found["budget_unit"]),
-        ("Budget of a whole share", _BLANK if budget is None else f"{budget:.4g} {found['budget_unit']}"),
+        ("Equal for all runs", found["budget_unit"]),
+        ("Budget of a full share", _BLANK if budget is None else f"{budget:.4g} {found['budget_unit']}"),
         ("Reference", found["reference"]),
-        ("Pre-trainings of each", f"{len(found['seeds'])} seeds: {', '.join(map(str, found['seeds']))}"),
-        ("Fine-tunings of each encoder on each task", str(found["finetune_seeds"])),
+        ("Pre-training seeds per run", f"{len(found['seeds'])} seeds: {', '.join(map(str, found['seeds']))}"),
+        ("Fine-tuning seeds per encoder and task", str(found["finetune_seeds"])),
         (
-            "Judged network of the reference",
+            "Evaluated network of the reference",
             f"{reference['network']}: {shape['num_layers']} layers, {shape['hidden_size']} wide, attention heads "
             f"{shape['num_heads']}, feed-forward {shape['feedforward_size']}",
         ),
-        ("Rows a step of the reference", f"{shape['sequences_per_step']:,} of {shape['sequence_length']:,} tokens"),
+        ("Rows per step of the reference", f"{shape['sequences_per_step']:,} of {shape['sequence_length']:,} tokens"),
         (
             "Data set",
             f"{_whole(data['documents'])} documents, {_whole(data['tokens'])} tokens; vocabulary {data['vocab_size']:,}",
@@ -135,7 +136,7 @@ def _scores(found: Found) -> Table:
         for row in found["runs"]
         if columns
     ]
-    note = "Median over the pre-training seeds, with the lowest and the highest; a failed fine-tuning counts like any other."
+    note = "Median over the pre-training seeds, with the lowest and the highest; failed fine-tuning seeds count like any other."
     return Table("Scores after fine-tuning", ["run", *heads, "seeds"], rows, note)
 
 
@@ -154,9 +155,9 @@ def _failures(found: Found) -> Table:
         for number, each in row["scores"][task]["failed_finetunings"].items()
         for seed, reason in each.items()
     ]
-    again = "A pre-training that failed is made once more when its folders results/RUN/seed-N and work/RUN/seed-N are removed."
+    again = "To repeat a pre-training that failed, remove its folders results/RUN/seed-N and work/RUN/seed-N."
     note = again if any(row["failures"] for row in found["runs"]) else ""
-    return Table("What failed", ["run", "seed", "part", "reason"], rows, note)
+    return Table("Failures", ["run", "seed", "part", "reason"], rows, note)
 
 
 def _significance(found: Found) -> Table:
@@ -186,20 +187,18 @@ def _cost(found: Found) -> Table:
         f"Medians over the seeds that did not diverge, of pre-training alone. FLOPs: {found['convention']}. 'Paper': by the "
         "paper's script."
     )
-    return Table("What each was given", columns, rows, note)
+    return Table("Cost", columns, rows, note)
 
 
 def _held_out(found: Found) -> Table:
     trained = [row for row in found["runs"] if row["held_out"]]
     keys = {key: None for row in trained for key in row["held_out"] if key != "heldout_loss"}
     rows = [
-        [figure_title(key), *(with_spread(row["held_out"][key]) if key in row["held_out"] else "" for row in trained)]
+        [metric_title(key), *(with_spread(row["held_out"][key]) if key in row["held_out"] else "" for row in trained)]
         for key in keys
     ]
-    note = (
-        "Of held-out text, each by its own objective: losses of different objectives are of different things and don't compare."
-    )
-    return Table("Held-out figures", ["figure", *(row["name"] for row in trained)], rows, note)
+    note = "Measured on held-out text, each run by its own objective: losses of different objectives are not comparable."
+    return Table("Held-out metrics", ["metric", *(row["name"] for row in trained)], rows, note)
 
 
 def _settings(found: Found) -> Table:
@@ -209,20 +208,20 @@ def _settings(found: Found) -> Table:
         for key, value in row["settings"].items()
         if value is not None
     ]
-    note = f"Settings of {found['reference']} that another objective doesn't have are left out."
+    note = f"Settings of {found['reference']} that another objective does not have are left out."
     return Table(f"Settings that differ from those of {found['reference']}", ["run", "setting", "value"], rows, note)
 
 
-def _pareto(found: Found) -> list[Picture]:
-    """The main score against what was spent: arithmetic, and time."""
+def _pareto(found: Found) -> list[Chart]:
+    """The main score against the cost of pre-training, in FLOPs and in time."""
     columns = score_columns(found)
     if not columns:
         return []
     score = columns[0]
     label = "mean score" if score == "mean" else f"{score}: {found['runs'][0]['scores'][score]['metric']}"
-    trained = [row for row in found["runs"] if row["trained"]][:COLOURS]
+    trained = [row for row in found["runs"] if row["trained"]][:COLORS]
     baseline = next((row["scores"][score]["median"] for row in found["runs"] if not row["trained"]), None)
-    pictures: list[Picture] = []
+    charts: list[Chart] = []
     for key, unit in (("flops", "FLOPs of pre-training"), ("seconds", "seconds of pre-training")):
         points = [
             Line(row["name"], [row[key]], [value for value in row["scores"][score]["values"] if value is not None], number)
@@ -230,16 +229,16 @@ def _pareto(found: Found) -> list[Picture]:
             if row[key] is not None and row["scores"][score]["median"] is not None
         ]
         if points:
-            pictures.append(Scatter(f"Score against {unit}", unit, label, points, baseline, "untrained"))
-    return pictures
+            charts.append(Scatter(f"Score against {unit}", unit, label, points, baseline, "untrained"))
+    return charts
 
 
-def _curves(found: Found) -> list[Picture]:
-    """Losses, accuracies and AUC over what is equal, a line for each seed."""
+def _curves(found: Found) -> list[Chart]:
+    """Losses, accuracies and AUC against the budget, with one line per seed."""
     axis = found["equal"]
-    trained = [row for row in found["runs"] if row["trained"]][:COLOURS]
+    trained = [row for row in found["runs"] if row["trained"]][:COLORS]
     keys = {key: None for row in trained for each in row["curves"] for point in each["points"] for key in point}
-    pictures: list[Picture] = []
+    charts: list[Chart] = []
     for key in keys:
         if key == "loss" or not key.endswith(("_loss", "_accuracy", "_auc")) or key == "heldout_loss":
             continue
@@ -247,18 +246,18 @@ def _curves(found: Found) -> list[Picture]:
         drawn = [(number, name, lines) for number, name, lines in groups if lines]
         if any(len(line.values) > 1 for _, _, lines in drawn for line in lines):
             seeds = [line for _, _, lines in drawn for line in lines]
-            # The page shows no key of a single line.
-            title = figure_title(key) if len(drawn) > 1 else f"{figure_title(key)}: {drawn[0][1]}"
-            pictures.append(SeedCurves(title, _AXES[axis], [Line(name, [], [], n) for n, name, _ in drawn], seeds))
-    return pictures
+            # The page shows no legend for a single line.
+            title = metric_title(key) if len(drawn) > 1 else f"{metric_title(key)}: {drawn[0][1]}"
+            charts.append(SeedCurves(title, _AXES[axis], [Line(name, [], [], n) for n, name, _ in drawn], seeds))
+    return charts
 
 
-def _lines(row: Mapping[str, Any], key: str, axis: str, colour: int) -> list[Line]:
+def _lines(row: Mapping[str, Any], key: str, axis: str, color: int) -> list[Line]:
     lines = []
     for each in row["curves"]:
         points = [(point[axis], point[key]) for point in each["points"] if point.get(key) is not None and axis in point]
         if points:
-            lines.append(Line(row["name"], [x for x, _ in points], [y for _, y in points], colour))
+            lines.append(Line(row["name"], [x for x, _ in points], [y for _, y in points], color))
     return lines
 
 
@@ -266,16 +265,17 @@ def _notes(found: Found) -> list[str]:
     notes = [*found["notes"], *significance_notes(found)]
     if found["equal"] == "seconds":
         notes.append(
-            f"'{found['reference']}' ran to its train.max_steps; the others had its time with the same seed, on this machine as "
-            "busy as it then was. Their learning rate falls with the time from the first step on, its own after the warm-up."
+            f"'{found['reference']}' ran to its train.max_steps; the others were given the time that it took with the same "
+            "seed, on this machine under the load of the moment. Their learning rate decays with time from the first step on, "
+            "that of the reference after the warm-up."
         )
     else:
         notes.append(
-            "The steps of the other runs follow from the budget; their learning rate falls to its end with their own last step, "
-            "and settings that count steps, such as the warm-up, were stretched in proportion."
+            "The number of steps of the other runs follows from the budget; their learning rate decays until their own last "
+            "step, and settings in steps, such as the warm-up, were scaled in proportion."
         )
-    if sum(row["trained"] for row in found["runs"]) > COLOURS:
-        notes.append(f"The pictures show the first {COLOURS} runs; the tables show all.")
+    if sum(row["trained"] for row in found["runs"]) > COLORS:
+        notes.append(f"The charts show the first {COLORS} runs; the tables show all.")
     return notes
 
 
@@ -284,7 +284,7 @@ def _whole(value: float | None) -> str:
 
 
 def _short(value: float | None, digits: int = 4) -> str:
-    """A cost: as it is where people can read it, otherwise with its power of ten."""
+    """A cost, in scientific notation from a million on."""
     if value is None:
         return _BLANK
     return f"{value:,.{min(digits, 1)}f}" if value < 1e6 else f"{value:.{digits}e}"

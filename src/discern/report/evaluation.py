@@ -1,19 +1,17 @@
-"""What `discern evaluate` found about a run, as pictures and tables."""
+"""The metrics that `discern evaluate` measured on a run, as charts and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
-
-from discern.report.charts import INK, Line, Picture, line_colour
+from discern.report.charts import ByGroup, Chart, Line, Reliability
 from discern.report.page import Table
+from discern.storage.records import read_object
 
 _COLUMNS = {
-    "tokens": "tokens judged",
+    "tokens": "tokens evaluated",
     "replaced_fraction": "replaced fraction",
     "discriminator_loss": "discriminator loss",
     "discriminator_auc": "discriminator AUC",
@@ -23,65 +21,14 @@ _COLUMNS = {
     "prediction_accuracy": "prediction accuracy",
 }
 _GROUPINGS = {
-    "by_frequency": ("By frequency of the original token", "occurrences in a million tokens"),
+    "by_frequency": ("By frequency of the original token", "occurrences per million tokens"),
     "by_position": ("By part of the row", "part of the row"),
 }
 
 
-@dataclass(frozen=True)
-class Reliability:
-    """How often a token was replaced, against the probability that the discriminator gave it.
-
-    Attributes:
-        lines: one, whose steps and values both lie between 0 and 1.
-    """
-
-    lines: Sequence[Line]
-    title: str = "Calibration of the discriminator, held out"
-    level: float | None = 1.0
-    level_label: str = "as often as it says"
-
-    def draw(self, axes: Axes) -> None:
-        """The curve, and the diagonal."""
-        axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (2, 3)))
-        for number, line in enumerate(self.lines, 1):
-            axes.plot(line.steps, line.values, color=line_colour(number), linewidth=1.6, marker="o", markersize=3)
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        axes.set_xlabel("probability of 'replaced'")
-        axes.set_ylabel("share replaced")
-
-
-@dataclass(frozen=True)
-class ByGroup:
-    """Shares of several groups side by side.
-
-    Attributes:
-        lines: their steps count the groups.
-        names: of the groups.
-    """
-
-    title: str
-    axis: str
-    lines: Sequence[Line]
-    names: Sequence[str]
-    level: float | None = field(default=None)
-    level_label: str = ""
-
-    def draw(self, axes: Axes) -> None:
-        """A point a group, joined to show the trend."""
-        for number, line in enumerate(self.lines, 1):
-            axes.plot(line.steps, line.values, color=line_colour(number), linewidth=1.6, marker="o", markersize=4)
-        axes.set_xticks(range(len(self.names)), [name.replace(" ", "\n", 1) for name in self.names], fontsize=8)
-        axes.set_xlabel(self.axis)
-        axes.set_ylabel("share")
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(MaxNLocator(6))
-
-
-def evaluation_pictures(found: Mapping[str, Any]) -> list[Picture]:
-    """The pictures that an evaluation has figures for."""
-    pictures: list[Picture] = []
+def evaluation_charts(found: Mapping[str, Any]) -> list[Chart]:
+    """The charts that an evaluation has data for."""
+    charts: list[Chart] = []
     for key, (title, axis) in _GROUPINGS.items():
         rows = found.get(key, [])
         lines = [
@@ -94,16 +41,16 @@ def evaluation_pictures(found: Mapping[str, Any]) -> list[Picture]:
         ]
         lines = [line for line in lines if line.values]
         if lines:
-            pictures.append(ByGroup(f"{title}, held out", axis, lines, [row["group"] for row in rows]))
+            charts.append(ByGroup(f"{title}, held out", axis, lines, [row["group"] for row in rows]))
     if "calibration" in found:
         bins = found["calibration"]["bins"]
         curve = Line("discriminator", [each["probability"] for each in bins], [each["replaced"] for each in bins])
-        pictures.append(Reliability([curve]))
-    return pictures
+        charts.append(Reliability([curve]))
+    return charts
 
 
 def evaluation_tables(found: Mapping[str, Any]) -> list[Table]:
-    """The figures behind the pictures."""
+    """The numbers behind the charts."""
     origin = f"From `discern evaluate`, {found['rows']:,} held-out rows at step {found['step']:,}."
     tables = []
     for key, (title, _) in _GROUPINGS.items():
@@ -116,10 +63,56 @@ def evaluation_tables(found: Mapping[str, Any]) -> list[Table]:
         bins = found["calibration"]["bins"]
         cells = [[f"{each['tokens']:,}", each["probability"], each["replaced"]] for each in bins]
         error = found["calibration"]["expected_calibration_error"]
-        note = f"{origin} Expected calibration error {error:.4f}: the mean distance of the two, over the tokens."
+        note = f"{origin} Expected calibration error {error:.4f}: the mean difference of the two columns, weighted by tokens."
         tables.append(Table("Calibration of the discriminator", ["tokens", "probability of 'replaced'", "replaced"], cells, note))
     return tables
 
 
 def _cell(value: float | None) -> str | float:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
+BLIMP_FILE = "blimp.json"
+EVALUATE_AGAIN = "remove it; `discern evaluate RUN --suite blimp --data DIR` writes it again"
+
+_GROUPS = {"by_phenomenon": "phenomenon", "by_paradigm": "paradigm"}
+_NEEDED = {"accuracy", "pairs", "ties", "step", *_GROUPS}
+
+
+def blimp_tables(found: Mapping[str, Any]) -> list[Table]:
+    """Accuracy overall and by phenomenon, then by paradigm, with one column per scorer.
+
+    Args:
+        found: results by the name of the scorer; incomplete entries are skipped.
+    """
+    by_scorer = {name: each for name, each in found.items() if isinstance(each, Mapping) and each.keys() >= _NEEDED}
+    if not by_scorer:
+        return []
+    note = " ".join(_origin(name, each) for name, each in by_scorer.items())
+    tables = []
+    for key, what in _GROUPS.items():
+        groups = sorted({group for each in by_scorer.values() for group in each[key]})
+        rows: list[list[str | float]] = [
+            [group.replace("_", " "), *(each[key].get(group, "") for each in by_scorer.values())] for group in groups
+        ]
+        if key == "by_phenomenon":
+            rows.insert(0, ["overall", *(each["accuracy"] for each in by_scorer.values())])
+        tables.append(Table(f"BLiMP by {what}: accuracy", [what, *by_scorer], rows, note))
+    return tables
+
+
+def _origin(scorer: str, found: Mapping[str, Any]) -> str:
+    limit = found.get("limit")
+    which = f"the first {limit:,} of each paradigm" if isinstance(limit, int) else "all"
+    step = "" if found["step"] is None else f" at step {found['step']:,}"
+    return f"{scorer}{step}: {found['pairs']:,} pairs ({which}); ties, counted as one half: {found['ties']:,}."
+
+
+def read_blimp_results(run: Path) -> dict[str, Any]:
+    """Results of `discern evaluate --suite blimp` in a run's folder, by scorer; empty if there are none.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = run / BLIMP_FILE
+    return read_object(path, hint=EVALUATE_AGAIN) if path.is_file() else {}

@@ -1,7 +1,7 @@
-"""Where an answer begins and ends: two heads that read the state of every token.
+"""Two heads that predict start and end of an answer from the hidden state of every token.
 
-Both say of each row `starts`, `start_scores`, `ends`, `end_scores`: the likeliest positions with their scores, ends of each
-start (R, K, K) or of all (R, K); a span's score is the sum of its two. `null` speaks for there being no answer.
+Both return for each row `starts`, `start_scores`, `ends` and `end_scores`: the likeliest positions with their scores, with ends
+for each start (R, K, K) or for all starts (R, K). The score of a span is the sum of both. `null` is the score for no answer.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from discern.tasks.base import TaskHead
 from discern.tasks.features import TaskRows
 from discern.types import TokenBatch
 
+# Width of the hidden layers of the joint head for encoders of any width, as in the released code.
 _INNER = 512
-"""Width of the hidden layers of the joint head, whatever the encoder's, as in the released code."""
 
 
 def allowed_positions(tokens: TokenBatch) -> Bool[Tensor, "R L"]:
-    """Where an answer may begin and end: in the window, at the [SEP] behind it, and at [CLS], which stands for none."""
+    """Positions where an answer may start and end: in the window, at the [SEP] after it, and at [CLS] for no answer."""
     allowed = tokens.attention_mask & (tokens.token_type_ids == 1)
     allowed[:, 0] = True
     return allowed
 
 
 class JointHead(TaskHead):
-    """The end depends on the start: p(start) p(end | start). And, from another two layers, whether there is an answer.
+    """Predicts p(start) p(end | start), and with two more layers whether there is an answer.
 
     In training the end is predicted from the true start; otherwise from each of the likeliest starts.
 
     Args:
-        beam_size: how many starts are looked at, and ends of each.
-        answerable_weight: of the loss of whether there is an answer; None: every question has one, and nothing says so.
+        beam_size: number of starts, and of ends per start, in the search.
+        answerable_weight: weight of the loss of whether there is an answer; None: every question has an answer.
 
     Reference: google-research/electra, finetune/qa: no dropout; the loss is (start + end) / 2 + weight * answerable.
     """
@@ -43,7 +43,7 @@ class JointHead(TaskHead):
         self.beam_size = beam_size
         self.answerable_weight = answerable_weight
         self.start = nn.Linear(hidden_size, 1)
-        # Of the state of the start and that of a token, in this order.
+        # Input: the state of the start and the state of a token, in this order.
         self.end_inner = nn.Linear(2 * hidden_size, _INNER)
         self.end = nn.Linear(_INNER, 1)
         if answerable_weight is not None:
@@ -55,7 +55,7 @@ class JointHead(TaskHead):
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         allowed = allowed_positions(tokens)
         start_logits = _masked(self.start(hidden).squeeze(-1), allowed)
-        # The layer of a pair is the sum of a layer of each: nothing is computed for all pairs of positions but that sum.
+        # The layer of a pair is the sum of a layer of each, so only that sum is computed for all pairs of positions.
         width = hidden.shape[-1]
         of_tokens = F.linear(hidden, self.end_inner.weight[:, width:], self.end_inner.bias)
         of_starts = F.linear(hidden, self.end_inner.weight[:, :width])
@@ -72,14 +72,14 @@ class JointHead(TaskHead):
                 loss = loss + self.answerable_weight * F.binary_cross_entropy_with_logits(null, impossible, reduction="sum")
         if self.training:
             return loss, {}
-        said = self._search(start_logits.detach(), of_starts.detach(), of_tokens.detach(), allowed)
-        return loss, said if null is None else {**said, "null": null.detach()}
+        found = self._search(start_logits.detach(), of_starts.detach(), of_tokens.detach(), allowed)
+        return loss, found if null is None else {**found, "null": null.detach()}
 
     def _end_logits(self, start: Float[Tensor, "R F"], of_tokens: Float[Tensor, "R L F"]) -> Float[Tensor, "R L"]:
         return self.end(F.gelu(start[:, None] + of_tokens)).squeeze(-1)  # type: ignore[no-any-return]
 
     def _impossible_logits(self, hidden: Float[Tensor, "R L D"], start_logits: Float[Tensor, "R L"]) -> Float[Tensor, "R"]:
-        """Positive: the window holds no answer. Read from [CLS] and from where the answer probably begins."""
+        """Logits, positive for no answer in the window, from [CLS] and the expected state of the start."""
         where = start_logits.softmax(-1).to(hidden.dtype)
         begin = (where[:, None] @ hidden)[:, 0]
         both = torch.cat([hidden[:, 0], begin.to(hidden.dtype)], -1)
@@ -92,11 +92,11 @@ class JointHead(TaskHead):
         of_tokens: Float[Tensor, "R L F"],
         allowed: Bool[Tensor, "R L"],
     ) -> dict[str, Tensor]:
-        """The likeliest starts, and the likeliest ends of each, with the logarithms of their probabilities."""
+        """The likeliest starts, and the likeliest ends of each, with their log-probabilities."""
         beam = min(self.beam_size, start_logits.shape[1])
         start_scores, starts = start_logits.log_softmax(-1).topk(beam)
         end_scores, ends = [], []
-        # One start of all rows at a time: (R, L, F) numbers at once instead of (R, K, L, F).
+        # One start of all rows at a time: (R, L, F) values in memory instead of (R, K, L, F).
         for start in starts.unbind(1):
             logits = _masked(self._end_logits(_at(of_starts, start), of_tokens), allowed)
             scores, places = logits.log_softmax(-1).topk(beam)
@@ -111,12 +111,12 @@ class JointHead(TaskHead):
 
 
 class SpanHead(TaskHead):
-    """Start and end independently, from one linear layer; [CLS] as both stands for no answer. Scores are logits.
+    """Predicts start and end independently with one linear layer; [CLS] as both means no answer. Scores are logits.
 
     Args:
-        candidates: how many starts are looked at, and ends.
+        candidates: number of starts, and of ends, in the search.
 
-    Reference: Devlin et al. 2019, section 4.2; `ElectraForQuestionAnswering` of Hugging Face is the same layer.
+    Reference: Devlin et al. 2019, section 4.2; `ElectraForQuestionAnswering` of Hugging Face has the same layer.
     """
 
     def __init__(self, hidden_size: int, candidates: int) -> None:
@@ -145,11 +145,11 @@ class SpanHead(TaskHead):
 
 
 def _masked(logits: Float[Tensor, "R L"], allowed: Bool[Tensor, "R L"]) -> Float[Tensor, "R L"]:
-    """float32, because many positions share one softmax; the smallest number where no answer may be."""
-    logits = logits.float()
+    """The logits with the smallest finite number at positions where no answer may be."""
+    logits = logits.float()  # many positions share one softmax
     return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
 
 
 def _at(states: Float[Tensor, "R L F"], positions: Int[Tensor, "R"]) -> Float[Tensor, "R F"]:
-    """The state of one position of each row."""
+    """The state at one position of each row."""
     return states[torch.arange(len(positions), device=positions.device), positions]

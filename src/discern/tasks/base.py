@@ -1,4 +1,4 @@
-"""What a task is: from examples to rows, from hidden states to a loss, from outputs to predictions and scores."""
+"""The contracts of tasks: examples to rows, hidden states to a loss, outputs to predictions and scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from discern.config.base import Section
 from discern.tasks.examples import Reading
 from discern.tasks.features import Features, TaskRows
-from discern.tasks.metrics.scores import Scores
+from discern.tasks.metrics import Scores
 from discern.types import SpecialTokens, TokenBatch
 
 if TYPE_CHECKING:
@@ -26,27 +26,30 @@ if TYPE_CHECKING:
 
 E = TypeVar("E")
 Outputs = Sequence[Mapping[str, NDArray[np.float32]]]
-"""What a network says of each row, by name, padding taken off."""
+"""Outputs of a network for each row, by name, without padding."""
 Prediction = dict[str, Any]
-"""What is said of one example, as it is written to a file of predictions; `id` is the example's."""
+"""Prediction for one example, as written to a file of predictions; `id` is the id of the example."""
 
 
 class TaskConfig(Section):
-    """Settings that all tasks have. Those of a family stand in its file and extend these."""
+    """Settings of all tasks. Each family extends them in its own module."""
 
-    sequence_length: int = Field(128, ge=8, le=1 << 20, description="Positions of a row, [CLS] and [SEP] included.")
+    sequence_length: int = Field(
+        128, ge=8, le=1 << 20, description="Maximum number of tokens per row, including [CLS] and [SEP]."
+    )
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What a task learned from its training file before any training.
+    """The labels of a task, collected from its training file.
 
     Attributes:
-        names: of the classes or tags, in the order of the network's outputs; empty where there are none.
-        kind: 'single': one class an example; 'multi': any number; 'number': a score; 'tags': one a word; 'spans': answers.
+        names: classes or tags, in the order of the network's outputs; empty for scores and answers.
+        kind: 'single': one class per example; 'multi': any number of classes; 'number': a score; 'tags': one tag per word;
+            'spans': answers.
         scale, shift: a score is `scale * output + shift`.
-        weights: of the classes in the loss, in the order of `names`; empty: all 1.
-        scheme: that the tags of the training file are in ('iob1', 'iob2', 'bioes', 'none').
+        weights: weights of the classes in the loss, in the order of `names`; empty: all 1.
+        scheme: tag scheme of the training file ('iob1', 'iob2', 'bioes' or 'none').
     """
 
     names: tuple[str, ...] = ()
@@ -59,42 +62,45 @@ class Labels:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Text to ids: the model's own tokenizer, with the ids of its special tokens."""
+    """The tokenizer of the model, with the ids of its special tokens."""
 
     tokenizer: Tokenizer
     special: SpecialTokens
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, not framed."""
+        """Token ids of each text, without special tokens."""
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 class TaskHead(nn.Module, abc.ABC):
-    """What stands on the encoder for one task."""
+    """The head of one task on the encoder."""
 
     @abc.abstractmethod
     def forward(
         self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """The loss summed over all items, in nats, or None without targets; and what is said of each row, detached.
+        """Compute the loss and the outputs for the rows of this task.
 
-        What is not finite counts as the sign of a network that diverged.
+        Values that are not finite are taken as the sign of a network that diverged.
 
         Args:
-            hidden: states of the rows of this task.
-            tokens: those rows.
+            hidden: hidden states of the rows.
+            tokens: the rows.
             rows: their targets, if any.
+
+        Returns:
+            The loss summed over all items, in nats, or None without targets; and the detached outputs by name.
         """
 
 
 class Task(abc.ABC, Generic[E]):
-    """One supervised task. A family of tasks is a final subclass in a file of its own.
+    """One supervised task. A family of tasks is a final subclass in its own module.
 
     Args:
-        name: as results call it.
-        config: of the class `Config`.
-        metrics: which ones, by name; the first is the headline, of which more is better.
-        labels: as `learn` gave them.
+        name: name of the task in results.
+        config: settings, an instance of the class `Config`.
+        metrics: names of the metrics; the first is the headline metric, for which higher is better.
+        labels: labels that `learn` returned.
     """
 
     Config: ClassVar[type[TaskConfig]] = TaskConfig
@@ -109,54 +115,54 @@ class Task(abc.ABC, Generic[E]):
     @classmethod
     @abc.abstractmethod
     def learn(cls, train: Reading[E], config: TaskConfig, fixed: tuple[str, ...]) -> Labels:
-        """The labels that a training file uses; with `fixed` ones, those, in that order.
+        """The labels of a training file, or the `fixed` ones in their order if there are any.
 
         Raises:
-            DataError: there is nothing to learn: one class alone, no labels.
+            DataError: there is nothing to learn: no labels, or a single class.
         """
 
     @abc.abstractmethod
     def check(self, reading: Reading[E]) -> None:
-        """Raise a DataError where a labelled file has labels that the training file lacks."""
+        """Raise a DataError if a labeled file has labels that the training file lacks."""
 
     def training_examples(self, examples: Sequence[E]) -> Sequence[E]:
-        """What is trained on, given the examples of the training file: those, unless the settings add to them."""
+        """The examples to train on: those of the training file, and any that the settings add."""
         return examples
 
     @abc.abstractmethod
-    def encode(self, examples: Sequence[E], text: TextEncoder, *, labelled: bool) -> Features:
-        """Rows of the examples, with targets where `labelled`."""
+    def encode(self, examples: Sequence[E], text: TextEncoder, *, labeled: bool) -> Features:
+        """The rows of the examples, with targets if `labeled`."""
 
     @abc.abstractmethod
     def head(self, hidden_size: int, dropout: float) -> TaskHead:
-        """A new head, its weights not yet filled."""
+        """A new head, without initialized weights."""
 
     @abc.abstractmethod
     def items(self, rows: TaskRows) -> int:
-        """How many items the loss of these rows sums over."""
+        """Number of items that the loss of these rows is summed over."""
 
     @abc.abstractmethod
     def predict(self, examples: Sequence[E], features: Features, outputs: Outputs) -> list[Prediction]:
-        """What is said of each example."""
+        """The prediction for each example."""
 
     @abc.abstractmethod
     def score(self, examples: Sequence[E], predictions: Sequence[Prediction]) -> Scores:
-        """The metrics, by name, the headline first."""
+        """The metrics by name, the headline metric first."""
 
     @abc.abstractmethod
     def mistakes(self, examples: Sequence[E], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-        """What went wrong, worst first: the prediction with `text`, `gold` and `badness` (higher is worse)."""
+        """Wrong predictions, the worst first, each with `text`, `gold` and `badness` (higher is worse)."""
 
     @abc.abstractmethod
     def failure(self, predictions: Sequence[Prediction]) -> str | None:
-        """Why these predictions are those of a network that learned nothing ("every prediction is 1"), or None."""
+        """Why these predictions show that the network learned nothing ("every prediction is 1"), or None."""
 
     def baselines(self) -> Sequence[Baseline[E]]:
-        """Simple predictors to compare the network with, the simplest first; none unless a family defines some."""
+        """Simple predictors to compare the network with, the simplest first; none by default."""
         return ()
 
     def rows_of(self, batch: TokenBatch, outputs: Mapping[str, Tensor]) -> list[dict[str, NDArray[np.float32]]]:
-        """A head's outputs, row by row; what is per token is cut to the row's length.
+        """The outputs of a head, row by row; outputs per token are cut to the length of the row.
 
         Args:
             batch: the rows of this task.
@@ -169,48 +175,48 @@ class Task(abc.ABC, Generic[E]):
         ]
 
     per_token: ClassVar[frozenset[str]] = frozenset()
-    """Names of the outputs that are (R, L, ...)."""
+    """Names of the outputs per token, of shape (R, L, ...)."""
 
 
 @dataclass(frozen=True)
 class Source(abc.ABC, Generic[E]):
-    """How the files of a task are found and read."""
+    """Finds and reads the files of a task."""
 
     def configured(self, config: TaskConfig) -> Source[E]:
-        """The same, reading as the task's settings say."""
+        """The source, configured by the settings of the task."""
         return self
 
     def record(self) -> dict[str, Any]:
-        """What must be kept to read further files as the training file was read, as JSON has it; of a named task nothing."""
+        """JSON values that are needed to read further files like the training file; empty for named tasks."""
         return {}
 
     def text_names(self) -> tuple[tuple[str, ...], ...]:
-        """What columns of the first text, and of the second, may be called in a table that is not in the task's own format."""
+        """Column names of the first and the second text in tables that are not in the task's own format."""
         return ()
 
     @abc.abstractmethod
     def splits(self, folder: Path) -> dict[str, Path]:
-        """The files of each split that a folder holds: train, dev, test, and further ones by their names."""
+        """The file of each split in a folder: train, dev, test, and further splits by name."""
 
     @abc.abstractmethod
-    def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[E]:
-        """The examples of a file. `split` says what it is for: training leaves out what cannot be learned from.
+    def read(self, path: Path, split: str, *, labeled: bool = True) -> Reading[E]:
+        """The examples of a file. For the split "train", examples that cannot be learned from are left out.
 
         Args:
-            labelled: False for a file to predict: labels that it may have are not looked at, and no row is left out for them.
+            labeled: False for a file to predict: its labels are not read, and no row is left out because of them.
         """
 
 
 @dataclass(frozen=True)
 class Definition(Generic[E]):
-    """A task by its name: what the registry holds.
+    """A named task, as the registry holds it.
 
     Attributes:
-        family: the class that does the work.
-        metrics: the first is the headline, of which more is better: seeds, sweeps and evaluations are ranked by it.
-        labels: where they are fixed; empty: as the training file has them.
-        defaults: settings that differ from the family's, by dotted key ("finetune.epochs").
-        report_splits: further splits that are evaluated and reported if their files are there, as `split_metric`.
+        family: class that does the work.
+        metrics: the first is the headline metric, which ranks seeds, sweeps and evaluations; higher is better.
+        labels: fixed labels; empty: taken from the training file.
+        defaults: settings that differ from the defaults of the family, by dotted key ("finetune.epochs").
+        report_splits: further splits whose metrics are reported as `split_metric`, if their files exist.
     """
 
     name: str

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.errors import DataError, nearest
-from discern.model.dropout import Dropout
+from discern.models.dropout import Dropout
 from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
 from discern.tasks.examples import ClassificationExample, Reading, label_counts
 from discern.tasks.features import Features, Ragged, TaskRows
+from discern.tasks.metrics import Scores
 from discern.tasks.metrics.classification import class_scores, label_set_scores, number_scores
-from discern.tasks.metrics.scores import Scores
 from discern.types import TokenBatch
 
 if TYPE_CHECKING:
     from discern.tasks.baselines.base import Baseline
 
-# Texts are tokenised this many at a time: the lists of ids of a large file are dearer than its rows.
+# Number of texts tokenized at a time: the id lists of a large file take more memory than its rows.
 _BLOCK = 10_000
 _ACTIVATIONS: dict[str, Literal["tanh", "gelu"] | None] = {"linear": None, "summary": "tanh", "dense": "gelu"}
 
@@ -36,12 +36,13 @@ class ClassificationConfig(TaskConfig):
 
     class_weights: Literal["none", "balanced"] = Field(
         "none",
-        description="'balanced': rare classes count more in the loss, number of examples / (classes x examples of the class).",
+        description="Weights of the classes in the loss. 'balanced': number of examples / (classes x examples of the class).",
     )
     head: Literal["linear", "summary", "dense"] = Field(
         "linear",
-        description="'linear': one linear layer on the state of [CLS]. 'summary': that of XLNet and BERT, with a layer of the "
-        "same width and tanh before it. 'dense': that of ELECTRA in Hugging Face transformers, with GELU instead of tanh.",
+        description="'linear': one linear layer on the state of [CLS]. 'summary': preceded by a layer of the same width and "
+        "tanh, "
+        "as in XLNet and BERT. 'dense': with GELU instead of tanh, as ELECTRA in Hugging Face transformers.",
     )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."
@@ -49,14 +50,14 @@ class ClassificationConfig(TaskConfig):
 
 
 class ClassificationHead(TaskHead):
-    """Dropout and one linear layer on the state of [CLS]; with a summary, a dense layer and an activation before them.
+    """Dropout and one linear layer on the state of [CLS]; with a summary, preceded by a dense layer and an activation.
 
     Reference: google-research/electra, finetune/classification; Hugging Face has a dense layer and GELU in between. The
     summary: zihangdai/xlnet, modeling.py, `summarize_sequence`.
 
     Args:
-        labels: how many outputs, and which loss.
-        activation: of the summary, tanh or the exact GELU; None: there is no summary.
+        labels: labels, which decide the number of outputs and the loss.
+        activation: activation of the summary, tanh or the exact GELU; None: no summary.
     """
 
     weights: Tensor
@@ -93,9 +94,9 @@ class ClassificationHead(TaskHead):
 
 
 class Classification(Task[ClassificationExample]):
-    """One class (softmax), several (a sigmoid each) or a number (squared error) from the state of [CLS].
+    """One class (softmax), several classes (sigmoids) or a number (squared error), predicted from the state of [CLS].
 
-    A pair that is too long loses tokens from the end of its longer half, as in BERT.
+    A pair that is too long is truncated at the end of its longer text, as in BERT.
     """
 
     Config: ClassVar[type[TaskConfig]] = ClassificationConfig
@@ -113,7 +114,7 @@ class Classification(Task[ClassificationExample]):
         kind = "multi" if kinds == {tuple} else "single"
         if len(counts) < 2 and kind == "single":
             raise DataError(
-                f"every example of {train.source} is '{next(iter(counts))}': there is nothing to tell apart",
+                f"every example of {train.source} is '{next(iter(counts))}': there is nothing to learn",
                 hint="check the column of the label: --label COLUMN",
             )
         if not names:
@@ -133,7 +134,7 @@ class Classification(Task[ClassificationExample]):
             raise DataError(
                 f"{reading.place(first)}: label '{unknown[0]}' ({found[unknown[0]]:,} in the file) does not occur in the "
                 f"training file, whose labels are {', '.join(self.labels.names[:20])}",
-                hint=f"{near}put examples of it into the training file, or take it out of this one",
+                hint=f"{near}add examples of it to the training file, or remove it from this file",
             )
 
     def training_examples(self, examples: Sequence[ClassificationExample]) -> Sequence[ClassificationExample]:
@@ -142,7 +143,7 @@ class Classification(Task[ClassificationExample]):
         swapped = (ClassificationExample(each.id, each.pair, each.text, each.label) for each in examples if each.pair is not None)
         return (*examples, *swapped)
 
-    def encode(self, examples: Sequence[ClassificationExample], text: TextEncoder, *, labelled: bool) -> Features:
+    def encode(self, examples: Sequence[ClassificationExample], text: TextEncoder, *, labeled: bool) -> Features:
         ids: list[NDArray[np.int32]] = []
         types: list[NDArray[np.uint8]] = []
         cut = 0
@@ -157,7 +158,7 @@ class Classification(Task[ClassificationExample]):
                 types.append(segments)
                 cut += was_cut
         notes = (f"{cut:,} of {len(examples):,} texts were cut to {self.config.sequence_length} tokens",) if cut else ()
-        targets = self._targets(examples) if labelled else {}
+        targets = self._targets(examples) if labeled else {}
         return Features(Ragged.of(ids), Ragged.of(types, np.uint8), np.arange(len(examples)), targets, notes=notes)
 
     def _targets(self, examples: Sequence[ClassificationExample]) -> dict[str, NDArray[Any]]:
@@ -221,7 +222,7 @@ class Classification(Task[ClassificationExample]):
         return sorted(found, key=lambda record: -record["badness"])
 
     def _badness(self, example: ClassificationExample, prediction: Prediction) -> tuple[float, bool]:
-        """Distance or surprise in nats, and whether the prediction is wrong at all."""
+        """Distance, or negative log-probability in nats, and whether the prediction is wrong at all."""
         if self.labels.kind == "number":
             distance = abs(prediction["score"] - cast(float, example.label))
             return distance, distance > 0
@@ -240,8 +241,8 @@ class Classification(Task[ClassificationExample]):
             spread = max(scores) - min(scores)
             return f"every prediction is about {scores[0]:.3g}" if spread < 1e-3 * abs(self.labels.scale) else None
         key = "label" if self.labels.kind == "single" else "labels"
-        said = {str(prediction[key]) for prediction in predictions}
-        return f"every prediction is {said.pop()}" if len(said) == 1 else None
+        predicted = {str(prediction[key]) for prediction in predictions}
+        return f"every prediction is {predicted.pop()}" if len(predicted) == 1 else None
 
     def baselines(self) -> Sequence[Baseline[ClassificationExample]]:
         from discern.tasks.baselines.texts import text_baselines
@@ -250,7 +251,7 @@ class Classification(Task[ClassificationExample]):
 
 
 def _classes(example: ClassificationExample) -> tuple[str, ...]:
-    """The classes that an example is labelled with."""
+    """The classes that an example is labeled with."""
     label = example.label
     return label if isinstance(label, tuple) else (label,) if isinstance(label, str) else ()
 
@@ -258,9 +259,9 @@ def _classes(example: ClassificationExample) -> tuple[str, ...]:
 def frame_texts(
     first: Sequence[int], second: Sequence[int] | None, text: TextEncoder, length: int
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8], bool]:
-    """`[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]` with the segments, and whether anything was cut.
+    """`[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]` with the segments, and whether anything was truncated.
 
-    The longer of the two loses its end; of two equally long ones, the second.
+    The longer text is truncated at its end; if both are equally long, the second one.
     """
     special = text.special
     room = length - (2 if second is None else 3)
@@ -270,7 +271,7 @@ def frame_texts(
         kept = first[:room]
     else:
         over = max(0, len(first) + len(second) - room)
-        # Both are cut to the same length once the longer has been cut down to the shorter.
+        # Both are truncated to the same length once the longer has been truncated to the shorter.
         shorter = min(len(first), len(second))
         if shorter <= room // 2:
             left, right = (room - shorter, shorter) if len(first) > len(second) else (shorter, room - shorter)
@@ -284,7 +285,7 @@ def frame_texts(
 
 
 def _scores_of(train: Reading[ClassificationExample], fixed: tuple[str, ...]) -> Labels:
-    """Scores are trained on in units of their spread; a task that fixes their range says so as labels ("0", "5")."""
+    """Labels of regression. Scores are trained in units of their standard deviation, or of the range that the task fixes."""
     scores = np.array([example.label for example in train.examples], np.float64)
     if fixed:
         low, high = map(float, fixed)
@@ -302,7 +303,7 @@ def _named(names: Sequence[str], values: NDArray[np.float64]) -> dict[str, float
 
 
 def _numerically(name: str) -> tuple[int, float, str]:
-    """Labels that are numbers in the order of numbers, before all others."""
+    """Sort key that puts numeric labels first, in numeric order."""
     try:
         return (0, float(name), name)
     except ValueError:

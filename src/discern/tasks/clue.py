@@ -1,15 +1,141 @@
-"""Chinese classification: ChnSentiCorp and TNEWS."""
+"""Chinese classification: ChnSentiCorp, and the tasks of CLUE from JSON lines (with the same keys as FewCLUE).
+
+Reference: Xu et al. 2020, CLUE: A Chinese Language Understanding Evaluation Benchmark.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from discern.data.sources.problems import ProblemLog
+from discern.errors import ConfigError, DataError, did_you_mean
 from discern.tasks.base import Definition, Source
 from discern.tasks.classification import Classification
 from discern.tasks.examples import ClassificationExample, Reading
-from discern.tasks.readers.clue import CHNSENTICORP_FILES, CLUE, CLUE_FILES, read_chnsenticorp, read_clue
-from discern.tasks.readers.files import optional_split_file
+from discern.tasks.readers.files import clean_text, existing_splits, numbered_lines, parsed_json
+
+CHNSENTICORP_FILES: dict[str, tuple[str, ...]] = {split: (f"{split}.tsv",) for split in ("train", "dev", "test")}
+CLUE_FILES: dict[str, tuple[str, ...]] = {
+    "train": ("train.json", "train_few_all.json"),
+    "dev": ("dev.json", "dev_few_all.json"),
+    "test": ("test_public.json", "test.json"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClueTask:
+    """A task of CLUE, scored by accuracy: the keys of its texts, and its classes.
+
+    Attributes:
+        labels: classes; empty if they are taken from the training file.
+    """
+
+    name: str
+    text: str
+    pair: str | None
+    labels: tuple[str, ...] = ()
+
+
+CLUE: dict[str, ClueTask] = {
+    task.name: task
+    for task in (
+        ClueTask("tnews", "sentence", None),
+        ClueTask("iflytek", "sentence", None),
+        ClueTask("afqmc", "sentence1", "sentence2", ("0", "1")),
+        ClueTask("ocnli", "sentence1", "sentence2", ("contradiction", "entailment", "neutral")),
+        ClueTask("cmnli", "sentence1", "sentence2", ("contradiction", "entailment", "neutral")),
+    )
+}
+
+
+def read_clue(name: str, path: Path, *, labeled: bool = True) -> Reading[ClassificationExample]:
+    """The examples of a task of CLUE. Rows labeled "-" (no majority of the annotators) are left out and counted, as in CLUE.
+
+    The id is that of the file, or the number of the row.
+
+    Args:
+        labeled: False: do not read labels.
+
+    Raises:
+        ConfigError: the task does not exist.
+        DataError: the file is not JSON lines, lacks a key, has an unknown label, or an empty text.
+    """
+    if name not in CLUE:
+        raise ConfigError(f"unknown CLUE task '{name}'", hint=did_you_mean(name, CLUE))
+    task = CLUE[name]
+    problems = ProblemLog()
+    examples: list[ClassificationExample] = []
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        record = parsed_json(line, where)
+        if not isinstance(record, dict):
+            raise DataError(
+                f"{where}: not a JSON object", hint=f"--task {name} reads the files of CLUE: one JSON object per line"
+            )
+        label = str(record["label"]) if labeled and record.get("label") is not None else None
+        if label == "-":
+            problems.add("row without an agreed label, left out", where)
+            continue
+        if label is not None and task.labels and label not in task.labels:
+            raise DataError(f"{where}: label '{label}' is not one of {', '.join(task.labels)}", hint=f"give a file of {name}")
+        pair = _text(record, task.pair, where, name) if task.pair else None
+        identity = str(record.get("id", number - 1))
+        examples.append(ClassificationExample(identity, _text(record, task.text, where, name), pair, label))
+    if not examples:
+        raise DataError(f"{path} has no rows", hint=f"--task {name} reads the files of CLUE: one JSON object per line")
+    if len({example.id for example in examples}) < len(examples):  # some of CLUE's files repeat ids
+        examples = [
+            ClassificationExample(str(place), example.text, example.pair, example.label) for place, example in enumerate(examples)
+        ]
+    return Reading(tuple(examples), str(path), problems.summary())
+
+
+def read_chnsenticorp(path: Path, *, labeled: bool = True) -> Reading[ClassificationExample]:
+    """The examples of ChnSentiCorp: `label<TAB>text_a` below a header, perhaps after `qid`, without quoting.
+
+    Ids are row numbers.
+
+    Args:
+        labeled: False: do not read labels.
+
+    Raises:
+        DataError: the header lacks a column, a line has another number of columns, or a label or text is invalid.
+    """
+    lines = numbered_lines(path)
+    _, header = next(lines, (1, ""))
+    columns = header.split("\t")
+    hint = "--task chnsenticorp reads label<TAB>text_a below a header; for other columns: --train FILE --text COLUMN --label "
+    "COLUMN"
+    if "text_a" not in columns:
+        raise DataError(f"{path}:1: no column 'text_a'; its columns: {', '.join(columns)[:200]}", hint=hint)
+    text_place = columns.index("text_a")
+    label_place = columns.index("label") if labeled and "label" in columns else None
+    examples: list[ClassificationExample] = []
+    for number, line in lines:
+        fields = line.split("\t")
+        if len(fields) != len(columns):
+            raise DataError(f"{path}:{number} has {len(fields)} columns, the header {len(columns)}", hint=hint)
+        label = fields[label_place] if label_place is not None else None
+        if label not in ("0", "1", None):
+            raise DataError(f"{path}:{number}: label '{label[:20]}' is neither 0 nor 1", hint=hint)
+        if not fields[text_place].strip():
+            raise DataError(f"{path}:{number}: the text is empty", hint=hint)
+        examples.append(ClassificationExample(str(len(examples)), fields[text_place].strip(), None, label))
+    if not examples:
+        raise DataError(f"{path} has no rows", hint=hint)
+    return Reading(tuple(examples), str(path))
+
+
+def _text(record: dict[str, object], key: str, where: str, task: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str):
+        raise DataError(f"{where}: no text '{key}'; its keys: {', '.join(record)[:200]}", hint=f"give a file of {task}")
+    if not value.strip():
+        raise DataError(f"{where}: '{key}' is empty", hint="remove the row, or give it a text")
+    return clean_text(value).strip()
 
 
 @dataclass(frozen=True)
@@ -19,10 +145,10 @@ class ClueSource(Source[ClassificationExample]):
     task: str
 
     def splits(self, folder: Path) -> dict[str, Path]:
-        return _there(folder, CLUE_FILES)
+        return existing_splits(folder, CLUE_FILES)
 
-    def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[ClassificationExample]:
-        return read_clue(self.task, path, labelled=labelled)
+    def read(self, path: Path, split: str, *, labeled: bool = True) -> Reading[ClassificationExample]:
+        return read_clue(self.task, path, labeled=labeled)
 
 
 @dataclass(frozen=True)
@@ -30,18 +156,13 @@ class ChnSentiCorpSource(Source[ClassificationExample]):
     """The TSV files of ChnSentiCorp."""
 
     def splits(self, folder: Path) -> dict[str, Path]:
-        return _there(folder, CHNSENTICORP_FILES)
+        return existing_splits(folder, CHNSENTICORP_FILES)
 
-    def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[ClassificationExample]:
-        return read_chnsenticorp(path, labelled=labelled)
-
-
-def _there(folder: Path, names: dict[str, tuple[str, ...]]) -> dict[str, Path]:
-    found = {split: optional_split_file(folder, files) for split, files in names.items()}
-    return {split: path for split, path in found.items() if path is not None}
+    def read(self, path: Path, split: str, *, labeled: bool = True) -> Reading[ClassificationExample]:
+        return read_chnsenticorp(path, labeled=labeled)
 
 
-# A review has 100 characters on average and up to some thousands; BERT-wwm and others cut it to 256.
+# A review has 100 characters on average and up to some thousands; BERT-wwm and others truncate it to 256.
 CHNSENTICORP: Definition[ClassificationExample] = Definition(
     "chnsenticorp",
     Classification,
@@ -51,7 +172,7 @@ CHNSENTICORP: Definition[ClassificationExample] = Definition(
     {"task.sequence_length": 256},
     ("test",),
 )
-# The test file of CLUE has no labels, that of FewCLUE has: it is evaluated where there is no dev file, and not reported.
+# The test file of CLUE has no labels, but that of FewCLUE has: it is evaluated only if there is no dev file.
 TNEWS: Definition[ClassificationExample] = Definition(
     "tnews", Classification, ClueSource("tnews"), ("accuracy",), CLUE["tnews"].labels
 )

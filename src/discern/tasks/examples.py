@@ -1,4 +1,4 @@
-"""The examples that task files are read into: plain values, the same for every format of a family."""
+"""Examples of tasks: plain values, the same for every file format of a family."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from discern.data.problems import Problem
+from discern.data.sources.problems import Problem
 
 E = TypeVar("E")
 # A class, a number (regression), several classes at once, or unknown.
@@ -16,11 +16,11 @@ Label = str | float | tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class ClassificationExample:
-    """A text, or a pair of texts, and what it is.
+    """A text or a pair of texts with its label.
 
     Attributes:
-        id: unique within its file; the official one where the format has one.
-        label: a str is a class, a float a score, a tuple several classes at once; None where the file has no labels.
+        id: unique within its file; the official id if the format has one.
+        label: a str is a class, a float a score, a tuple a set of classes; None if the file has no labels.
     """
 
     id: str
@@ -31,7 +31,7 @@ class ClassificationExample:
 
 @dataclass(frozen=True, slots=True)
 class TaggingExample:
-    """The words of a sentence, and a tag for each; None where the file has no tags."""
+    """The words of a sentence with their tags, None if the file has no tags."""
 
     id: str
     words: tuple[str, ...]
@@ -40,7 +40,7 @@ class TaggingExample:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A piece of a context: `context[start : start + len(text)] == text`, to the character."""
+    """An answer in a context: `context[start : start + len(text)] == text` exactly."""
 
     text: str
     start: int
@@ -51,9 +51,9 @@ class QuestionExample:
     """A question about a context.
 
     Attributes:
-        answers: where the answers stand; the first is what training takes. Only answers that occur in the context.
-        golds: the texts that the official metric compares with, whether they occur in the context or not.
-        impossible: the context holds no answer; None where the file does not say (a test file).
+        answers: answers that occur in the context; training uses the first.
+        golds: texts that the official metric compares with, whether they occur in the context or not.
+        impossible: whether the context contains no answer; None if unknown (a test file).
     """
 
     id: str
@@ -66,14 +66,14 @@ class QuestionExample:
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[E]):
-    """What a file gave.
+    """The content of a file.
 
     Attributes:
-        examples: in the order of the file.
-        source: the file, as messages call it.
-        problems: what was left out or put right, counted by kind with the first few places (`file:line` and why).
-        notes: what was decided in reading, a line each: which column is what, which tag scheme.
-        places: of each example, `file:line`; empty where that is not known.
+        examples: examples in the order of the file.
+        source: name of the file in messages.
+        problems: rows that were left out or corrected, counted by kind, with the first few places (`file:line` and reason).
+        notes: decisions of the reader, one per line, such as the columns or the tag scheme.
+        places: `file:line` of each example; empty if unknown.
     """
 
     examples: tuple[E, ...]
@@ -83,12 +83,12 @@ class Reading(Generic[E]):
     places: tuple[str, ...] = ()
 
     def place(self, number: int) -> str:
-        """Where an example stands, for messages."""
+        """Place of an example in its file, for messages."""
         return self.places[number] if self.places else f"{self.source}, example {getattr(self.examples[number], 'id', number)}"
 
 
 def label_counts(examples: Sequence[ClassificationExample]) -> dict[str, int]:
-    """How often each class occurs, the most frequent first and equals by name. Scores count as nothing."""
+    """Number of examples of each class, the most frequent first, equals by name. Scores are not counted."""
     counts: Counter[str] = Counter()
     for example in examples:
         if isinstance(example.label, str):
@@ -99,6 +99,6 @@ def label_counts(examples: Sequence[ClassificationExample]) -> dict[str, int]:
 
 
 def tag_counts(examples: Sequence[TaggingExample]) -> dict[str, int]:
-    """How often each tag occurs, the most frequent first and equals by name."""
+    """Number of occurrences of each tag, the most frequent first, equals by name."""
     counts = Counter(tag for example in examples for tag in example.tags or ())
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,7 +1,7 @@
-"""How the rows of a task are laid before an encoder, whatever that expects; tasks and heads always see the same.
+"""Input framing: the order of [CLS], the texts and the padding that an encoder expects.
 
-Every task frames its texts `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, padded on the right, and its heads find the state of
-[CLS] at position 0. A frame moves tokens on the way in, and states back on the way out.
+Tasks and heads always use `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, padded on the right, with the state of [CLS] at position
+0. A frame moves the tokens to where the encoder expects them, and moves the hidden states back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discern.errors import ConfigError
-from discern.model.embeddings import PlacedEmbeddings
-from discern.model.encoder import Encoder
+from discern.models.base import Encoder
+from discern.models.embeddings import PlacedEmbeddings
 from discern.types import TokenBatch
 
 FrameName = Literal["cls-first", "cls-last"]
@@ -23,32 +23,32 @@ _CLS_SEGMENT, _PADDING_SEGMENT = 2, 3
 
 
 class Frame(abc.ABC):
-    """What an encoder is given of the rows of a task."""
+    """An input framing."""
 
     @abc.abstractmethod
     def check(self, encoder: Encoder) -> None:
-        """Raise a ConfigError where rows so framed are not for this encoder."""
+        """Raise a ConfigError if the encoder cannot read this framing."""
 
     @abc.abstractmethod
     def states(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "B L D"]:
-        """Hidden states of the content, in the order of the task's rows."""
+        """Hidden states of the tokens, in the order of the task's rows."""
 
 
 class ClsFirst(Frame):
-    """`[CLS] A [SEP] B [SEP]`, padded on the right: the rows as they are. BERT and ELECTRA."""
+    """`[CLS] A [SEP] B [SEP]`, padded on the right: the rows unchanged. BERT and ELECTRA."""
 
     def check(self, encoder: Encoder) -> None:
-        """Any encoder takes these."""
+        """Every encoder reads this framing."""
 
     def states(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "B L D"]:
         return encoder(tokens.input_ids, tokens.visible_mask, tokens.token_type_ids)  # type: ignore[no-any-return]
 
 
 class ClsLast(Frame):
-    """`A [SEP] B [SEP] [CLS]`, padded on the left, [CLS] in a segment of its own. XLNet.
+    """`A [SEP] B [SEP] [CLS]`, padded on the left, with [CLS] in its own segment. XLNet.
 
     Reference: zihangdai/xlnet, run_classifier.py; transformers' `XLNetTokenizer`.
-    Differs: questions stand before their contexts, as for every encoder; run_squad.py has the context first.
+    Differs: questions come before their contexts, as for every encoder; run_squad.py puts the context first.
     """
 
     def check(self, encoder: Encoder) -> None:
@@ -71,15 +71,15 @@ FRAMES: dict[FrameName, Frame] = {"cls-first": ClsFirst(), "cls-last": ClsLast()
 
 
 def cls_last_places(attention_mask: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-    """Where each token of a row `[CLS] ... [PAD]` goes in the row `[PAD] ... [CLS]`; padding keeps its order.
+    """Position in the row `[PAD] ... [CLS]` of each token of the row `[CLS] ... [PAD]`; padding keeps its order.
 
     Args:
-        attention_mask: True = real token; those of a row come first, and there is one at least.
+        attention_mask: True = real token. The real tokens of a row come first, and there is at least one.
     """
     length = attention_mask.shape[1]
     here = torch.arange(length, device=attention_mask.device)
     padding = length - attention_mask.sum(1, keepdim=True)
-    # The first token of the text goes to the first place behind the padding, [CLS] to the last.
+    # The first token of the text goes to the first position after the padding, [CLS] to the last.
     places = torch.where(attention_mask, here + padding - 1, here - (length - padding))
     places[:, 0] = length - 1
     return places

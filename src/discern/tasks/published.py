@@ -1,7 +1,7 @@
-"""Published scores of ELECTRA, BERT, XLNet and their contemporaries, to stand beside ours.
+"""Published scores of ELECTRA, BERT, XLNet and their contemporaries, for comparison.
 
-Each is labelled with where it comes from, on which split, over how many seeds, and what its pre-training cost: numbers of
-different labels are not comparable, and a table that shows them shows the labels too. The data is in `published.toml`.
+Each score has its source, split, number of seeds and cost of pre-training. Scores that differ in these are not comparable, so
+tables show them too. The data is in `published.toml`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-# Under which metric a column of GLUE is published, where the row does not say otherwise.
+# Metric of each column of GLUE, unless the row names another.
 GLUE_METRICS = {
     "cola": "matthews",
     "sst2": "accuracy",
@@ -33,15 +33,15 @@ class PublishedScore:
     """One published number.
 
     Attributes:
-        task: a task's name; "glue" is the average, over the tasks that `note` names or all but WNLI.
-        metric: as our results name it.
-        value: a fraction in 0-1.
+        task: name of a task; "glue" is the average, over the tasks that `note` names or all but WNLI.
+        metric: name of the metric in results.
+        value: fraction in 0-1.
         split: dev, test, or test_leaderboard (ensembles and other tricks allowed).
-        seeds: how many runs and which of them: "median of 10", "best of 3", "single", "not stated".
-        flops: of pre-training, as the ELECTRA paper counts; None where not published.
-        parameters: of the network; None where not published.
+        seeds: number of runs and their summary: "median of 10", "best of 3", "single", "not stated".
+        flops: FLOPs of pre-training, counted as in the ELECTRA paper; None if not published.
+        parameters: number of parameters of the network; None if not published.
         source: publication and table.
-        note: what else one must know, or "".
+        note: further conditions, or "".
     """
 
     model: str
@@ -57,7 +57,7 @@ class PublishedScore:
 
 
 def published_scores(task: str | None = None, split: str | None = None, model: str | None = None) -> tuple[PublishedScore, ...]:
-    """The published scores in the order of the file, of a task, a split, a model, or all."""
+    """The published scores in the order of the file, filtered by task, split and model."""
     return tuple(
         score for score in _all() if task in (None, score.task) and split in (None, score.split) and model in (None, score.model)
     )
@@ -71,7 +71,7 @@ def _all() -> tuple[PublishedScore, ...]:
 
 
 def _row(row: dict[str, Any], sources: dict[str, str]) -> list[PublishedScore]:
-    """The scores of a row: a number is in the metric of its task, an object names its metrics."""
+    """The scores of a row: a number is in the usual metric of its task, an object names its metrics."""
     scores = []
     for task, published in row["scores"].items():
         named = published if isinstance(published, dict) else {row.get("metrics", {}).get(task, GLUE_METRICS[task]): published}

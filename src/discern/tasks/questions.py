@@ -1,4 +1,4 @@
-"""Questions answered by a piece of their context, or by nothing."""
+"""Extractive question answering: the answer to a question is a span of its context, or empty."""
 
 from __future__ import annotations
 
@@ -12,72 +12,85 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from discern.errors import DataError
-from discern.tasks.answer_decoding import FoundAnswer, WindowPlaces, best_answers, no_answer_odds, probabilities
 from discern.tasks.answer_heads import JointHead, SpanHead
+from discern.tasks.answer_spans import (
+    ContextWindow,
+    FoundAnswer,
+    LocatedTokens,
+    RowBudget,
+    WindowOffsets,
+    best_answers,
+    cut_windows,
+    located_tokens,
+    no_answer_score,
+    probabilities,
+    row_budget,
+)
 from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
 from discern.tasks.examples import QuestionExample, Reading
 from discern.tasks.features import Column, Features, Ragged, TaskRows
+from discern.tasks.metrics import Scores
 from discern.tasks.metrics.answers import word_f1
-from discern.tasks.metrics.scores import Scores
-from discern.tasks.windows import LocatedTokens, RowShares, Window, cut_windows, located_tokens, row_shares
 
 if TYPE_CHECKING:
     from discern.tasks.baselines.base import Baseline
 
-# Contexts are tokenised this many questions at a time; those of one context stand together in all formats.
+# Number of questions whose contexts are tokenized at a time; all formats keep the questions of a context together.
 _BLOCK = 1000
 _NAMES = ("answerable", "impossible")
-# Characters of the context that a mistake is shown with, on each side of the answer.
+# Characters of context shown on each side of a wrong answer.
 _AROUND = 80
 
 
 class QuestionConfig(TaskConfig):
-    """Settings of question answering. Defaults are those of the released code, but for the head."""
+    """Settings of question answering. The defaults are those of the released code, except for the head."""
 
     sequence_length: int = Field(
-        384, ge=8, description="Positions of a row: question, window of the context, three special tokens. ELECTRA: 512."
+        384, ge=8, description="Tokens per row: question, window of the context, three special tokens. ELECTRA: 512."
     )
     head: Literal["joint", "span"] = Field(
         "span",
-        description="'span': that of BERT, one linear layer, which Hugging Face can load. 'joint': that of ELECTRA, used by "
-        "--recipe paper and google; the end depends on the start, and separate layers predict whether there is an answer.",
+        description="'span': one linear layer as in BERT, which Hugging Face can load. 'joint': as in ELECTRA, used by --recipe "
+        "paper and google; the end depends on the start, and separate layers predict whether there is an answer.",
     )
-    max_query_length: int = Field(64, ge=1, description="Tokens that a question keeps; a third of the row at most.")
+    max_query_length: int = Field(64, ge=1, description="Maximum number of tokens of a question, at most a third of the row.")
     doc_stride: int = Field(
-        128, ge=1, description="Tokens from one window to the next; fewer where windows would overlap by less than an answer."
+        128, ge=1, description="Tokens between the starts of windows; fewer if windows would overlap by less than an answer."
     )
-    n_best: int = Field(20, ge=1, description="Answers kept for each question.")
-    beam_size: int = Field(20, ge=1, description="Starts that the joint head looks at in each window, and ends of each start.")
-    max_answer_length: int = Field(30, ge=1, description="Tokens of an answer.")
-    answerable_weight: float = Field(0.5, ge=0, description="Of the loss of whether there is an answer. Joint head only.")
+    n_best: int = Field(20, ge=1, description="Number of answers kept per question.")
+    beam_size: int = Field(
+        20, ge=1, description="Number of starts per window, and of ends per start, in the search of the joint head."
+    )
+    max_answer_length: int = Field(30, ge=1, description="Maximum number of tokens of an answer.")
+    answerable_weight: float = Field(0.5, ge=0, description="Weight of the loss of whether there is an answer. Joint head only.")
     no_answer_threshold: float | None = Field(
         None,
-        description="Nothing is answered where `no_answer` exceeds it. Logits; None: -2.75 for the joint head, as in the "
-        "released code, 0 for spans. The score with the best threshold is reported beside.",
+        description="The answer is empty if `no_answer`, in logits, exceeds this threshold (default: -2.75 for the joint head, "
+        "as in the released code, 0 for the span head). The score with the best threshold is reported as well.",
     )
 
     @property
     def threshold(self) -> float:
-        """`no_answer_threshold`, or what stands for None."""
+        """`no_answer_threshold`, or its default for the head."""
         if self.no_answer_threshold is not None:
             return self.no_answer_threshold
         return -2.75 if self.head == "joint" else 0.0
 
 
 class Questions(Task[QuestionExample]):
-    """Where the answer begins and ends, read from `[CLS] question [SEP] window [SEP]`; long contexts give several windows.
+    """Start and end of the answer, predicted from `[CLS] question [SEP] window [SEP]`; long contexts make several windows.
 
-    An answer is cut from the context as it stands in the file, so its case, accents and white space are kept.
-    A subclass says what its answers are scored by.
+    An answer is a piece of the context as it is in the file, with its case, accents and white space.
+    A subclass defines the metrics.
     """
 
     Config: ClassVar[type[TaskConfig]] = QuestionConfig
     has_impossible: ClassVar[bool] = False
-    """Whether a context may hold no answer to its question."""
+    """Whether a question may have no answer in its context."""
 
     @property
     def settings(self) -> QuestionConfig:
-        """The configuration, of its own type."""
+        """The configuration with its own type."""
         return cast(QuestionConfig, self.config)
 
     @classmethod
@@ -85,7 +98,7 @@ class Questions(Task[QuestionExample]):
         if not any(example.answers for example in train.examples):
             raise DataError(
                 f"no question of {train.source} has an answer in its context: there is nothing to learn",
-                hint="train on a file with answers; each must occur in its context to the letter",
+                hint="train on a file with answers, each of which occurs in its context exactly",
             )
         return Labels(_NAMES if cls.has_impossible else (), "spans")
 
@@ -93,25 +106,25 @@ class Questions(Task[QuestionExample]):
         unknown = [example.id for example in reading.examples if example.impossible is None and not example.golds]
         if unknown:
             raise DataError(
-                f"{reading.source}: question {unknown[0]} has no answers, and does not say that there are none",
+                f"{reading.source}: question {unknown[0]} has no answers, and is not marked as impossible",
                 hint='give every question "answers", or "is_impossible": true',
             )
         impossible = [example.id for example in reading.examples if _is_impossible(example)]
         if impossible and not self.has_impossible:
             raise DataError(
                 f"{reading.source}: {len(impossible):,} questions have no answer, the first is {impossible[0]}; every question "
-                f"of {self.name} has one",
-                hint="in a file of your own, put such questions into the training file too; in SQuAD's format: --task squad2",
+                f"of {self.name} has an answer",
+                hint="in your own files, add such questions to the training file too; in SQuAD's format: --task squad2",
             )
 
-    def encode(self, examples: Sequence[QuestionExample], text: TextEncoder, *, labelled: bool) -> Features:
+    def encode(self, examples: Sequence[QuestionExample], text: TextEncoder, *, labeled: bool) -> Features:
         rows = _Rows(self.settings, text)
         for start in range(0, len(examples), _BLOCK):
             rows.add(examples[start : start + _BLOCK])
-        return rows.features(labelled=labelled, impossible=self.has_impossible)
+        return rows.features(labeled=labeled, impossible=self.has_impossible)
 
     def head(self, hidden_size: int, dropout: float) -> TaskHead:
-        # No dropout before either head: as in the released code, and in BERT's for questions.
+        # No dropout before either head, as in the released code and in BERT for question answering.
         settings = self.settings
         if settings.head == "span":
             return SpanHead(hidden_size, settings.n_best)
@@ -125,24 +138,30 @@ class Questions(Task[QuestionExample]):
         bounds = np.searchsorted(features.example, np.arange(len(examples) + 1)).tolist()
         predictions = []
         for example, begin, stop in zip(examples, bounds[:-1], bounds[1:], strict=True):
-            said = outputs[begin:stop]
+            outputs_of_windows = outputs[begin:stop]
             answers = best_answers(
-                example.context, windows[begin:stop], said, max_length=settings.max_answer_length, number=settings.n_best
+                example.context,
+                windows[begin:stop],
+                outputs_of_windows,
+                max_length=settings.max_answer_length,
+                number=settings.n_best,
             )
-            odds = None
+            null_score = None
             if self.has_impossible:
-                odds = no_answer_odds([float(each["null"]) for each in said], answers, relative=settings.head == "span")
-            predictions.append(self._prediction(example.id, answers, odds))
+                null_score = no_answer_score(
+                    [float(each["null"]) for each in outputs_of_windows], answers, relative=settings.head == "span"
+                )
+            predictions.append(self._prediction(example.id, answers, null_score))
         return predictions
 
-    def _prediction(self, identity: str, answers: Sequence[FoundAnswer], odds: float | None) -> Prediction:
+    def _prediction(self, identity: str, answers: Sequence[FoundAnswer], null_score: float | None) -> Prediction:
         best = answers[0].text if answers else ""
         shares = probabilities(answers)
-        said: Prediction = {"id": identity, "answer": best, "best_answer": best}
-        if odds is not None:
-            said["no_answer"] = round(odds, 6)
-            said["answer"] = "" if said["no_answer"] > self.settings.threshold else best
-        said["nbest"] = [
+        prediction: Prediction = {"id": identity, "answer": best, "best_answer": best}
+        if null_score is not None:
+            prediction["no_answer"] = round(null_score, 6)
+            prediction["answer"] = "" if prediction["no_answer"] > self.settings.threshold else best
+        prediction["nbest"] = [
             {
                 "text": answer.text,
                 "start": answer.start,
@@ -153,7 +172,7 @@ class Questions(Task[QuestionExample]):
             }
             for answer, share in zip(answers, shares, strict=True)
         ]
-        return said
+        return prediction
 
     def score(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> Scores:
         scores = self.measure(examples, predictions)
@@ -163,9 +182,9 @@ class Questions(Task[QuestionExample]):
     def measure(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> Scores:
         """The official metrics, in any order."""
 
-    def overlap(self, said: str, gold: str) -> float:
-        """How much of an answer is right, 0-1; 1 also where both are empty."""
-        return word_f1(said, gold)
+    def overlap(self, answer: str, gold: str) -> float:
+        """Overlap of an answer with a gold answer, 0-1; 1 also if both are empty."""
+        return word_f1(answer, gold)
 
     def mistakes(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
         found = []
@@ -179,10 +198,10 @@ class Questions(Task[QuestionExample]):
         return sorted(found, key=lambda record: -record["badness"])
 
     def failure(self, predictions: Sequence[Prediction]) -> str | None:
-        said = {prediction["answer"] for prediction in predictions}
-        if len(predictions) < 2 or len(said) > 1:
+        answers = {prediction["answer"] for prediction in predictions}
+        if len(predictions) < 2 or len(answers) > 1:
             return None
-        answer = said.pop()
+        answer = answers.pop()
         return f"every answer is '{answer}'" if answer else "every answer is empty"
 
     def baselines(self) -> Sequence[Baseline[QuestionExample]]:
@@ -192,7 +211,7 @@ class Questions(Task[QuestionExample]):
 
 
 class _Rows:
-    """Gathers the rows of questions, and counts what happened to them."""
+    """Collects the rows of questions, and counts truncations for the notes."""
 
     def __init__(self, settings: QuestionConfig, text: TextEncoder) -> None:
         self.settings = settings
@@ -208,7 +227,7 @@ class _Rows:
         self.counts: Counter[str] = Counter()
 
     def add(self, examples: Sequence[QuestionExample]) -> None:
-        """The rows of some more questions."""
+        """Add the rows of some questions."""
         contexts = list(dict.fromkeys(example.context for example in examples))
         located = dict(zip(contexts, located_tokens(contexts, self.text), strict=True))
         for example, question in zip(examples, self.text.ids([example.question for example in examples]), strict=True):
@@ -216,7 +235,7 @@ class _Rows:
 
     def _add(self, example: QuestionExample, question: Sequence[int], context: LocatedTokens) -> None:
         settings = self.settings
-        shares = row_shares(
+        shares = row_budget(
             len(question),
             settings.sequence_length,
             max_question=settings.max_query_length,
@@ -225,7 +244,7 @@ class _Rows:
         )
         windows = cut_windows(len(context.ids), shares.window, shares.stride)
         impossible = _is_impossible(example)
-        # Of several answers the first: annotators differ, and one of them is what the others are measured against.
+        # Of several answers the first is learned; the metric accepts any of them.
         answer = context.cover(example.answers[0]) if example.answers and not impossible else None
         whole = [self._add_window(question[: shares.question], context, window, answer, impossible) for window in windows]
         self.examples += [self.seen] * len(windows)
@@ -235,9 +254,14 @@ class _Rows:
         self.counts["long"] += answer is not None and answer[1] - answer[0] >= settings.max_answer_length
 
     def _add_window(
-        self, question: Sequence[int], context: LocatedTokens, window: Window, answer: tuple[int, int] | None, impossible: bool
+        self,
+        question: Sequence[int],
+        context: LocatedTokens,
+        window: ContextWindow,
+        answer: tuple[int, int] | None,
+        impossible: bool,
     ) -> bool:
-        """One row; gives whether it holds the whole answer."""
+        """Add one row, and return whether it contains the whole answer."""
         special, piece = self.text.special, slice(window.start, window.stop)
         head = np.array([special.cls, *question, special.sep], np.int32)
         first = len(head)
@@ -247,37 +271,38 @@ class _Rows:
         self.ends.append(context.ends[piece])
         self.windows.append((first, window.best_start - window.start, window.best_stop - window.start))
         holds = answer is not None and window.start <= answer[0] and answer[1] < window.stop
-        # A window that does not hold the answer has [CLS] as start and end. It counts as answerable all the same if its
-        # question is: so the released code has it, where what counts is the least of all windows.
+        # A window without the answer has [CLS] as start and end, but counts as answerable if its question is. The released
+        # code does the same, and takes the minimum over the windows of a question.
         begin, end = (first + place - window.start for place in answer) if answer is not None and holds else (0, 0)
         self.targets.append((begin, end, impossible))
         return holds
 
-    def _count(self, question: int, shares: RowShares, windows: int) -> None:
+    def _count(self, question: int, shares: RowBudget, windows: int) -> None:
         self.counts["cut"] += question > shares.question
         self.counts["several"] += windows > 1
         self.counts["strides"] += windows > 1 and shares.stride < self.settings.doc_stride
         if question > shares.question:
             self.counts["longest"] = max(self.counts["longest"], shares.question)
 
-    def _notes(self, *, labelled: bool) -> tuple[str, ...]:
+    def _notes(self, *, labeled: bool) -> tuple[str, ...]:
         counts, settings = self.counts, self.settings
         total, several, cut = self.seen, counts["several"], counts["cut"]
         lines = {
-            f"{several:,} of {total:,} contexts do not fit into a row: {len(self.ids):,} rows in all": several,
+            f"{several:,} of {total:,} contexts do not fit into a row: {len(self.ids):,} rows in total": several,
             f"{cut:,} of {total:,} questions were cut to {counts['longest']} tokens or fewer": cut,
-            f"rows of {settings.sequence_length} tokens are too short for windows {settings.doc_stride} apart (doc_stride): "
-            f"those of {counts['strides']:,} contexts stand closer": counts["strides"],
-            f"{counts['lost']:,} of {total:,} answers are whole in no window": counts["lost"] * labelled,
-            f"{counts['long']:,} of {total:,} answers are longer than max_answer_length {settings.max_answer_length}, so not "
-            "predicted": counts["long"] * labelled,
+            f"rows of {settings.sequence_length} tokens are too short for a doc_stride of {settings.doc_stride}: "
+            f"the windows of {counts['strides']:,} contexts are closer together": counts["strides"],
+            f"{counts['lost']:,} of {total:,} answers do not fit into any window": counts["lost"] * labeled,
+            f"{counts['long']:,} of {total:,} answers are longer than max_answer_length {settings.max_answer_length} and "
+            f"cannot be "
+            "predicted": counts["long"] * labeled,
         }
         return tuple(line for line, count in lines.items() if count)
 
-    def features(self, *, labelled: bool, impossible: bool) -> Features:
-        """All rows so far."""
+    def features(self, *, labeled: bool, impossible: bool) -> Features:
+        """The features of all rows so far."""
         targets: dict[str, Column] = {}
-        if labelled:
+        if labeled:
             table = np.array(self.targets, np.int64).reshape(-1, 3)
             targets = {"start": table[:, 0], "end": table[:, 1]}
             if impossible:
@@ -289,26 +314,26 @@ class _Rows:
         }
         numbers = np.array(self.examples, np.int64)
         ids, types = Ragged.of(self.ids), Ragged.of(self.types, np.uint8)
-        return Features(ids, types, numbers, targets, places, self._notes(labelled=labelled))
+        return Features(ids, types, numbers, targets, places, self._notes(labeled=labeled))
 
 
-def _windows(features: Features) -> list[WindowPlaces]:
-    """Where the tokens of each row's window stand."""
+def _windows(features: Features) -> list[WindowOffsets]:
+    """The positions of the tokens of each row's window."""
     starts, ends = (cast(Ragged, features.places[name]) for name in ("starts", "ends"))
     table = cast(NDArray[np.int32], features.places["window"]).tolist()
     return [
-        WindowPlaces(first, best_start, best_stop, starts[row], ends[row])
+        WindowOffsets(first, best_start, best_stop, starts[row], ends[row])
         for row, (first, best_start, best_stop) in enumerate(table)
     ]
 
 
 def _is_impossible(example: QuestionExample) -> bool:
-    """As the official metric decides it: there are no golds."""
+    """Whether a question has no answer, by the criterion of the official metric: it has no golds."""
     return bool(example.impossible) or not example.golds
 
 
 def _snippet(example: QuestionExample, prediction: Prediction) -> str:
-    """The context around the right answer, or, where there is none, around what was answered."""
+    """The context around the correct answer, or around the predicted one if there is none."""
     starts = [answer.start for answer in example.answers[:1]] or [answer["start"] for answer in prediction["nbest"][:1]]
     start = starts[0] if starts else 0
     begin, end = max(0, start - _AROUND), min(len(example.context), start + _AROUND)

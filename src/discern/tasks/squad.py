@@ -1,28 +1,139 @@
-"""SQuAD 1.1 and 2.0, the question sets of MRQA 2019, and CMRC 2018: what their answers are scored by, and their files."""
+"""SQuAD 1.1, SQuAD 2.0, and CMRC 2018 in both of its formats: files, families of tasks and metrics.
+
+In CMRC 2018 the start of an answer is often wrong, and some answers are paraphrases. So the text of an answer is searched in
+its context, and an answer that does not occur is left out and counted.
+Reference: Rajpurkar et al. 2016, 2018; Cui et al. 2019.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
+from discern.errors import DataError, did_you_mean
 from discern.tasks.base import Definition, Prediction, Source, Task
 from discern.tasks.examples import QuestionExample, Reading
+from discern.tasks.metrics import Scores
 from discern.tasks.metrics.answers import (
     SquadPrediction,
     cmrc_scores,
     common_piece_f1,
-    mrqa_scores,
     squad1_scores,
     squad2_scores,
     word_f1_or_nothing,
 )
-from discern.tasks.metrics.scores import Scores
 from discern.tasks.questions import Questions
-from discern.tasks.readers.files import optional_split_file
-from discern.tasks.readers.mrqa import MRQA_FILES, read_mrqa
-from discern.tasks.readers.squad import read_squad
+from discern.tasks.readers.answers import QuestionCollector
+from discern.tasks.readers.files import clean_text, existing_splits, json_file
+
+SQUAD_FILES: dict[str, tuple[str, ...]] = {
+    "train": ("train.json", "train-v1.1.json", "train-v2.0.json", "cmrc2018_train.json", "cmrc2018_trial.json"),
+    "dev": ("dev.json", "dev-v1.1.json", "dev-v2.0.json", "cmrc2018_dev.json"),
+    "test": ("test.json", "test-v1.1.json", "test-v2.0.json", "cmrc2018_test.json"),
+}
+_SHAPE = 'expected {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [...]}]}]}]}'
+
+
+def read_squad(path: Path, *, keep_unfound: bool = False, labeled: bool = True) -> Reading[QuestionExample]:
+    """The questions of a file in SQuAD's format.
+
+    `impossible` is taken from the file, or else False if a question has `answers`, and None if it has not.
+
+    Args:
+        keep_unfound: keep a question none of whose answers occurs in its context, for evaluation, where the official metric
+            counts it; otherwise it is left out and counted.
+        labeled: False: do not read answers.
+
+    Raises:
+        DataError: the file is not JSON or not in this format, a context is empty, or two questions have the same id.
+    """
+    collector = QuestionCollector(keep_unfound)
+    seen: set[str] = set()
+    for context, question, where in _questions(json_file(path), str(path)):
+        identity = str(_field(question, ("id", "query_id"), where))
+        where = f"{where} question {identity}"
+        if identity in seen:
+            raise DataError(
+                f"{where}: the id occurs twice", hint="give every question a unique id, by which predictions are matched"
+            )
+        seen.add(identity)
+        text = _field(question, ("question", "query_text"), where)
+        if isinstance(text, str) and not text.strip():
+            # CMRC's trial file has one.
+            collector.problems.add("question without text, " + ("kept" if keep_unfound else "left out"), where)
+            if not keep_unfound:
+                continue
+        else:
+            text = _text(question, ("question", "query_text"), where)
+        if not labeled:
+            question = {key: value for key, value in question.items() if key not in ("answers", "is_impossible")}
+        answers = question.get("answers")
+        impossible = bool(question["is_impossible"]) if "is_impossible" in question else None if answers is None else False
+        example = QuestionExample(identity, text, context, impossible=impossible)
+        collector.add(example, _answers(answers or [], where), str(path))
+    if not collector.examples:
+        raise DataError(f"{path} has no usable questions", hint=_SHAPE)
+    return Reading(tuple(collector.examples), str(path), collector.problems.summary(), _notes(collector.examples))
+
+
+def _notes(examples: list[QuestionExample]) -> tuple[str, ...]:
+    impossible = sum(example.impossible is True for example in examples)
+    unknown = sum(example.impossible is None for example in examples)
+    notes = [f"{impossible:,} of {len(examples):,} questions without an answer in their context"] if impossible else []
+    return tuple(notes + ([f"{unknown:,} questions whose answers are not given"] if unknown else []))
+
+
+def _questions(data: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Context, question and place of each question."""
+    articles = data.get("data") if isinstance(data, dict) else data
+    if not isinstance(articles, list) or not all(isinstance(article, dict) for article in articles):
+        held = f"its keys: {', '.join(list(data)[:10])}" if isinstance(data, dict) else f"it is a JSON {type(data).__name__}"
+        near = f"; {did_you_mean('data', data)}" if isinstance(data, dict) else ""
+        raise DataError(f"{name} is not in SQuAD's format: {held}", hint=f"{_SHAPE}{near}")
+    for number, article in enumerate(articles):
+        paragraphs = article.get("paragraphs", [article])
+        for place, paragraph in enumerate(paragraphs):
+            where = f"{name}: article {number} paragraph {place}"
+            context = _text(paragraph, ("context", "context_text"), where)
+            questions = _field(paragraph, ("qas",), where)
+            if not isinstance(questions, list) or not all(isinstance(question, dict) for question in questions):
+                raise DataError(f"{where}: 'qas' is not a list of objects", hint=_SHAPE)
+            for question in questions:
+                yield context, question, where
+
+
+def _answers(answers: Any, where: str) -> Iterator[tuple[str, int | None]]:
+    """Text and expected start of each answer; CMRC's own format has texts only, and numbers for numeric texts."""
+    if not isinstance(answers, list):
+        raise DataError(f"{where}: 'answers' is not a list", hint=_SHAPE)
+    for answer in answers:
+        text = _field(answer, ("text",), where) if isinstance(answer, dict) else answer
+        start = answer.get("answer_start") if isinstance(answer, dict) else None
+        if isinstance(text, float) and text.is_integer():
+            text = int(text)
+        if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+            raise DataError(f"{where}: an answer is not a text: {text!r:.60}", hint=_SHAPE)
+        yield clean_text(str(text)), int(start) if isinstance(start, (int, float)) else None
+
+
+def _field(record: Any, names: tuple[str, ...], where: str) -> Any:
+    if isinstance(record, dict):
+        for name in names:
+            if name in record:
+                return record[name]
+    held = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+    raise DataError(f"{where}: no '{names[0]}'; it has: {held[:200] or 'nothing'}", hint=_SHAPE)
+
+
+def _text(record: Any, names: tuple[str, ...], where: str) -> str:
+    value = _field(record, names, where)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(
+            f"{where}: '{names[0]}' is empty or not a text", hint="a question and its context need at least one character"
+        )
+    return clean_text(value)
 
 
 @final
@@ -32,7 +143,7 @@ class Squad1Questions(Questions):
     family: ClassVar[str] = "squad1"
 
     def measure(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> Scores:
-        return squad1_scores(examples, _texts(predictions))
+        return squad1_scores(examples, answers_by_id(predictions))
 
 
 @final
@@ -43,21 +154,11 @@ class Squad2Questions(Questions):
     has_impossible: ClassVar[bool] = True
 
     def measure(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> Scores:
-        said = {each["id"]: SquadPrediction(each["best_answer"], each["no_answer"]) for each in predictions}
-        return squad2_scores(examples, said, self.settings.threshold)
+        by_id = {each["id"]: SquadPrediction(each["best_answer"], each["no_answer"]) for each in predictions}
+        return squad2_scores(examples, by_id, self.settings.threshold)
 
-    def overlap(self, said: str, gold: str) -> float:
-        return word_f1_or_nothing(said, gold)
-
-
-@final
-class MrqaQuestions(Questions):
-    """Every question has an answer; scored as MRQA 2019."""
-
-    family: ClassVar[str] = "mrqa"
-
-    def measure(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> Scores:
-        return mrqa_scores(examples, _texts(predictions))
+    def overlap(self, answer: str, gold: str) -> float:
+        return word_f1_or_nothing(answer, gold)
 
 
 @final
@@ -67,44 +168,43 @@ class CmrcQuestions(Questions):
     family: ClassVar[str] = "cmrc"
 
     def measure(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> Scores:
-        return cmrc_scores(examples, _texts(predictions))
+        return cmrc_scores(examples, answers_by_id(predictions))
 
-    def overlap(self, said: str, gold: str) -> float:
-        return common_piece_f1(said, gold)
+    def overlap(self, answer: str, gold: str) -> float:
+        return common_piece_f1(answer, gold)
 
 
 @dataclass(frozen=True)
 class QuestionSource(Source[QuestionExample]):
-    """The official files of one set.
+    """The official files of one data set.
 
     Attributes:
-        reader: of its format.
-        files: names of each split's file, the first that is there counts.
+        reader: reader of the format.
+        files: possible file names of each split; the first that exists is used.
     """
 
     reader: Callable[..., Reading[QuestionExample]]
     files: Mapping[str, tuple[str, ...]]
 
     def splits(self, folder: Path) -> dict[str, Path]:
-        found = {split: optional_split_file(folder, names) for split, names in self.files.items()}
-        return {split: path for split, path in found.items() if path is not None}
+        return existing_splits(folder, self.files)
 
-    def read(self, path: Path, split: str, *, labelled: bool = True) -> Reading[QuestionExample]:
-        return self.reader(path, keep_unfound=split != "train", labelled=labelled)
+    def read(self, path: Path, split: str, *, labeled: bool = True) -> Reading[QuestionExample]:
+        return self.reader(path, keep_unfound=split != "train", labeled=labeled)
 
 
-def _texts(predictions: Sequence[Prediction]) -> dict[str, str]:
+def answers_by_id(predictions: Sequence[Prediction]) -> dict[str, str]:
     return {prediction["id"]: prediction["answer"] for prediction in predictions}
 
 
-# The released code has these for every task whose name contains "qa" or "squad", and so misses naturalqs.
-_DEFAULTS: dict[str, object] = {"task.sequence_length": 512, "finetune.epochs": 2.0}
+# The released code applies these to tasks whose name contains "qa" or "squad", and so misses naturalqs.
+DEFAULTS: dict[str, object] = {"task.sequence_length": 512, "finetune.epochs": 2.0}
 
 
 def _squad(
     name: str, family: type[Task[QuestionExample]], files: Mapping[str, tuple[str, ...]], **further: object
 ) -> Definition[QuestionExample]:
-    defaults = _DEFAULTS | {f"task.{key}": value for key, value in further.items()}
+    defaults = DEFAULTS | {f"task.{key}": value for key, value in further.items()}
     return Definition(name, family, QuestionSource(read_squad, files), ("exact_match", "f1"), defaults=defaults)
 
 
@@ -112,15 +212,7 @@ def _squad_files(version: str) -> dict[str, tuple[str, ...]]:
     return {split: (f"{split}.json", f"{split}-{version}.json") for split in ("train", "dev", "test")}
 
 
-def _mrqa(name: str, published: str) -> Definition[QuestionExample]:
-    """A set of MRQA, as `train.jsonl` and `dev.jsonl` or by the names that it is published under."""
-    files = {
-        split: (*names, f"{split}/{published}.jsonl.gz", f"{split}/{published}.jsonl") for split, names in MRQA_FILES.items()
-    }
-    return Definition(name, MrqaQuestions, QuestionSource(read_mrqa, files), ("f1", "exact_match"), defaults=_DEFAULTS)
-
-
-# The trial file, of 1,002 questions, is published beside the others: little to train on, but not nothing.
+# The trial file of 1,002 questions is published with the others; it is used if there is no other training file.
 _CMRC_TRAIN = ("cmrc2018_train.json", "train.json", "cmrc2018_trial.json")
 _CMRC_FILES = {"train": _CMRC_TRAIN, **{split: (f"cmrc2018_{split}.json", f"{split}.json") for split in ("dev", "test")}}
 
@@ -128,9 +220,3 @@ SQUAD1 = _squad("squad1", Squad1Questions, _squad_files("v1.1"))
 SQUAD2 = _squad("squad2", Squad2Questions, _squad_files("v2.0"))
 # A token is a character: 30 of them hold 94.5% of the dev set's answers, 50 hold 99%.
 CMRC2018 = _squad("cmrc2018", CmrcQuestions, _CMRC_FILES, max_answer_length=50)
-NEWSQA = _mrqa("newsqa", "NewsQA")
-NATURALQS = _mrqa("naturalqs", "NaturalQuestionsShort")
-TRIVIAQA = _mrqa("triviaqa", "TriviaQA-web")
-SEARCHQA = _mrqa("searchqa", "SearchQA")
-HOTPOTQA = _mrqa("hotpotqa", "HotpotQA")
-SQUAD_MRQA = _mrqa("squad-mrqa", "SQuAD")

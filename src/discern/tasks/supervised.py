@@ -1,4 +1,4 @@
-"""Supervised training as an objective: one encoder, a head for each task, through the same loop as pre-training."""
+"""Supervised training as an objective: one encoder and a head per task, trained by the loop of pre-training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from discern.corruption.randomness import Randomness, key_of
 from discern.errors import NumericsError
-from discern.model.encoder import Encoder
-from discern.model.network import Network
+from discern.models.base import Encoder, Network
 from discern.objectives.base import Evaluator, Objective
 from discern.tasks.base import Outputs, Task
 from discern.tasks.features import Features, TaskBatch, TaskRows
@@ -24,25 +23,25 @@ from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Examples with their rows."""
+    """Examples and their features."""
 
     examples: tuple[Any, ...]
     features: Features
 
 
 class SupervisedObjective(Objective):
-    """The loss of every task on its rows of a batch.
+    """The loss of each task on its rows of a batch.
 
     Args:
-        encoder: with its weights; it is trained with the heads.
-        tasks: by name.
-        dropout: before the heads.
+        encoder: encoder with its weights, which are trained with the heads.
+        tasks: tasks by name.
+        dropout: dropout before the heads.
         reduction: 'mean': the mean over the items of each task (rows, or words for tags), weighted by the task's share of the
-            step's rows, so that no row counts more than another; 'sum': over the batch, as the released code does. With
+            rows of the step, so that all rows count the same; 'sum': the sum over the batch, as in the released code. With
             gradients clipped to norm 1 the two train differently.
-        sequences_per_step: of the training, which a sum is taken over.
-        heldout: labelled splits that evaluation judges by, of some tasks or none.
-        frame: how the rows are laid before the encoder.
+        sequences_per_step: rows per training step, which a sum is taken over.
+        heldout: labeled splits for evaluation, of some tasks or none.
+        frame: input framing.
     """
 
     def __init__(
@@ -66,8 +65,8 @@ class SupervisedObjective(Objective):
         self._sequences = sequences_per_step
 
     @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Fill the heads, Glorot uniform with biases 0; the encoder keeps its weights."""
+    def initialize(self, seed: int) -> None:
+        """Initialize the heads, Glorot uniform with zero biases. The encoder keeps its weights."""
         generator = torch.Generator().manual_seed(key_of(seed, "heads"))
         for part in self.heads.modules():
             if isinstance(part, nn.Linear):
@@ -75,7 +74,7 @@ class SupervisedObjective(Objective):
                 nn.init.zeros_(part.bias)
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        """The batch as it is: nothing is corrupted."""
+        """The batch unchanged: supervised training corrupts nothing."""
         nowhere = torch.zeros_like(batch.attention_mask)
         return CorruptedBatch(batch, batch.input_ids, nowhere, 0, int(batch.attention_mask.sum()))
 
@@ -93,14 +92,14 @@ class SupervisedObjective(Objective):
         for group in tokens.groups:
             whole = len(group.rows) == tokens.size
             rows = tokens if whole else _chosen(tokens, group)
-            loss, said = self.heads[group.task](hidden if whole else hidden[group.rows], rows, group)
+            loss, outputs = self.heads[group.task](hidden if whole else hidden[group.rows], rows, group)
             if loss is None:
                 loss = hidden.new_zeros(())
-            # The count is of items; a sum is the mean over the sequences of a step times their number. Without its share, a
-            # task with one row in a step would weigh as much there as one with all the others.
+            # The count is the number of items; a sum is the mean over the sequences of a step times their number. Without its
+            # share, a task with one row in a step would weigh as much as a task with all the others.
             count = tokens.size if self._sums else self.tasks[group.task].items(group)
             terms[group.task] = LossTerm(loss, count, float(self._sequences) if self._sums else group.share)
-            observations |= {f"{group.task}/{name}": value for name, value in said.items()}
+            observations |= {f"{group.task}/{name}": value for name, value in outputs.items()}
         return StepOutput(terms, observations)
 
     def networks(self) -> dict[str, Network]:
@@ -110,16 +109,16 @@ class SupervisedObjective(Objective):
         return SupervisedEvaluator(self.tasks, self.heldout)
 
     def initial_loss(self) -> float:
-        """ln C of a task that tells C classes apart; of several tasks the mean, as if each had as many rows."""
+        """ln C for a task with C classes; for several tasks the mean, as if they had equally many rows."""
         classes = [len(task.labels.names) for task in self.tasks.values() if task.labels.kind in ("single", "tags")]
         return sum(map(math.log, classes)) / len(self.tasks)
 
 
 class SupervisedEvaluator(Evaluator):
-    """Gathers what the heads say of every row of a split, and judges it as a whole.
+    """Collects the outputs for all rows of a split, and computes the metrics over the whole of it.
 
-    Gives the loss of each task and its metrics; with several tasks their names come first ("rte_accuracy"), and
-    `mean_headline` is the mean of their first metrics, `mean_loss` that of their losses.
+    The metrics of several tasks are prefixed by their names ("rte_accuracy"); `mean_headline` is then the mean of their
+    headline metrics, and `mean_loss` the mean of their losses.
     """
 
     def __init__(self, tasks: Mapping[str, Task[Any]], splits: Mapping[str, Split]) -> None:
@@ -134,10 +133,10 @@ class SupervisedEvaluator(Evaluator):
         for group in tokens.groups:
             if len(group.rows):
                 prefix = f"{group.task}/"
-                said = {
+                outputs = {
                     name.removeprefix(prefix): value for name, value in output.observations.items() if name.startswith(prefix)
                 }
-                rows = self._tasks[group.task].rows_of(_chosen(tokens, group), said)
+                rows = self._tasks[group.task].rows_of(_chosen(tokens, group), outputs)
                 self.outputs[group.task] |= dict(zip(group.features.tolist(), rows, strict=True))
                 self._losses[group.task] += float(output.terms[group.task].total.detach())
                 self._items[group.task] += self._tasks[group.task].items(group) if group.targets else 0
@@ -150,20 +149,20 @@ class SupervisedEvaluator(Evaluator):
             self._items[name] += other._items[name]
 
     def ordered(self, task: str) -> Outputs:
-        """What was said of a task's rows, in their order."""
-        return [said for _, said in sorted(self.outputs[task].items())]
+        """Outputs for the rows of a task, in their order."""
+        return [outputs for _, outputs in sorted(self.outputs[task].items())]
 
     def loss(self, task: str) -> float:
-        """Mean over the items of a task, in nats; 0 without targets."""
+        """Mean loss over the items of a task, in nats; 0 without targets."""
         return self._losses[task] / max(self._items[task], 1)
 
     def compute(self) -> dict[str, float]:
-        """The figures by name.
+        """The metrics by name.
 
         Raises:
-            NumericsError: what the network says is not finite.
+            NumericsError: the outputs of the network are not finite.
         """
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         headlines = []
         for name, split in self._splits.items():
             task, prefix = self._tasks[name], f"{name}_" if len(self._splits) > 1 else ""
@@ -171,23 +170,23 @@ class SupervisedEvaluator(Evaluator):
             predictions = task.predict(split.examples, split.features, self.ordered(name))
             scores = task.score(split.examples, predictions).values
             headlines.append(scores[task.metrics[0]])
-            figures[f"{prefix}loss"] = self.loss(name)
-            figures |= {f"{prefix}{metric}": value for metric, value in scores.items()}
+            metrics[f"{prefix}loss"] = self.loss(name)
+            metrics |= {f"{prefix}{metric}": value for metric, value in scores.items()}
         if len(headlines) < 2:
-            return figures
+            return metrics
         losses = [self.loss(name) for name in self._splits]
-        return figures | {"mean_headline": sum(headlines) / len(headlines), "mean_loss": sum(losses) / len(losses)}
+        return metrics | {"mean_headline": sum(headlines) / len(headlines), "mean_loss": sum(losses) / len(losses)}
 
 
 def refuse_non_finite(task: str, outputs: Outputs, loss: float) -> None:
-    """What a network says after its weights overflowed is no prediction.
+    """Refuse the outputs of a network whose weights have overflowed.
 
     Raises:
         NumericsError: an output or the loss is not finite.
     """
-    if not math.isfinite(loss) or not all(np.isfinite(array).all() for said in outputs for array in said.values()):
+    if not math.isfinite(loss) or not all(np.isfinite(array).all() for row in outputs for array in row.values()):
         raise NumericsError(
-            f"{task}: what the network says is not finite, its loss {loss:.4g}",
+            f"{task}: the outputs of the network are not finite (loss {loss:.4g})",
             hint="try a lower optimizer.learning_rate or a longer warm-up",
         )
 

@@ -1,4 +1,4 @@
-"""Tagging: a tag for every word, read from the state of its first token."""
+"""Tagging: a tag for every word, predicted from the state of its first token."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.errors import DataError, did_you_mean
-from discern.model.dropout import Dropout
+from discern.models.dropout import Dropout
 from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
 from discern.tasks.examples import Reading, TaggingExample, tag_counts
 from discern.tasks.features import IGNORED, Features, Ragged, TaskRows
-from discern.tasks.metrics.scores import Scores
+from discern.tasks.metrics import Scores
 from discern.tasks.metrics.spans import span_scores, tag_accuracy
 from discern.tasks.tags import Scheme, Span, convert, detect_scheme, spans_of, split_tag, tags_of
 from discern.types import TokenBatch
@@ -26,21 +26,19 @@ from discern.types import TokenBatch
 if TYPE_CHECKING:
     from discern.tasks.baselines.base import Baseline
 
-# Words are tokenised this many at a time, each distinct one once.
+# Number of words tokenized at a time, each distinct word once.
 _BLOCK = 10_000
 _TAG_COLUMN = "--tags COLUMN for a file of your own, --set task.tag_column=N for those of a named task"
-_NOT_HERE = -1
-"""Stands in `places["word"]` where a token says nothing of a word."""
+# In `places["word"]`, marks tokens that no word is predicted from.
+_NO_WORD = -1
 
 
 class TaggingConfig(TaskConfig):
     """Settings of tagging."""
 
-    word_column: int = Field(0, description="Column of the words in CoNLL files, from 0; negative counts from the right.")
-    tag_column: int = Field(-1, description="Column of the tags in CoNLL files; -1: the last.")
-    overlap: int = Field(
-        64, ge=0, description="Tokens that windows share where a sentence is longer than a row; at most half a window."
-    )
+    word_column: int = Field(0, description="Column of the words in CoNLL files, from 0; negative numbers count from the right.")
+    tag_column: int = Field(-1, description="Column of the tags in CoNLL files; -1 is the last column.")
+    overlap: int = Field(64, ge=0, description="Overlap in tokens of the windows of a long sentence, at most half a window.")
 
 
 class TaggingHead(TaskHead):
@@ -49,7 +47,7 @@ class TaggingHead(TaskHead):
     Differs: google-research/electra has no dropout here.
 
     Args:
-        num_tags: outputs a token.
+        num_tags: number of outputs per token.
     """
 
     def __init__(self, hidden_size: int, dropout: float, num_tags: int) -> None:
@@ -70,18 +68,19 @@ class TaggingHead(TaskHead):
 
 
 class Tagging(Task[TaggingExample]):
-    """A tag for every word, from its first token; spans are scored as conlleval does.
+    """A tag for every word, from its first token; spans are scored as by conlleval.
 
-    The network learns BIOES, whatever scheme the files are in; predictions come back in the scheme of the training file
-    (BILOU and BMES as BIOES). Each type of the training file has all four prefixes, so that a further file cannot hold a tag
-    that is unknown, only a type. Tags that mark no spans (parts of speech) are learned as they are and scored by accuracy alone.
+    The network learns BIOES, whatever the scheme of the files; predictions are converted to the scheme of the training file
+    (BILOU and BMES to BIOES). Each type of the training file has all four prefixes, so that another file may contain unknown
+    types, but no unknown tags of known types. Tags that mark no spans (parts of speech) are learned as they are, and scored by
+    accuracy only.
 
-    A sentence that is longer than a row is cut into windows of whole words that overlap. Each word is learned from and read in
-    the one window that shows most around it, so it counts once.
+    A sentence that is longer than a row is split into overlapping windows of whole words. Each word is learned and predicted in
+    the window with the most context around it, so it counts once.
 
     Reference: google-research/electra, finetune/tagging.
-    Differs: there, segment ids are all 1; words are lower-cased whatever the model's vocabulary; sentences are cut short, and
-    the words cut off are not scored; a change of type begins no span.
+    Differs: in the released code, segment ids are all 1; words are lowercased whatever the model's vocabulary; sentences are
+    truncated, and the words cut off are not scored; a change of type begins no span.
     """
 
     Config: ClassVar[type[TaskConfig]] = TaggingConfig
@@ -105,7 +104,7 @@ class Tagging(Task[TaggingExample]):
             names = fixed or (tuple(sorted({"O", *marks})) if kinds else ("O",))
         if len(names) < 2:
             raise DataError(
-                f"every word of {train.source} is '{names[0]}': there is nothing to tell apart",
+                f"every word of {train.source} is '{names[0]}': there is nothing to learn",
                 hint=f"check the column of the tags: {_TAG_COLUMN}",
             )
         return Labels(names, "tags", scheme=scheme)
@@ -117,27 +116,28 @@ class Tagging(Task[TaggingExample]):
                 raise DataError(
                     f"{_place_of(reading, tag)}: tag '{tag}' ({count:,} in the file) is neither 'O' nor of the form 'B-TYPE', as "
                     "the tags of the training file are",
-                    hint=f"is it the same column ({_TAG_COLUMN})? Otherwise put the tag right",
+                    hint=f"check the column of the tags ({_TAG_COLUMN}), or correct the tag",
                 )
             if self._unit(tag) not in known:
                 of_type = "is of a type that does not" if self._marks_spans else "does not"
                 raise DataError(
                     f"{_place_of(reading, tag)}: tag '{tag}' ({count:,} in the file) {of_type} occur in the training file, "
                     f"whose tags are {', '.join(sorted(known)[:20])}",
-                    hint=f"{did_you_mean(tag, known)} Otherwise put sentences with it into the training file (with all of it: "
-                    "finetune.train_rows and --debug leave sentences out), or take it out here",
+                    hint=f"{did_you_mean(tag, known)} Otherwise add sentences with it to the training file "
+                    f"(finetune.train_rows and "
+                    "--debug leave sentences out), or remove it from this file",
                 )
 
     def _unit(self, tag: str) -> str:
-        """What must be known of a tag: of one that marks a span its type, as the tag 'B-TYPE'."""
+        """The part of a tag that the training file must contain: for a tag that marks a span its type, as 'B-TYPE'."""
         if tag == "O" or not self._marks_spans:
             return tag
         return tags_of([Span(0, 1, split_tag(tag)[1])], 1, "iob2")[0]
 
-    def encode(self, examples: Sequence[TaggingExample], text: TextEncoder, *, labelled: bool) -> Features:
+    def encode(self, examples: Sequence[TaggingExample], text: TextEncoder, *, labeled: bool) -> Features:
         room = self.config.sequence_length - 2
         overlap = cast(TaggingConfig, self.config).overlap
-        pieces = _Pieces(examples, text, room)
+        pieces = _WordPieces(examples, text, room)
         ids: list[NDArray[np.int32]] = []
         places: list[NDArray[np.int32]] = []
         targets: list[NDArray[np.int32]] = []
@@ -145,7 +145,7 @@ class Tagging(Task[TaggingExample]):
         windowed = 0
         for number, example in enumerate(examples):
             words = [pieces.of[word] for word in example.words]
-            classes = self._classes(example) if labelled else None
+            classes = self._classes(example) if labeled else None
             windows = cut_sentence([len(word) for word in words], room, overlap)
             windowed += len(windows) > 1
             for window in windows:
@@ -154,7 +154,7 @@ class Tagging(Task[TaggingExample]):
                 places.append(place)
                 numbers.append(number)
                 if classes is not None:
-                    # `_NOT_HERE` picks the last element, which is the one that is ignored.
+                    # `_NO_WORD` selects the last element, which is `IGNORED`.
                     targets.append(classes[place])
         token_types = Ragged.of((np.zeros(len(row), np.uint8) for row in ids), np.uint8)
         notes = pieces.notes(examples, windowed, self.config.sequence_length)
@@ -162,18 +162,18 @@ class Tagging(Task[TaggingExample]):
             Ragged.of(ids),
             token_types,
             np.array(numbers, np.int64),
-            {"tags": Ragged.of(targets)} if labelled else {},
+            {"tags": Ragged.of(targets)} if labeled else {},
             {"word": Ragged.of(places)},
             notes,
         )
 
     def _classes(self, example: TaggingExample) -> NDArray[np.int32]:
-        """(W + 1,) number of each word's tag in the trained scheme; `IGNORED` at the end."""
+        """(W + 1,) index of each word's tag in the trained scheme, and `IGNORED` at the end."""
         numbers = {name: number for number, name in enumerate(self.labels.names)}
-        tags = self._as(example.tags or (), "bioes")
+        tags = self._in_scheme(example.tags or (), "bioes")
         return np.array([*(numbers[tag] for tag in tags), IGNORED], np.int32)
 
-    def _as(self, tags: Sequence[str], scheme: Scheme) -> list[str]:
+    def _in_scheme(self, tags: Sequence[str], scheme: Scheme) -> list[str]:
         return convert(tags, scheme) if self._marks_spans else list(tags)
 
     def head(self, hidden_size: int, dropout: float) -> TaggingHead:
@@ -186,10 +186,10 @@ class Tagging(Task[TaggingExample]):
         classes = [np.zeros(len(example.words), np.int64) for example in examples]
         probabilities = [np.zeros(len(example.words)) for example in examples]
         scores = [np.zeros((len(example.words), len(self.labels.names))) for example in examples]
-        for row, said in enumerate(outputs):
+        for row, output in enumerate(outputs):
             example, words = int(features.example[row]), features.places["word"][row]
-            here = words != _NOT_HERE
-            logits = said["logits"][here].astype(np.float64)
+            here = words != _NO_WORD
+            logits = output["logits"][here].astype(np.float64)
             best = logits.max(1, keepdims=True, initial=-np.inf)
             classes[example][words[here]] = logits.argmax(1)
             probabilities[example][words[here]] = 1 / np.exp(logits - best).sum(1)
@@ -205,31 +205,31 @@ class Tagging(Task[TaggingExample]):
     ) -> Prediction:
         tags = [self.labels.names[number] for number in classes]
         shown = [round(float(value), 6) for value in probabilities]
-        said: Prediction = {"id": example.id, "words": list(example.words), "tags": tags}
+        prediction: Prediction = {"id": example.id, "words": list(example.words), "tags": tags}
         if self._marks_spans:
-            # A sequence that BIOES forbids is read, not repaired: conlleval knows what it means.
+            # A sequence that BIOES forbids is not repaired: conlleval defines its spans.
             spans = spans_of(tags)
-            said["tags"] = tags_of(spans, len(tags), cast(Scheme, self.labels.scheme))
-            said["spans"] = [list(span) for span in spans]
-        # Of each word those of all trained tags: fewer digits than elsewhere, as there are so many.
-        return said | {"probabilities": shown, "logits": logits.round(3).tolist()}
+            prediction["tags"] = tags_of(spans, len(tags), cast(Scheme, self.labels.scheme))
+            prediction["spans"] = [list(span) for span in spans]
+        # The logits of all tags for every word: fewer digits than elsewhere, because there are so many.
+        return prediction | {"probabilities": shown, "logits": logits.round(3).tolist()}
 
     def score(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> Scores:
-        # In one scheme: a slip in the file's tags, or another scheme than the training file's, changes no span but the accuracy.
-        gold = [self._as(example.tags or (), cast(Scheme, self.labels.scheme)) for example in examples]
-        said = [prediction["tags"] for prediction in predictions]
-        scores = span_scores(gold, said) if self._marks_spans else tag_accuracy(gold, said)
+        # Compared in one scheme: another scheme than the training file's changes no span, but would change the accuracy.
+        gold = [self._in_scheme(example.tags or (), cast(Scheme, self.labels.scheme)) for example in examples]
+        predicted = [prediction["tags"] for prediction in predictions]
+        scores = span_scores(gold, predicted) if self._marks_spans else tag_accuracy(gold, predicted)
         degenerate = {name: why for name, why in scores.degenerate.items() if name in self.metrics}
         return Scores({name: scores.values[name] for name in self.metrics}, degenerate)
 
     def mistakes(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-        """Sentences with a wrong span (a wrong tag, where tags mark no spans), by their number, then by that of wrong tags.
+        """Sentences with wrong spans (or wrong tags, if tags mark no spans), sorted by number of wrong spans, then wrong tags.
 
-        A span counts as wrong if it is predicted and not there, or there and not predicted.
+        A span is wrong if it is predicted but not gold, or gold but not predicted.
         """
         found = []
         for example, prediction in zip(examples, predictions, strict=True):
-            gold = self._as(example.tags or (), cast(Scheme, self.labels.scheme))
+            gold = self._in_scheme(example.tags or (), cast(Scheme, self.labels.scheme))
             words = sum(one != other for one, other in zip(gold, prediction["tags"], strict=True))
             shown = {name: value for name, value in prediction.items() if name != "logits"}
             record = {**shown, "text": " ".join(example.words), "gold": gold}
@@ -248,10 +248,10 @@ class Tagging(Task[TaggingExample]):
     def failure(self, predictions: Sequence[Prediction]) -> str | None:
         if len(predictions) < 2:
             return None
-        said = {tag for prediction in predictions for tag in prediction["tags"]}
-        if len(said) != 1:
+        predicted = {tag for prediction in predictions for tag in prediction["tags"]}
+        if len(predicted) != 1:
             return None
-        tag = said.pop()
+        tag = predicted.pop()
         return "no span is predicted: every word is O" if self._marks_spans and tag == "O" else f"every word is {tag}"
 
     def baselines(self) -> Sequence[Baseline[TaggingExample]]:
@@ -261,7 +261,7 @@ class Tagging(Task[TaggingExample]):
 
 
 class WordWindow(NamedTuple):
-    """Words `start` to `stop - 1` of a sentence, and those of them (`words`) of which no other window shows more around them."""
+    """Words `start` to `stop - 1` of a sentence, and those of them (`words`) that have the most context in this window."""
 
     start: int
     stop: int
@@ -269,17 +269,17 @@ class WordWindow(NamedTuple):
 
 
 def cut_sentence(sizes: Sequence[int], room: int, overlap: int) -> list[WordWindow]:
-    """The windows of a sentence, each of as many whole words as fit, up to the one that reaches its end.
+    """Split a sentence into windows of whole words, each as long as possible.
 
-    How much a window shows around a word is the lesser of its tokens on both sides; longer windows win, then earlier ones.
-    Every word is among the `words` of exactly one window; a window that shows no word best is left out.
+    The context of a word in a window is the smaller number of tokens on its two sides; ties go to longer windows, then to
+    earlier ones. Every word is among the `words` of exactly one window; windows without such words are left out.
     Reference: BERT, run_squad.py, `_check_is_max_context`.
 
     Args:
-        sizes: (W,) tokens of each word, 1 to `room`.
-        room: tokens that a window holds.
-        overlap: tokens that two windows in a row should share; they share half a window at most, whole words only, and less
-            where the next word leaves less.
+        sizes: (W,) number of tokens of each word, 1 to `room`.
+        room: number of tokens in a window.
+        overlap: number of tokens that consecutive windows should share; at most half a window, whole words only, and less if
+            the next word needs the room.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
     begins = ends - np.asarray(sizes, np.int64)
@@ -288,7 +288,7 @@ def cut_sentence(sizes: Sequence[int], room: int, overlap: int) -> list[WordWind
     start = stop = 0
     while not bounds or stop < count:
         if bounds:
-            # The next window shows the last words of this one again, but not so many that its first new word has no room.
+            # The next window repeats the last words of this one, but not so many that its first new word has no room.
             start = int(np.searchsorted(begins, max(ends[stop - 1] - shared, ends[stop] - room)))
         stop = int(np.searchsorted(ends, (begins[start] if count else 0) + room, side="right"))
         bounds.append((start, stop))
@@ -303,11 +303,11 @@ def cut_sentence(sizes: Sequence[int], room: int, overlap: int) -> list[WordWind
     return [window for window in windows if len(window.words) or not count]
 
 
-class _Pieces:
-    """The tokens of every distinct word, between 1 and `room` of them.
+class _WordPieces:
+    """The tokens of every distinct word, from 1 to `room` of them.
 
     Attributes:
-        of: ids by word.
+        of: token ids by word.
     """
 
     def __init__(self, examples: Sequence[TaggingExample], text: TextEncoder, room: int) -> None:
@@ -318,21 +318,21 @@ class _Pieces:
         for block in _blocks(list(dict.fromkeys(word for example in examples for word in example.words))):
             for word, ids in zip(block, text.ids(block), strict=True):
                 if not ids:
-                    # Control characters and the like: the word still needs a place for its tag.
+                    # Control characters and the like: the word still needs a token for its tag.
                     self._empty.add(word)
                 elif len(ids) > room:
                     self._cut.add(word)
                 self.of[word] = ids[:room] or [text.special.unk]
 
     def notes(self, examples: Sequence[TaggingExample], windowed: int, length: int) -> tuple[str, ...]:
-        """What happened to the words and sentences, a line each."""
+        """Messages about the words and sentences, one per line."""
         odd = self._cut | self._empty
         counts = Counter(word for example in examples for word in example.words if word in odd) if odd else Counter[str]()
         cut, empty = (sum(counts[word] for word in words) for words in (self._cut, self._empty))
         lines = {
-            f"{windowed:,} of {len(examples):,} sentences are longer than {length} tokens and were cut into windows": windowed,
+            f"{windowed:,} of {len(examples):,} sentences are longer than {length} tokens and were split into windows": windowed,
             f"{cut:,} words of more than {self._room} tokens were cut to their first {self._room}": cut,
-            f"{empty:,} words of which the tokenizer leaves nothing are read as [UNK]": empty,
+            f"{empty:,} words without any token are read as [UNK]": empty,
         }
         return tuple(line for line, count in lines.items() if count)
 
@@ -343,47 +343,47 @@ def _blocks(words: list[str]) -> Iterator[list[str]]:
 
 
 def _framed(words: Sequence[list[int]], window: WordWindow, text: TextEncoder) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """`[CLS] words [SEP]`, and for each token the number of the word that it begins and is read for."""
+    """`[CLS] words [SEP]`, and for each token the index of the word that is predicted from it."""
     shown = words[window.start : window.stop]
     row = [text.special.cls, *(id for word in shown for id in word), text.special.sep]
     begins = np.cumsum([1, *map(len, shown)])
-    place = np.full(len(row), _NOT_HERE, np.int32)
+    place = np.full(len(row), _NO_WORD, np.int32)
     place[begins[window.words - window.start]] = window.words
     return np.array(row, np.int32), place
 
 
 def _counts(reading: Reading[TaggingExample]) -> Mapping[str, int]:
-    """How often each tag occurs.
+    """Number of occurrences of each tag.
 
     Raises:
-        DataError: a sentence has none.
+        DataError: a sentence has no tags.
     """
     bare = next((place for place, example in enumerate(reading.examples) if example.tags is None), None)
     if bare is not None:
         raise DataError(
             f"{reading.place(bare)}: the sentence has no tags",
-            hint="give a file with a tag for every word; one without is for `discern predict`",
+            hint="give a file with a tag for every word; `discern predict` reads files without tags",
         )
     return tag_counts(reading.examples)
 
 
 def _place_of(reading: Reading[TaggingExample], tag: str) -> str:
-    """Where the first sentence with a tag stands."""
+    """Place of the first sentence that contains a tag."""
     return reading.place(next(place for place, each in enumerate(reading.examples) if tag in (each.tags or ())))
 
 
 def _is_mark(tag: str) -> bool:
-    """Whether a tag could begin a span or go on with it."""
+    """Whether a tag could begin or continue a span."""
     return detect_scheme([[tag]]) != "none"
 
 
 def _refuse_mixture(train: Reading[TaggingExample], counts: Mapping[str, int]) -> None:
-    """One misspelt tag must not turn a file of spans into one of parts of speech."""
+    """Raise a DataError for span tags mixed with others: one misspelled tag must not turn spans into parts of speech."""
     marks = [tag for tag in counts if tag[:2] in ("B-", "I-")]
     odd = [tag for tag in counts if not _is_mark(tag)]
     if "O" in counts and marks:
         raise DataError(
             f"{_place_of(train, odd[0])}: tag '{odd[0]}' ({counts[odd[0]]:,} in the file) is neither 'O' nor of the form "
             f"'B-TYPE', as '{marks[0]}' is",
-            hint=f"put the tag right, or choose another column: {_TAG_COLUMN}",
+            hint=f"correct the tag, or choose another column: {_TAG_COLUMN}",
         )

@@ -1,8 +1,8 @@
-"""Tag schemes: which one a file uses, and the way from tags to spans and back.
+"""Tag schemes: their detection, and conversion between tags and spans.
 
-A tag is a prefix and a type ("B-NP") or "O". What begins and ends a span is conlleval's rule, which needs no scheme: a span
-begins at B or S, after O, after E or S, and where the type changes; so IOB1, IOB2 and BIOES are all read by it, and broken
-sequences too. The prefixes of BILOU and BMES are read as those of BIOES.
+A tag is a prefix and a type ("B-NP") or "O". Spans begin and end by the rule of conlleval, which needs no scheme: a span begins
+at B or S, after O, after E or S, and where the type changes. The rule reads IOB1, IOB2, BIOES, and broken sequences. The
+prefixes of BILOU and BMES are read as those of BIOES.
 Reference: Tjong Kim Sang and Buchholz 2000; the script conlleval; BIOES as its later versions have it.
 """
 
@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Prefix (one of B, I, O, E, S) and type of a tag; the type is whatever follows the first hyphen.
+    """Prefix (one of B, I, O, E, S) and type of a tag; the type follows the first hyphen.
 
     Raises:
         DataError: the tag is neither "O" nor a prefix with a type.
@@ -65,10 +65,10 @@ def spans_of(tags: Sequence[str]) -> list[Span]:
 
 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
-    """The scheme that the tags of a file are in.
+    """The scheme of the tags of a file.
 
-    none: some tag marks no span, as parts of speech. bioes: an E or S (or L, U, M) occurs. iob1: some span begins with I, and
-    B stands only between two spans of one type in a row. iob2: otherwise, even if some span begins with I.
+    'none': some tag marks no span, such as a part of speech. 'bioes': E or S (or L, U, M) occurs. 'iob1': some span begins with
+    I, and B occurs only between adjacent spans of the same type. 'iob2': otherwise, even if some span begins with I.
     """
     prefixes: set[str] = set()
     inside_begins = needless_begin = False
@@ -89,7 +89,7 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
 
 
 def broken_starts(sentences: Iterable[Sequence[str]]) -> int:
-    """How many spans begin with I (or E) although the scheme (iob2, bioes) wants B (or S): slips of whoever tagged."""
+    """Number of spans that begin with I or E although the scheme (iob2, bioes) requires B or S."""
     return sum(split_tag(tags[span.start])[0] in "IE" for tags in sentences for span in spans_of(tags))
 
 
@@ -97,7 +97,7 @@ def tags_of(spans: Iterable[Span], length: int, scheme: Scheme = "bioes") -> lis
     """The tags of a sentence of `length` words in a scheme.
 
     Raises:
-        ValueError: spans overlap or leave the sentence, or the scheme marks no spans.
+        ValueError: spans overlap or exceed the sentence, or the scheme marks no spans.
     """
     if scheme == "none":
         raise ValueError("scheme 'none' marks no spans")
@@ -119,7 +119,7 @@ def tags_of(spans: Iterable[Span], length: int, scheme: Scheme = "bioes") -> lis
 
 
 def convert(tags: Sequence[str], scheme: Scheme) -> list[str]:
-    """The same spans in another scheme.
+    """The tags of the same spans in another scheme.
 
     Raises:
         DataError: a tag is neither "O" nor a prefix with a type.

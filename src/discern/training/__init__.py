@@ -1,1 +1,1 @@
-"""The loop, and what it needs: optimizer, schedules, checkpoints, ranks, journal."""
+"""The training loop with its optimizer, schedule, checkpoints, ranks and metrics log."""

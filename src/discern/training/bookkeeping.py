@@ -1,114 +1,96 @@
-"""Work after a step: journal, evaluation and checkpoint; and what a resumed run has to catch up on.
+"""Work after a step of the training loop: a checkpoint, an evaluation, a record in metrics.jsonl.
 
-The checkpoint is saved first. An evaluation that fails, or a kill in the middle of it, then loses nothing: the checkpoint says
-which line of the journal is still owed, and whether held-out figures belong to it.
+The checkpoint is saved first. An evaluation that fails, or a kill while it runs, then costs no training: the checkpoint holds the
+pending record and whether an evaluation belongs to it, and the resumed run completes both.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor
 
-from discern.errors import CheckpointError, DataError, DiscernError
-from discern.training import checkpoint
+from discern.errors import CheckpointError, DataError, DiscernError, NumericsError
+from discern.storage.files import write_text
+from discern.training import checkpoint, evaluation
+from discern.training.clock import Due, StepMeter, Work
+from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.diagnosis import embedding_norm
-from discern.training.evaluation import evaluate
-from discern.training.journal import HELD_OUT, add_held_out, held_out_figures, lines_of
 from discern.training.memory import peak_memory
-from discern.training.meter import Meter
-from discern.training.optimizer import AdamW
-from discern.training.pace import Due, Kind
+from discern.training.metrics_log import HELD_OUT, add_held_out, held_out_metrics, records_of_step
 from discern.training.parallel import Ranks
-from discern.training.parts import Parts, State, Watch
 
 Moments = Callable[[], Mapping[str, Tensor]]
-"""Gives the optimizer's moments, by parameter name."""
+"""Returns the optimizer's moments by parameter name."""
 
 
-def finish_step(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: float, due: Due) -> dict[str, Any] | None:
-    """Checkpoint, evaluation and journal, where they are due after this step; gives the line that was written.
+def due_after_step(context: TrainContext, state: State, by_clock: Due) -> Due:
+    """The work that follows this step, by the intervals in steps or by the clock."""
+    train, step = context.train, state.step
+    ends = state.finished and not state.interrupted
+    evaluate = context.heldout is not None and (
+        ends or by_clock.evaluate or (train.evaluate_every_steps > 0 and step % train.evaluate_every_steps == 0)
+    )
+    return Due(
+        log=evaluate or ends or by_clock.log or step == 1 or step % train.log_every_steps == 0,
+        evaluate=evaluate,
+        checkpoint=state.finished or by_clock.checkpoint or step % train.checkpoint_every_steps == 0,
+    )
 
-    Raises:
-        CheckpointError: a checkpoint or the journal could not be written.
-        DiscernError: the evaluation failed; what it needs is saved, and the same command repeats it.
-    """
-    train, step = parts.train, state.step
-    ends = state.over and not state.cut
-    asked = due.evaluation or (train.evaluate_every_steps > 0 and step % train.evaluate_every_steps == 0)
-    evaluates = parts.heldout is not None and (ends or asked)
-    saves = state.over or due.checkpoint or step % train.checkpoint_every_steps == 0
-    parts.progress.advance(1, **{"loss": f"{meter.last['loss']:.3f}", "tokens/s": f"{meter.speed():,.0f}"})
-    if evaluates or ends or due.line or step % train.log_every_steps == 0 or step == 1:
-        state.owed = {"line": _line(parts, state, optimizer, meter, norm), "evaluates": evaluates}
-        meter.restart()
-        state.interval = {}
-        _done(parts, "line", meter)
-    names = {parameter: name for name, parameter in parts.objective.named_parameters()}
 
-    def moments() -> Mapping[str, Tensor]:
-        return optimizer.tensors(names)
+def make_record(
+    context: TrainContext, state: State, meter: StepMeter, *, rate: float, norm: float, evaluates: bool
+) -> dict[str, Any]:
+    """The record of this step, which stays pending until its evaluation is done and it is written."""
+    line = {
+        "step": state.step,
+        "tokens": state.tokens,
+        "seconds": round(state.seconds, 3),
+        "tokens_per_second": round(meter.tokens_per_second(), 1),
+        "learning_rate": rate,
+        "grad_norm": norm,
+        **meter.means(),
+        **({} if context.flops is None else {"flops": round(context.flops.after(state.step).executed)}),
+        "peak_memory_bytes": int(context.ranks.sum([float(peak_memory(context.ranks.device))])[0]),
+    }
+    return {"line": line, "evaluates": evaluates}
 
-    if saves:
-        _save(parts, state, moments, meter)
-    # Whoever asks it to stop does not want to wait for figures; they are made up for when the run goes on.
-    if state.owed is None or (state.cut and evaluates):
-        return None
+
+@contextmanager
+def timed(context: TrainContext, meter: StepMeter, kind: Work) -> Iterator[None]:
+    """Stop the clock of the interval during some work, and report the work and its duration to the time budget."""
     begin = time.perf_counter()
     with meter.paused():
-        record = _settle(parts, state, moments, saved=saves)
-    if evaluates:
-        _done(parts, "evaluation", meter, time.perf_counter() - begin)
-    if state.over and not saves:  # the evaluation was the last that patience waited for
-        _save(parts, state, moments, meter)
-    return record
+        yield
+    note_done(context, meter, kind, time.perf_counter() - begin)
 
 
-def catch_up(parts: Parts, state: State) -> dict[str, Any]:
-    """Evaluate and write the line of the journal that the checkpoint was saved before; gives the line.
+def note_done(context: TrainContext, meter: StepMeter, kind: Work, cost: float = 0.0) -> None:
+    """Tell the time budget, if there is one, that some work was done by now and took `cost` seconds."""
+    if context.time_budget is not None:
+        context.time_budget.done(kind, meter.seconds(), cost)
 
-    A line that was written before the earlier session ended is not made again.
+
+def save_checkpoint(context: TrainContext, state: State, moments: Moments, folder: Path | None = None) -> None:
+    """Write a checkpoint of the current state. Rank 0 writes; the others wait.
+
+    Args:
+        folder: folder of the checkpoint; by default `checkpoints` in the folder of the run.
+
+    Raises:
+        CheckpointError: it could not be written; the earlier checkpoints are intact.
     """
-    assert state.owed is not None
-    line = written_line(parts.folder, state, parts.ranks, parts.watch)
-    if line is None:
-        if parts.journal is not None:
-            parts.journal.rewind(state.step - 1)
-        return _settle(parts, state, lambda: state.optimizer, saved=True)
-    if state.owed["evaluates"] and parts.watch is not None:
-        _weigh(
-            parts,
-            parts.watch,
-            state,
-            lambda: state.optimizer,
-            line[parts.watch.metric],
-            line.get(f"{HELD_OUT}{parts.watch.loss}"),
-        )
-    state.owed = None
-    return line
-
-
-def written_line(folder: Path, state: State, ranks: Ranks, watch: Watch | None = None) -> dict[str, Any] | None:
-    """The line of the journal that a checkpoint was saved before, where the earlier session still wrote it; None elsewhere."""
-    assert state.owed is not None
-    lines = lines_of(folder, state.step) if ranks.writes else []
-    line: dict[str, Any] | None = ranks.gather(next((line for line in lines if "tokens" in line), None))[0]
-    if line is None or not state.owed["evaluates"]:
-        return line
-    held = held_out_figures(line)
-    return line if held and (watch is None or watch.metric in held) else None
-
-
-def save_checkpoint(parts: Parts, state: State, moments: Moments, folder: Path) -> None:
-    """Write a checkpoint of this moment; rank 0 writes, the others wait."""
-    # A rank carries what belongs to its own rows; what all carry alike, rank 0 gives.
-    carried = parts.ranks.gather_first(parts.objective.carry_state())
-    if parts.ranks.writes:
+    # Each rank has the memory of its own rows. Tensors that all ranks share come from rank 0, hence the reversed order.
+    carried = context.ranks.gather_first(context.objective.carry_state())
+    if context.ranks.writes:
+        best = {"best": state.best, "best_loss": state.best_loss, "waited": state.evaluations_since_best}
         contents = checkpoint.Contents(
-            model=checkpoint.model_tensors(parts.objective),
+            model=checkpoint.model_tensors(context.objective),
             optimizer=moments(),
             carry={name: tensor for each in reversed(carried) for name, tensor in each.items()},
             state={
@@ -117,117 +99,166 @@ def save_checkpoint(parts: Parts, state: State, moments: Moments, folder: Path) 
                 "seconds": state.seconds,
                 "updates": state.updates,
                 "interval": state.interval,
-                **({} if state.owed is None else {"owed": state.owed}),
-                **({} if parts.watch is None else {"best": state.best, "best_loss": state.best_loss, "waited": state.waited}),
-                **parts.header,
+                **({} if state.pending is None else {"owed": state.pending}),
+                **({} if context.early_stopping is None else best),
+                **context.header,
             },
         )
-        if parts.journal is not None:
-            parts.journal.sync()
-        checkpoint.save(folder, contents, parts.train.keep_checkpoints)
-    parts.ranks.barrier()
+        if context.metrics_log is not None:
+            # After a power failure, a checkpoint must not exist without the records before it.
+            context.metrics_log.sync()
+        checkpoint.save(folder or context.folder / "checkpoints", contents, context.train.keep_checkpoints)
+    context.ranks.barrier()
 
 
-def summary(figures: Mapping[str, float]) -> str:
-    """Figures in a row."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+def evaluate(context: TrainContext, state: State, moments: Moments, *, saved: bool) -> dict[str, float]:
+    """Evaluate on held-out rows; keep the best weights and stop early, where the run asks for it. Return the metrics.
+
+    Args:
+        saved: whether this step has a checkpoint already; otherwise one is written if the evaluation fails.
+
+    Raises:
+        DataError: the evaluation failed; the same command repeats it.
+    """
+    metrics = _held_out(context, state, moments, saved=saved)
+    context.progress.note(f"step {state.step}: held out {summary(metrics)}")
+    if context.health_monitor is not None:
+        for warning in context.health_monitor.notes(state.step, metrics, embedding_norm(context.objective)):
+            context.progress.note(warning)
+    stopping = context.early_stopping
+    if stopping is not None:
+        loss = None if stopping.loss is None else metrics[stopping.loss]
+        note_best(context, stopping, state, moments, metrics[stopping.metric], loss)
+    return metrics
 
 
-def _line(parts: Parts, state: State, optimizer: AdamW, meter: Meter, norm: float) -> dict[str, Any]:
-    """The line of the journal of this step, without held-out figures."""
-    return {
-        "step": state.step,
-        "tokens": state.tokens,
-        "seconds": round(state.seconds, 3),
-        "tokens_per_second": round(meter.speed(), 1),
-        "learning_rate": optimizer.param_groups[0]["lr"],
-        "grad_norm": norm,
-        **meter.means(),
-        **({} if parts.flops is None else {"flops": round(parts.flops.after(state.step).executed)}),
-        "peak_memory_bytes": int(parts.ranks.sum([float(peak_memory(parts.ranks.device))])[0]),
-    }
+def log(context: TrainContext, state: State, held_out: Mapping[str, float]) -> dict[str, Any]:
+    """Write the pending record to metrics.jsonl, with the metrics of its evaluation if it has one. Return the record.
+
+    Raises:
+        CheckpointError: the file could not be written.
+    """
+    assert state.pending is not None
+    record = add_held_out(state.pending["line"], held_out) if state.pending["evaluates"] else state.pending["line"]
+    if context.metrics_log is not None:
+        context.metrics_log.write(record)
+    state.pending = None
+    return record
 
 
-def _save(parts: Parts, state: State, moments: Moments, meter: Meter) -> None:
-    begin = time.perf_counter()
-    state.interval = meter.interval()
-    with meter.paused():
-        save_checkpoint(parts, state, moments, parts.folder / "checkpoints")
-    _done(parts, "checkpoint", meter, time.perf_counter() - begin)
+def catch_up(context: TrainContext, state: State) -> dict[str, Any]:
+    """Complete the evaluation and the record that were pending when the checkpoint was saved. Return the record.
+
+    A record that the earlier session wrote completely is kept as it is.
+    """
+    assert state.pending is not None
+
+    def moments() -> Mapping[str, Tensor]:
+        return state.optimizer
+
+    stopping, evaluates = context.early_stopping, state.pending["evaluates"]
+    record = written_record(context.folder, state, context.ranks, stopping)
+    if record is None:
+        if context.metrics_log is not None:
+            context.metrics_log.rewind(state.step - 1)
+        return log(context, state, evaluate(context, state, moments, saved=True) if evaluates else {})
+    if evaluates and stopping is not None:
+        note_best(context, stopping, state, moments, record[stopping.metric], record.get(f"{HELD_OUT}{stopping.loss}"))
+    state.pending = None
+    return record
 
 
-def _done(parts: Parts, kind: Kind, meter: Meter, cost: float = 0.0) -> None:
-    if parts.pace is not None:
-        parts.pace.done(kind, meter.seconds(), cost)
+def written_record(folder: Path, state: State, ranks: Ranks, stopping: EarlyStopping | None = None) -> dict[str, Any] | None:
+    """The record that was pending in the checkpoint, if the earlier session wrote it completely; otherwise None."""
+    assert state.pending is not None
+    found = records_of_step(folder, state.step) if ranks.writes else []
+    record: dict[str, Any] | None = ranks.gather(next((each for each in found if "tokens" in each), None))[0]
+    if record is None or not state.pending["evaluates"]:
+        return record
+    metrics = held_out_metrics(record)
+    return record if metrics and (stopping is None or stopping.metric in metrics) else None
 
 
-def _settle(parts: Parts, state: State, moments: Moments, *, saved: bool) -> dict[str, Any]:
-    """Write the line that is owed, with its held-out figures where it has any."""
-    assert state.owed is not None
-    line: dict[str, Any] = state.owed["line"]
-    if state.owed["evaluates"]:
-        held = _held_out(parts, state, moments, saved=saved)
-        line = add_held_out(line, held)
-        parts.progress.note(f"step {state.step}: held out {summary(held)}")
-        if parts.watchman is not None:
-            for warning in parts.watchman.notes(state.step, held, embedding_norm(parts.objective)):
-                parts.progress.note(warning)
-        if parts.watch is not None:
-            loss = None if parts.watch.loss is None else held[parts.watch.loss]
-            _weigh(parts, parts.watch, state, moments, held[parts.watch.metric], loss)
-    if parts.journal is not None:
-        parts.journal.write(line)
-    state.owed = None
-    return line
+def note_best(
+    context: TrainContext, stopping: EarlyStopping, state: State, moments: Moments, value: float, loss: float | None
+) -> None:
+    """Keep the weights if the metric is the best so far; finish the run if it has not improved for too long."""
+    tied = value == state.best and loss is not None and state.best_loss is not None and loss < state.best_loss
+    if state.best is None or value > state.best or tied:
+        state.best, state.best_loss, state.evaluations_since_best = value, loss, 0
+        if stopping.keep:
+            save_checkpoint(context, state, moments, context.folder / "best")
+        return
+    state.evaluations_since_best += 1
+    if stopping.patience and state.evaluations_since_best >= stopping.patience and not state.finished:
+        state.finished = True
+        waited = f"{state.evaluations_since_best} evaluations"
+        context.progress.note(f"step {state.step}: {stopping.metric} has not improved for {waited}; training stops")
 
 
-def _held_out(parts: Parts, state: State, moments: Moments, *, saved: bool) -> dict[str, float]:
-    """Figures of an evaluation; where it fails, the training up to here is saved."""
-    if parts.heldout is None:
+def stop_at_nonfinite(context: TrainContext, state: State, moments: Moments, losses: Mapping[str, float]) -> NoReturn:
+    """Keep what is needed to investigate a gradient that is not finite, and stop.
+
+    Raises:
+        NumericsError: always.
+    """
+    folder = context.folder / "debug"
+    first = state.step * context.train.sequences_per_step
+    kept = f"the weights before the update are in {folder}"
+    try:
+        save_checkpoint(context, state, moments, folder)
+        if context.ranks.writes:
+            details = {"step": state.step, "examples": [first, first + context.train.sequences_per_step], "losses": losses}
+            write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
+    except (CheckpointError, OSError) as problem:
+        kept = f"the weights before the update could not be kept ({problem})"
+    raise NumericsError(
+        f"step {state.step}: the gradient is not finite; losses {summary(losses)}; "
+        f"examples {first} to {first + context.train.sequences_per_step - 1}",
+        hint=f"{kept}; try a lower optimizer.learning_rate or a longer warm-up",
+    )
+
+
+def summary(metrics: Mapping[str, float]) -> str:
+    """Metrics on one line."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+def _held_out(context: TrainContext, state: State, moments: Moments, *, saved: bool) -> dict[str, float]:
+    """Return metrics on held-out rows. If the evaluation fails, the training so far is saved first."""
+    if context.heldout is None:
         return {}
     try:
-        return evaluate(
-            parts.objective,
-            parts.heldout,
-            parts.ranks,
-            sequences=parts.train.evaluate_sequences,
-            precision=parts.precision,
+        return evaluation.evaluate(
+            context.objective,
+            context.heldout,
+            context.ranks,
+            sequences=context.train.evaluate_sequences,
+            precision=context.precision,
         )
     except DiscernError as problem:
         if not isinstance(problem, DataError):
             raise
-        _fail(parts, state, moments, problem, saved=saved)
-    except Exception as problem:  # whatever it is, hours of training should not be lost by it
-        _fail(parts, state, moments, problem, saved=saved)
+        _stop_at_failed_evaluation(context, state, moments, problem, saved=saved)
+    except Exception as problem:  # no error should cost hours of training
+        _stop_at_failed_evaluation(context, state, moments, problem, saved=saved)
 
 
-def _fail(parts: Parts, state: State, moments: Moments, problem: Exception, *, saved: bool) -> NoReturn:
-    """Save, if that was not done before the evaluation and needs no other rank, and say what went wrong."""
-    if not saved and parts.ranks.world == 1:
+def _stop_at_failed_evaluation(
+    context: TrainContext, state: State, moments: Moments, problem: Exception, *, saved: bool
+) -> NoReturn:
+    # With several ranks a checkpoint needs all of them, and the others may be waiting elsewhere.
+    if not saved and context.ranks.world_size == 1:
         try:
-            save_checkpoint(parts, state, moments, parts.folder / "checkpoints")
+            save_checkpoint(context, state, moments)
             saved = True
         except CheckpointError as another:
-            parts.progress.note(f"warning: {another.message}")
+            context.progress.note(f"warning: {another.message}")
     found = problem.message if isinstance(problem, DataError) else f"{type(problem).__name__}: {' '.join(str(problem).split())}"
     mend = "restore the missing or damaged file, usually a held-out file of the data set"
     if isinstance(problem, DataError) and problem.hint:
         mend = problem.hint
-    goes_on = f"repeats only the evaluation, as the weights of step {state.step} are saved" if saved else "continues"
+    then = f"repeats only the evaluation, as the weights of step {state.step} are saved" if saved else "continues"
     raise DataError(
-        f"step {state.step}: the evaluation on held-out examples failed: {found}", hint=f"{mend}; the same command then {goes_on}"
+        f"step {state.step}: the evaluation on held-out examples failed: {found}", hint=f"{mend}; the same command then {then}"
     ) from problem
-
-
-def _weigh(parts: Parts, watch: Watch, state: State, moments: Moments, figure: float, loss: float | None) -> None:
-    """Keep the weights where the figure is the best so far; end the run where it has not been for too long."""
-    tied = figure == state.best and loss is not None and state.best_loss is not None and loss < state.best_loss
-    if state.best is None or figure > state.best or tied:
-        state.best, state.best_loss, state.waited = figure, loss, 0
-        if watch.keep:
-            save_checkpoint(parts, state, moments, parts.folder / "best")
-        return
-    state.waited += 1
-    if watch.patience and state.waited >= watch.patience and not state.over:
-        state.over = True
-        parts.progress.note(f"step {state.step}: no better {watch.metric} in {state.waited} evaluations; training stops")

@@ -1,7 +1,7 @@
-"""Checkpoints that are either whole or not there.
+"""Checkpoints that are either complete or absent.
 
-A checkpoint is written aside, forced onto the disk, checksummed and renamed: at every instant the newest complete one can
-be loaded. No pickle anywhere; no time and no path inside `model.safetensors`, so equal weights are equal bytes.
+A checkpoint is written to a temporary folder, synced to disk, checksummed and renamed: at any time the newest complete one can
+be loaded. No file is a pickle. `model.safetensors` contains no time and no path, so equal weights give equal bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from discern.artifacts.files import sync_file, sync_folder, utf8_name
-from discern.checksums import CHECKSUMS_NAME, checksum, read_checksums, verification_is_on
 from discern.errors import CheckpointError, DataError
-from discern.records import Record, read_record
+from discern.storage.checksums import CHECKSUMS_NAME, checksum, read_checksums, verification_is_on
+from discern.storage.files import sync_file, sync_folder, utf8_name
+from discern.storage.records import Record, read_record
 from discern.training.finite import check_finite
 
 FORMAT = 1
@@ -34,13 +34,13 @@ _EARLIER = "to use the previous checkpoint, remove this folder"
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds.
+    """Contents of a checkpoint.
 
     Attributes:
         model: every parameter once, by name.
         optimizer: moments by parameter name.
-        carry: what the objective carries from step to step.
-        state: step, tokens, seconds and what made the checkpoint; plain JSON.
+        carry: tensors that the objective keeps from step to step.
+        state: step, tokens, seconds and a description of the run, as plain JSON.
     """
 
     model: Mapping[str, Tensor]
@@ -50,12 +50,12 @@ class Contents:
 
     @property
     def step(self) -> int:
-        """Updates done when it was written."""
+        """Number of updates when the checkpoint was written."""
         return int(self.state["step"])
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer once, detached; a shared one under its first name."""
+    """Every parameter and buffer once, detached; shared ones under their first name."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: tensor.detach() for name, tensor in named}
 
@@ -64,7 +64,7 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: 
     """Copy weights into a model.
 
     Raises:
-        CheckpointError: a name is missing, left over, or has another shape.
+        CheckpointError: a weight is missing, unexpected, or has another shape.
     """
     own = model_tensors(model)
     missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
@@ -76,7 +76,7 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: 
     for name, tensor in own.items():
         if tensor.shape != tensors[name].shape:
             raise CheckpointError(
-                f"{source}: '{name}' has shape {tuple(tensors[name].shape)}, the model wants {tuple(tensor.shape)}"
+                f"{source}: '{name}' has shape {tuple(tensors[name].shape)}, the model expects {tuple(tensor.shape)}"
             )
         tensor.copy_(tensors[name])
 
@@ -85,7 +85,7 @@ def save(folder: Path, contents: Contents, keep: int) -> Path:
     """Write `folder/step-XXXXXXXX`, then remove all but the newest `keep`.
 
     Raises:
-        CheckpointError: the disk refused; earlier checkpoints are untouched and nothing half-written stays.
+        CheckpointError: it could not be written. Earlier checkpoints are intact, and nothing incomplete remains.
     """
     final = folder / f"step-{contents.step:08d}"
     partial = folder / f".{final.name}.partial"
@@ -111,30 +111,30 @@ def save(folder: Path, contents: Contents, keep: int) -> Path:
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    """Leave the newest `keep`. One beyond `step` is of a future that this run has turned back from: it was passed over."""
+    """Keep the newest checkpoints. One beyond `step` was damaged, and was skipped when the run was resumed."""
     steps = {path: int(path.name.removeprefix("step-")) for path in found(folder)}
     kept = [path for path in steps if steps[path] <= step][:keep]
     for path in steps.keys() - set(kept):
-        with suppress(OSError):  # it is whole or renamed away; neither harms
+        with suppress(OSError):  # a remaining one is either complete or renamed, and does no harm
             _discard(path)
 
 
 def found(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first; whether they are sound is not looked at."""
+    """The checkpoints in a folder, newest first, without checking them."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name)), reverse=True)
 
 
 def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True) -> Contents | None:
-    """The newest sound checkpoint; a damaged one is named through `warn` and passed over. None where there is none.
+    """Load the newest sound checkpoint; None if there is no checkpoint. Damaged ones are reported to `warn` and skipped.
 
     Args:
-        carry: as of `load`.
+        carry: as in `load`.
 
     Raises:
         CheckpointError: there are checkpoints, but none is sound.
-        NumericsError: the newest sound one holds weights that are not finite; whether to go back further is its owner's choice.
+        NumericsError: the newest sound one has weights that are not finite. The user decides whether to go back further.
     """
     candidates, newest = found(folder), ""
     for path in candidates:
@@ -152,13 +152,13 @@ def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True
 
 
 def load(path: Path, *, carry: bool = True) -> Contents:
-    """One checkpoint, after comparing every file with its checksum.
+    """Load one checkpoint after comparing every file with its checksum.
 
     Args:
-        carry: what the objective carries too, which only those need who train on; it may be larger than all else.
+        carry: whether to load the tensors that the objective keeps, too. Only training needs them, and they may be large.
 
     Raises:
-        CheckpointError: a file is missing, cut short or altered, or of another format version.
+        CheckpointError: a file is missing, truncated, altered or of another format version.
         NumericsError: a weight is not finite.
     """
     check_files(path)
@@ -173,7 +173,7 @@ def check_files(path: Path) -> None:
     """Compare every file of a checkpoint with its checksum.
 
     Raises:
-        CheckpointError: a file is missing, cut short or altered.
+        CheckpointError: a file is missing, truncated or altered.
     """
     try:
         sums = read_checksums(path)
@@ -189,7 +189,7 @@ def check_files(path: Path) -> None:
 
 
 class _State(Record):
-    """What the state of a checkpoint must hold."""
+    """Required and known entries of state.json."""
 
     format: int
     step: Annotated[int, Field(ge=0)]
@@ -210,7 +210,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def clean(folder: Path) -> None:
-    """Remove what a killed process left half-written or half-removed."""
+    """Remove checkpoints that a killed process left half-written or half-removed."""
     if folder.is_dir():
         for path in folder.iterdir():
             if path.name.startswith(".step-"):
@@ -229,7 +229,7 @@ def _write_files(folder: Path, contents: Contents) -> None:
     (folder / CHECKSUM_FILE).write_text(json.dumps(sums, indent=1) + "\n")
     mode = (folder / STATE_FILE).stat().st_mode
     for name in [*names, STATE_FILE, CHECKSUM_FILE]:
-        # safetensors makes its files readable by their owner only; a run follows the umask throughout.
+        # safetensors makes files that only their owner can read; a run follows the umask.
         (folder / name).chmod(mode)
         with (folder / name).open("rb") as file:
             sync_file(file)

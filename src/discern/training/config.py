@@ -9,18 +9,20 @@ from pydantic import Field, model_validator
 from discern.config.base import Section
 
 NO_STEP_LIMIT = 1_000_000_000
-"""`train.max_steps` of a run that the clock alone ends: more than any has."""
+"""`train.max_steps` of a run that is limited by its time budget only."""
 
 
 class OptimizerConfig(Section):
-    """AdamW with decoupled weight decay, clipping and a schedule. Defaults: ELECTRA, table 6."""
+    """AdamW with decoupled weight decay, gradient clipping and a schedule. Defaults: ELECTRA, table 6."""
 
     learning_rate: float = Field(5e-4, gt=0, description="Peak learning rate. ELECTRA, table 6: 5e-4 small, 2e-4 base and large.")
-    weight_decay: float = Field(0.01, ge=0, description="Decoupled; not applied to biases and LayerNorm. ELECTRA: 0.01.")
+    weight_decay: float = Field(
+        0.01, ge=0, description="Decoupled weight decay, not applied to biases and LayerNorm. ELECTRA: 0.01."
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
     epsilon: float = Field(1e-6, gt=0, description="Added outside the square root. ELECTRA: 1e-6.")
-    bias_correction: bool = Field(True, description="Adam's correction of the moments. The released code has none.")
+    bias_correction: bool = Field(True, description="Correct the bias of Adam's moments. The released code does not.")
     clip_norm: float = Field(1.0, ge=0, description="Largest global gradient norm, over all networks together; 0: no clipping.")
     schedule: Literal["linear", "released", "constant"] = Field(
         "linear",
@@ -30,37 +32,37 @@ class OptimizerConfig(Section):
     decay_power: float = Field(1.0, gt=0, description="Power of the decay: 1 is linear.")
     warmup_steps: int = Field(10_000, ge=0, description="Steps over which the learning rate rises. ELECTRA: 10,000.")
     layer_decay: float = Field(
-        1.0, gt=0, le=1, description="Factor of the learning rate from each layer to the one below. 1: none."
+        1.0, gt=0, le=1, description="Factor of the learning rate per layer, from the top layer down; 1: no decay."
     )
     layer_decay_gap: bool = Field(
-        False, description="Count a layer between heads and top layer that does not exist, as the released code does."
+        False, description="Count a layer between the heads and the top layer, although there is none, as in the released code."
     )
 
 
 class TrainConfig(Section):
-    """The loop: how long, how large the steps, what is written when."""
+    """The loop: length of the run, size of a step, and intervals of checkpoints, evaluations and records."""
 
-    seed: int = Field(0, ge=0, description="Everything random follows from it: weights, order, masks, samples, dropout.")
+    seed: int = Field(0, ge=0, description="Seed of all random numbers: weights, order, masks, samples, dropout.")
     max_steps: int = Field(1_000_000, ge=1, le=NO_STEP_LIMIT, description="Optimizer updates of the whole run.")
     max_hours: float | None = Field(
-        None, gt=0, description="Time budget in hours; the schedule ends when the time does. max_steps stays the upper bound."
+        None, gt=0, description="Time budget in hours; the schedule ends with it. max_steps remains an upper limit."
     )
     sequences_per_step: int = Field(128, ge=1, le=1 << 20, description="Sequences per update, over all ranks and micro-batches.")
     micro_batch_size: int | None = Field(
-        None, ge=1, description="Sequences a rank a forward pass; none: all of the rank's sequences at once."
+        None, ge=1, description="Sequences per rank and forward pass (default: all sequences of the rank at once)."
     )
-    # Under train.max_hours the clock asks for more of all three, unless the user has set them: see training/pace.py.
+    # Under train.max_hours all three also become due by the clock, unless the user has set them: see training/clock.py.
     checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=2, description="How many of the newest checkpoints stay on disk.")
+    keep_checkpoints: int = Field(2, ge=2, description="Number of newest checkpoints to keep.")
     evaluate_every_steps: int = Field(5000, ge=0, description="Steps between evaluations on held-out text; 0: only at the end.")
-    evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows of a periodic evaluation; 0: all of them.")
-    log_every_steps: int = Field(50, ge=1, description="Steps between lines of metrics.jsonl.")
+    evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows of a periodic evaluation; 0: all.")
+    log_every_steps: int = Field(50, ge=1, description="Steps between records in metrics.jsonl.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="Arithmetic of the forward pass: bfloat16 is autocast, weights stay float32. "
-        "auto: bfloat16 where it is faster; on a CPU both are timed when the run begins, and run.json keeps the choice.",
+        description="Precision of the forward pass: bfloat16 is autocast, weights stay float32. "
+        "auto: bfloat16 if it is faster; on a CPU both are timed when the run begins, and run.json keeps the choice.",
     )
-    compile: bool = Field(False, description="Run the networks through torch.compile.")
+    compile: bool = Field(False, description="Compile the networks with torch.compile.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
     tensorboard: bool = Field(False, description="Also write TensorBoard events (extra 'track').")
 

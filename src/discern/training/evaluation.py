@@ -1,4 +1,4 @@
-"""Held-out figures of an objective's networks."""
+"""Held-out metrics of an objective's networks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from discern.corruption.randomness import Randomness, key_of
-from discern.data.ordering import Integers
+from discern.data.batching.ordering import Integers
 from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.parallel import Ranks
 from discern.training.precision import autocast
 from discern.types import CorruptedBatch, StepOutput, TokenBatch
 
-# The same corruption for every run and every step: figures then differ because the networks do.
+# The same corruption for every run and every step, so that metrics differ only because the networks do.
 EVALUATION_SEED = key_of("evaluation")
 
 
@@ -25,18 +25,18 @@ class HeldoutRows(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Of the split."""
+        """Number of rows in the split."""
 
     def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
-        """The rows of these numbers."""
+        """The rows with these numbers."""
 
 
 @runtime_checkable
 class Observer(Protocol):
-    """Looks on while an evaluation runs."""
+    """Receives the outputs while an evaluation runs."""
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        """Take in one batch of this rank."""
+        """Add one batch of this rank."""
 
 
 @torch.no_grad()
@@ -51,16 +51,16 @@ def evaluate(
     progress: Progress | None = None,
     observer: Observer | None = None,
 ) -> dict[str, float]:
-    """The objective's figures over held-out rows, dropout off.
+    """The objective's metrics over held-out rows, dropout off.
 
-    The rows are shared out among the ranks; the figures are those of all of them, whatever the batch size.
+    The rows are divided among the ranks; the metrics are those of all ranks, and do not depend on the batch size.
 
     Args:
         stream: held-out rows in their own order.
-        sequences: how many rows, evenly spread over the split; 0: all.
+        sequences: number of rows, evenly spread over the split; 0: all.
     """
     count = min(sequences, stream.num_rows) if sequences else stream.num_rows
-    chosen = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))[ranks.rank :: ranks.world]
+    chosen = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))[ranks.rank :: ranks.world_size]
     evaluator = objective.evaluator()
     was_training = objective.training
     objective.eval()
@@ -80,5 +80,5 @@ def evaluate(
     first, *others = ranks.gather(evaluator)
     for other in others:
         first.merge(other)
-    figures: dict[str, float] = first.compute()
-    return figures
+    metrics: dict[str, float] = first.compute()
+    return metrics

@@ -1,4 +1,4 @@
-"""Reject weights that are not finite: with them, a network outputs NaN, null or a constant."""
+"""A check for weights that are not finite, with which a network outputs NaN or a constant."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from discern.errors import NumericsError
 
 
 def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Make sure that no tensor holds NaN or an infinity.
+    """Check that no tensor contains NaN or infinite values.
 
     Args:
-        source: the file that they stand in.
+        source: file that contains the tensors.
 
     Raises:
-        NumericsError: one does; it is named.
+        NumericsError: a tensor does; the message names it.
     """
     for name, tensor in tensors.items():
-        # A sum that is finite has finite terms only: one pass, and no copy. It may overflow where all terms are finite.
+        # A finite sum has finite terms only, which takes one pass and no copy. A sum may overflow even if all terms are finite.
         if not tensor.is_floating_point() or torch.isfinite(tensor.sum(dtype=torch.float32)):
             continue
         wrong = int(tensor.numel() - torch.isfinite(tensor).sum())

@@ -1,10 +1,10 @@
-"""Arithmetic of a run by two conventions: what is executed, and the ELECTRA paper's.
+"""FLOPs of a run by two conventions: those that are executed, and those of the ELECTRA paper.
 
-    arithmetic = run_flops(objective, config.train.max_steps, config.data.sequence_length, config.train.sequences_per_step)
-    arithmetic.after(1000).executed    # of the first 1000 steps
-    arithmetic.steps_within(1e15)      # how many steps 1e15 executed FLOPs pay for
+    flops = run_flops(objective, config.train.max_steps, config.data.sequence_length, config.train.sequences_per_step)
+    flops.after(1000).executed    # FLOPs of the first 1000 steps
+    flops.steps_within(1e15)      # number of steps within 1e15 executed FLOPs
 
-The objective may stand on the meta device: only its shapes are read.
+The objective may be on the meta device, as only its shapes are used.
 """
 
 from __future__ import annotations
@@ -12,28 +12,27 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import nn
+from discern.models.base import Encoder, Network
+from discern.models.flops import module_flops
+from discern.models.heads import LanguageHead, TiedLMHead
+from discern.objectives.base import ForwardPass, Objective, Phase
 
-from discern.model.attention import SelfAttention
-from discern.model.config import ModelConfig
-from discern.model.encoder import Encoder
-from discern.model.heads import LanguageHead, TiedLMHead
-from discern.model.network import Network
-from discern.model.xlnet import XLNetEncoder
-from discern.objectives.base import Objective, Phase
-from discern.objectives.passes import Pass, has_vocabulary, step_passes
-from discern.training.paper_flops import MASKED_SHARE, PaperTransformer
+# Operations per element.
+_DROPOUT, _LAYER_NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
+MASKED_SHARE = 0.15625
+"""Share of the positions for which the paper counts a softmax in masked language modeling, at any mask probability: 20/128."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """One amount of arithmetic by both conventions.
+    """A number of FLOPs by both conventions.
 
     Attributes:
-        executed: multiplications and additions of the matrix products that run: forward, twice that backward, and what gradient
-            checkpointing computes anew. A row counts with its padding.
-        paper: by the released `flops_computation.py`.
+        executed: multiplications and additions of the matrix products: the forward pass, twice as many for the backward pass, and
+            the recomputation of gradient checkpointing. Padding is included.
+        paper: count by the released `flops_computation.py`.
     """
 
     executed: float = 0.0
@@ -43,27 +42,27 @@ class Flops:
         return Flops(self.executed + other.executed, self.paper + other.paper)
 
     def times(self, factor: float) -> Flops:
-        """So many of it."""
+        """This number multiplied by a factor."""
         return Flops(self.executed * factor, self.paper * factor)
 
 
 @dataclass(frozen=True)
 class RunFlops:
-    """Arithmetic of a run, whose steps may differ from phase to phase.
+    """FLOPs of a run, whose steps may differ between phases.
 
     Attributes:
-        stretches: of each phase the number of steps and the cost of one.
+        stretches: number of steps of each phase, and the FLOPs of one of its steps.
     """
 
     stretches: Sequence[tuple[int, Flops]]
 
     @property
     def total(self) -> Flops:
-        """Of all steps."""
+        """FLOPs of all steps."""
         return self.after(sum(steps for steps, _ in self.stretches))
 
     def after(self, steps: int) -> Flops:
-        """Of the first `steps` steps; beyond the last phase its steps go on."""
+        """FLOPs of the first `steps` steps. Steps beyond the last phase count like its steps."""
         found, left = Flops(), steps
         for number, (length, each) in enumerate(self.stretches, 1):
             taken = left if number == len(self.stretches) else min(left, length)
@@ -71,18 +70,18 @@ class RunFlops:
         return found
 
     def steps_within(self, executed: float) -> int:
-        """The most steps that cost no more than `executed`; may be more than the run has."""
+        """Maximum number of steps with at most `executed` FLOPs; may exceed the steps of the run."""
         first = int(executed // max(each.executed for _, each in self.stretches))
         last = int(executed // min(each.executed for _, each in self.stretches)) + 1
         return first + bisect_right(range(first, last + 1), executed, key=lambda steps: self.after(steps).executed) - 1
 
 
 def run_flops(objective: Objective, max_steps: int, sequence_length: int, sequences_per_step: int) -> RunFlops:
-    """Arithmetic of a run, from the shapes of its networks.
+    """FLOPs of a run, computed from the shapes of its networks.
 
     Args:
-        sequence_length: positions a row.
-        sequences_per_step: rows an update, over all ranks.
+        sequence_length: positions per row.
+        sequences_per_step: rows per update, over all ranks.
     """
     return RunFlops(
         [
@@ -93,100 +92,62 @@ def run_flops(objective: Objective, max_steps: int, sequence_length: int, sequen
 
 
 def step_flops(objective: Objective, phase: Phase, sequence_length: int, sequences: int) -> Flops:
-    """Arithmetic of one update of a phase."""
-    passes = step_passes(objective, phase)
+    """FLOPs of one update of a phase."""
+    passes = objective.forward_passes(phase)
     return Flops(executed_flops(passes, sequence_length, sequences), paper_flops(passes, sequence_length, sequences))
 
 
-def executed_flops(passes: Iterable[Pass], sequence_length: int, sequences: int, *, recomputed: bool = True) -> float:
-    """FLOPs of the matrix products of a step: those of linear layers, attention and vocabulary, by their shapes.
+def executed_flops(passes: Iterable[ForwardPass], sequence_length: int, sequences: int, *, recomputed: bool = True) -> float:
+    """FLOPs of the matrix products of a step (linear layers, attention and output layers), computed from their shapes.
 
-    The keys of an XLNet's distances, which all rows of a batch share, are left out.
+    The keys for the distances of an XLNet, which all rows of a batch share, are not counted.
 
     Args:
-        recomputed: what gradient checkpointing computes a second time counts; False: what the model asks for.
+        recomputed: whether the recomputation of gradient checkpointing counts.
     """
     return sum(_executed(each, sequence_length, recomputed=recomputed) for each in passes) * sequence_length * sequences
 
 
-def paper_flops(passes: Iterable[Pass], sequence_length: int, sequences: int) -> float:
-    """FLOPs of a step by the paper's convention; a frozen network counts its forward half.
+def paper_flops(passes: Iterable[ForwardPass], sequence_length: int, sequences: int) -> float:
+    """FLOPs of a step by the paper's convention. Of a frozen network, only the forward pass counts.
 
-    The released script knows BERT's layers alone: distances, memory and query stream of an XLNet are not in these numbers.
+    The released script supports only BERT's layers: distances, memory and query stream of an XLNet are not counted.
     """
     total = 0.0
     for each in passes:
         network = each.network
         towers = [_paper(tower, sequence_length) for tower in _towers(network.encoder)]
         head = towers[0].binary_head
-        if has_vocabulary(network):
-            # The script's share stands for "at the masked positions", whatever their number.
+        if each.predicts_words:
+            # The script uses this fraction for any number of masked positions.
             head = _vocabulary_head(network, sequence_length) * (MASKED_SHARE if each.head_share < 1 else 1.0)
         forward = sum(tower.body for tower in towers) + head
         total += (2 if each.trains else 1) * forward * sequence_length * sequences
     return total
 
 
-def _executed(each: Pass, length: int, *, recomputed: bool) -> float:
-    """One pass, a token."""
-    network = each.network
-    times = 3 if each.trains else 1
-    total = times * each.head_share * _head(network)
-    for tower in _towers(network.encoder):
-        inside = _inside(tower, each, length)
-        again = recomputed and each.trains and getattr(tower, "gradient_checkpointing", False)
-        projection = getattr(tower, "projection", None)
-        kept = 0 if projection is None else _linear(projection)
-        total += times * inside + (inside - kept if again else 0)
-    return total
+def _executed(each: ForwardPass, length: int, *, recomputed: bool) -> float:
+    """FLOPs of one pass per token."""
+    encoder, times = each.network.encoder, 3 if each.trains else 1
+    streams: dict[str, Any] = {"query_share": each.query_share, "remembered": each.remembered}
+    total = times * (encoder.forward_flops(length, **streams) + each.head_share * _head(each.network, length))
+    return total + (encoder.recomputed_flops(length, **streams) if recomputed and each.trains else 0.0)
 
 
-def _inside(tower: Encoder, each: Pass, length: int) -> float:
-    """One tower forward, a token."""
-    if isinstance(tower, XLNetEncoder):
-        return _two_streams(tower.config, length, each.query_share, each.remembered)
-    return _linear(tower) + _attention(tower, length)
-
-
-def _two_streams(config: ModelConfig, length: int, query_share: float, remembered: int) -> float:
-    """The blocks of an XLNet, a token of content.
-
-    With a query stream, nobody reads the content of the last block: only keys and values are made of it.
-    """
-    size, keys = config.hidden_size, length + remembered
-    # Query and output, scores by content and by distance, the sum of the values, feed-forward.
-    asking = 4 * size**2 + 2 * size * (keys + (keys + length) + keys) + 4 * size * config.feedforward_size
-    asked = 4 * size**2 * keys / length
-    layers = config.num_layers
-    return layers * asked + (layers - (query_share > 0)) * asking + layers * query_share * asking
-
-
-def _linear(module: nn.Module) -> float:
-    """The linear layers of a module, each once a token."""
-    return float(sum(2 * part.in_features * part.out_features for part in module.modules() if isinstance(part, nn.Linear)))
-
-
-def _attention(module: nn.Module, length: int) -> float:
-    """Scores and weighted values of each attention, a token that sees `length` others."""
-    return float(sum(4 * part.value.out_features * length for part in module.modules() if isinstance(part, SelfAttention)))
-
-
-def _head(network: Network) -> float:
-    """What stands on an encoder, a position: its linear layers, and the product with the words."""
-    words = [part.word_embeddings for part in network.head.modules() if isinstance(part, LanguageHead)]
-    vocabulary = sum(2 * table.embedding_dim * table.num_embeddings for table in words)
-    bilinear = 0.0 if network.bilinear is None else _linear(network.bilinear)
-    return _linear(network.head) + vocabulary + bilinear
+def _head(network: Network, length: int) -> float:
+    """FLOPs of the head of a network, per position."""
+    bilinear = 0.0 if network.bilinear is None else module_flops(network.bilinear, length)
+    return module_flops(network.head, length) + bilinear
 
 
 def _towers(encoder: Encoder) -> list[Encoder]:
-    """The encoders of which an encoder consists: itself, unless it holds others."""
+    """The encoders that an encoder consists of: only itself, unless it contains others."""
     inner = [part for part in encoder.modules() if isinstance(part, Encoder) and part is not encoder]
     return [tower for part in inner for tower in _towers(part)] if inner else [encoder]
 
 
 def _vocabulary_head(network: Network, length: int) -> float:
-    """The paper's count of the head, a position; it may read the states of several towers side by side."""
+    """FLOPs of the head per position, by the paper's convention; its input may be the states of several towers."""
     paper = _paper(_towers(network.encoder)[0], length)
     head = next(part for part in network.head.modules() if isinstance(part, LanguageHead))
     if isinstance(head, TiedLMHead):
@@ -205,3 +166,80 @@ def _paper(encoder: Encoder, length: int) -> PaperTransformer:
         feedforward_size=config.feedforward_size,
         num_heads=config.num_heads,
     )
+
+
+@dataclass(frozen=True)
+class PaperTransformer:
+    """FLOPs of a transformer by the convention of the released `flops_computation.py`.
+
+    A product of m x n numbers counts 2 m n. The backward pass counts as much as the forward pass. An embedding lookup counts as
+    the dense product with a one-hot vector, which no program executes, but which the published totals include.
+
+    Attributes:
+        attention_size: total width of the queries, keys or values of all heads; None: the hidden size.
+        decoder: whether each layer has two attentions, to itself and to the states of an encoder.
+
+    Reference: Clark et al. 2020, section 3.1 and table 1; ELECTRA-Small with 1M steps of 128 sequences of 128 has 1.2937e18.
+    """
+
+    hidden_size: int
+    num_layers: int
+    sequence_length: int
+    vocab_size: int
+    embedding_size: int
+    feedforward_size: int
+    num_heads: int
+    attention_size: int | None = None
+    decoder: bool = False
+
+    @property
+    def layer(self) -> float:
+        """Forward pass of one layer, per token."""
+        size, inner, length = self.hidden_size, self.feedforward_size, self.sequence_length
+        wide = self.attention_size or size
+        projections = 6 * size * wide + 3 * wide
+        # The script uses the hidden size for the weighted values, even if the heads are wider; kept to match the totals.
+        attention = 2 * (wide + size) * length + (_SOFTMAX + _DROPOUT + 1) * length * self.num_heads
+        # The script counts this LayerNorm once per token instead of once per element; kept as well.
+        output = 2 * size**2 + (2 + _DROPOUT) * size + _LAYER_NORM
+        feedforward = 4 * size * inner + (1 + _ACTIVATION) * inner + (2 + _DROPOUT + _LAYER_NORM) * size
+        return (projections + attention + output) * (2 if self.decoder else 1) + feedforward
+
+    @property
+    def embedding(self) -> float:
+        """Forward pass of the word, position and segment embeddings as dense products, per token."""
+        size, width = self.hidden_size, self.embedding_size
+        tables = 2 * width * self.vocab_size + 2 * width * (2 + self.sequence_length)
+        projection = 2 * size * width + size if size != width else 0
+        return tables + (2 + _LAYER_NORM + _DROPOUT) * width + projection
+
+    @property
+    def vocabulary_head(self) -> float:
+        """Forward pass of the transform, the logits over the vocabulary and the softmax, per position."""
+        width = self.embedding_size
+        transform = 2 * self.hidden_size * width + (1 + _ACTIVATION + _LAYER_NORM) * width
+        return transform + self.vocabulary_softmax
+
+    @property
+    def vocabulary_softmax(self) -> float:
+        """Forward pass of the logits over the vocabulary and the softmax, per position."""
+        return 2 * self.embedding_size * self.vocab_size + (_SOFTMAX + 2) * self.vocab_size
+
+    @property
+    def binary_head(self) -> float:
+        """Forward pass of the discriminator's dense layer and logit, per token."""
+        return 2 * self.hidden_size**2 + (1 + _ACTIVATION + 2) * self.hidden_size
+
+    @property
+    def body(self) -> float:
+        """Forward pass of embeddings and layers, per token."""
+        return self.embedding + self.num_layers * self.layer
+
+    def training(self, head: float, sequences: float) -> float:
+        """Forward and backward passes of all rows.
+
+        Args:
+            head: FLOPs of the forward pass of the head, per token.
+            sequences: total number of rows: batch size times steps.
+        """
+        return 2 * (self.body + head) * self.sequence_length * sequences

@@ -1,4 +1,4 @@
-"""A request to stop, which the loop honours between two steps."""
+"""Requests to stop by a signal, which the loop handles between two steps."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from discern.progress import Progress
+
 if TYPE_CHECKING:
     from discern.training.parallel import Ranks
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""The signals that ask a run to save and stop."""
+"""Signals that ask a run to save and stop."""
 
 SIGPIPE = 13
 """Signal for a closed progress pipe; Windows has no such signal, so its number is written out."""
 
 
 class StopRequest:
-    """Whether somebody asked for the run to stop, and by which signal."""
+    """The signal that asked the run to stop, if any."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     @property
     def requested(self) -> bool:
-        """True once a signal has come."""
+        """Whether a signal has arrived."""
         return self.signal is not None
 
 
@@ -35,7 +37,7 @@ _open: list[StopRequest] = []
 
 
 def ask_to_stop(number: int) -> bool:
-    """Ask the training that runs in this process to stop, as a signal of this number would; False where none does."""
+    """Ask the training in this process to stop, as if by this signal. Return False if no training is in progress."""
     if not _open:
         return False
     _open[-1].signal = number
@@ -43,7 +45,7 @@ def ask_to_stop(number: int) -> bool:
 
 
 def agree_to_stop(request: StopRequest, ranks: Ranks) -> bool:
-    """Whether any rank was asked to stop; all ranks then take it as asked of themselves, by the same signal."""
+    """Whether any rank was asked to stop. All ranks then stop by the same signal."""
     asked = [number for number in ranks.gather(request.signal) if number is not None]
     if asked and request.signal is None:
         request.signal = asked[0]
@@ -52,10 +54,10 @@ def agree_to_stop(request: StopRequest, ranks: Ranks) -> bool:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGINT, SIGTERM and SIGHUP ask for a stop; a second SIGINT interrupts at once. The handlers from before come back.
+    """Treat SIGINT, SIGTERM and SIGHUP as requests to stop; a second SIGINT interrupts at once. Handlers are restored afterwards.
 
-    SIGHUP stays ignored where it is, as under nohup. Outside the main thread, where Python allows no handlers, signals are left
-    to whoever has the main thread.
+    A signal that is ignored, as SIGHUP under nohup, stays ignored. Outside the main thread, where Python allows no handlers,
+    signals are left alone.
     """
     request = StopRequest()
 
@@ -75,8 +77,21 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def handled() -> list[int]:
-    """The signals of `STOPPING` that this thread may handle and that the user has not had ignored, as nohup does."""
+    """The signals of `STOPPING` that this thread can handle and that are not ignored, as SIGHUP is under nohup."""
     if threading.current_thread() is not threading.main_thread():
         return []
     ignored = [number for number in STOPPING if number != signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN]
     return [number for number in STOPPING if number not in ignored]
+
+
+def leave_if_stopped(stop: StopRequest, step: int, progress: Progress) -> None:
+    """Exit with the code of the signal, after everything is saved.
+
+    Raises:
+        KeyboardInterrupt, SystemExit(128 + signal): a stop was requested.
+    """
+    if stop.requested:
+        progress.note(f"stopped and saved at step {step}; run the same command to continue")
+        if stop.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + (stop.signal or 0))

@@ -1,4 +1,4 @@
-"""Starting several ranks on this machine, as torchrun does, and looking after them."""
+"""Launch several ranks on this machine, like torchrun."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from discern.errors import RanksError
 from discern.training.interrupt import handled
-from discern.training.place import LIFELINE, LOST_CONTACT, PATIENCE, patience
+from discern.training.rank_environment import LIFELINE, LOST_CONTACT, TIMEOUT_VARIABLE, ranks_timeout
 
-_LOOK = 0.1  # seconds between looks at the processes
-# A process that failed has said why; the others notice that it is gone, and what they still say should not be cut off.
+_LOOK = 0.1  # seconds between checks of the processes
+# A process that failed has printed why. The others notice, and their last messages should not be cut off.
 _LAST_WORDS = 5.0
 _GRACE = 20.0  # seconds from SIGTERM to SIGKILL
 
@@ -26,41 +26,41 @@ _GRACE = 20.0  # seconds from SIGTERM to SIGKILL
 def launch(
     arguments: Sequence[str], nproc: int, tell: Callable[[str], None], program: Sequence[str] = (sys.executable, "-m", "discern")
 ) -> int:
-    """Run `python -m discern ARGUMENTS` in `nproc` processes that know each other; gives the exit code.
+    """Run `python -m discern ARGUMENTS` in `nproc` connected processes and return the exit code.
 
-    The processes write to this one's stdout and stderr. SIGINT, SIGTERM and SIGHUP reach them all. When this process ends in any
-    way, even by SIGKILL, they save and stop; when one of them ends with an error, so do the others.
+    The processes share stdout and stderr of this one. SIGINT, SIGTERM and SIGHUP are passed on to all of them. When this process
+    ends for any reason, even by SIGKILL, they save and stop; when one of them fails, the others stop as well.
 
     Args:
-        tell: told of a process that is stopped, and that it goes on.
-        program: what is run with the arguments.
+        tell: called when a process is stopped by a signal, and when it is resumed.
+        program: program to run with the arguments.
 
     Raises:
-        RanksError: a process was killed, or stayed stopped.
+        RanksError: a process was killed, or stayed stopped for too long.
     """
-    # The processes meet here: a port of this process is taken by nobody else between being found and being used.
+    # The processes connect to this store. It holds the port from the start, so that no other program can take it in between.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     reading, writing = os.pipe()
-    ranks: list[_Rank] = []
+    ranks: list[_RankProcess] = []
     with _forwarded() as asked:
         try:
             for number in range(nproc):
-                ranks.append(_Rank(number, nproc, [*program, *arguments], store.port, reading))
+                ranks.append(_RankProcess(number, nproc, [*program, *arguments], store.port, reading))
             os.close(reading)
-            return _look_after(ranks, asked, tell)
+            return _supervise(ranks, asked, tell)
         finally:
             for rank in ranks:
                 rank.kill()
             os.close(writing)
 
 
-class _Rank:
-    """One of the processes.
+class _RankProcess:
+    """One of the launched processes.
 
     Attributes:
-        code: how it ended, as of `subprocess`; None while it lives.
-        stopped: when it was stopped; None while it runs.
-        sent: we have sent it SIGKILL.
+        code: return code, as in `subprocess`; None while it is running.
+        stopped: time at which a signal stopped it; None unless it is stopped.
+        sent: whether SIGKILL was sent to it.
     """
 
     def __init__(self, number: int, nproc: int, line: Sequence[str], port: int, lifeline: int) -> None:
@@ -78,19 +78,19 @@ class _Rank:
             "LOCAL_WORLD_SIZE": str(nproc),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 need not open the port: this process has
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # this process has opened the port, so rank 0 need not
             LIFELINE: str(lifeline),
         }
-        # Away from the terminal's signals: Ctrl-C would reach them twice, and the second one cuts off the saving.
+        # In a session of its own: Ctrl-C would otherwise arrive twice, and the second one interrupts saving.
         self._process = subprocess.Popen(line, env=environment, pass_fds=(lifeline,), start_new_session=True)
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     def look(self) -> None:
-        """Note whether it has ended, was stopped or goes on."""
+        """Update whether it has ended, was stopped or was resumed."""
         if self.code is not None:
             return
         pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -104,13 +104,13 @@ class _Rank:
             self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
 
     def send(self, number: int) -> None:
-        """Send a signal, if it lives."""
+        """Send a signal if it is running."""
         if self.code is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once, if it lives."""
+        """Kill it if it is running."""
         if self.code is None:
             self.sent = True
             self.send(signal.SIGKILL)
@@ -118,17 +118,17 @@ class _Rank:
             self.code = self._process.returncode
 
 
-def _look_after(ranks: list[_Rank], asked: list[int], tell: Callable[[str], None]) -> int:
-    """Wait until all have ended."""
-    told: set[_Rank] = set()
-    forwarded, limit = 0, patience()
+def _supervise(ranks: list[_RankProcess], asked: list[int], tell: Callable[[str], None]) -> int:
+    """Wait until all processes have ended, and return the exit code."""
+    told: set[_RankProcess] = set()
+    forwarded, limit = 0, ranks_timeout()
     while any(rank.code is None for rank in ranks):
         for rank in ranks:
             rank.look()
         for number in asked[forwarded:]:
             for rank in ranks:
                 rank.send(number)
-                rank.send(signal.SIGCONT)  # one that is stopped could not save
+                rank.send(signal.SIGCONT)  # a stopped process could not save
         forwarded = len(asked)
         _tell_of_stops(ranks, told, tell, limit)
         longest = [rank for rank in ranks if rank.code is None and rank.stopped and time.monotonic() - rank.stopped > limit]
@@ -142,13 +142,13 @@ def _look_after(ranks: list[_Rank], asked: list[int], tell: Callable[[str], None
     return _exit_code([rank.code or 0 for rank in ranks], asked)
 
 
-def _tell_of_stops(ranks: list[_Rank], told: set[_Rank], tell: Callable[[str], None], limit: float) -> None:
+def _tell_of_stops(ranks: list[_RankProcess], told: set[_RankProcess], tell: Callable[[str], None], limit: float) -> None:
     for rank in ranks:
         if rank.code is None and rank.stopped is not None and rank not in told:
             told.add(rank)
             tell(
                 f"{rank.name} was stopped by a signal, and the others wait for it; kill -CONT {rank.pid} resumes it. "
-                f"The run ends if it stays stopped for {limit:,.0f} seconds ({PATIENCE})"
+                f"The run ends if it stays stopped for {limit:,.0f} seconds ({TIMEOUT_VARIABLE})"
             )
         elif rank.stopped is None and rank in told:
             told.remove(rank)
@@ -156,8 +156,8 @@ def _tell_of_stops(ranks: list[_Rank], told: set[_Rank], tell: Callable[[str], N
                 tell(f"{rank.name} was resumed")
 
 
-def _culprit(ranks: list[_Rank], longest: list[_Rank]) -> RanksError | None:
-    """Why the processes have to end, where they cannot say so themselves."""
+def _culprit(ranks: list[_RankProcess], longest: list[_RankProcess]) -> RanksError | None:
+    """The reason why the processes have to end, if they cannot report it themselves."""
     again = "run the same command again; training continues from the last checkpoint"
     for rank in ranks:
         if rank.code is not None and rank.code < 0:
@@ -168,15 +168,15 @@ def _culprit(ranks: list[_Rank], longest: list[_Rank]) -> RanksError | None:
     for rank in longest or (stopped if any(rank.code == LOST_CONTACT for rank in ranks) else []):
         return RanksError(f"{rank.name} (pid {rank.pid}) was stopped by a signal and did not continue in time", hint=again)
     if any(rank.code not in (None, 0, LOST_CONTACT) for rank in ranks):
-        return None  # it has said itself what is wrong
+        return None  # it has reported the error itself
     return RanksError(
-        f"a process did not respond to the others for {patience():,.0f} seconds",
-        hint=f"{again}. If a step takes longer than that, set {PATIENCE} to more seconds",
+        f"a process did not respond to the others for {ranks_timeout():,.0f} seconds",
+        hint=f"{again}. If a step takes longer than that, set {TIMEOUT_VARIABLE} to more seconds",
     )
 
 
-def _end(ranks: list[_Rank]) -> None:
-    """End all that still run: by themselves, asked, at once."""
+def _end(ranks: list[_RankProcess]) -> None:
+    """End all processes: wait for them, then ask them to stop, then kill them."""
     for seconds, number in ((_LAST_WORDS, signal.SIGTERM), (_GRACE, None)):
         deadline = time.monotonic() + seconds
         while any(rank.code is None and rank.stopped is None for rank in ranks) and time.monotonic() < deadline:
@@ -191,7 +191,7 @@ def _end(ranks: list[_Rank]) -> None:
 
 
 def _exit_code(codes: list[int], asked: list[int]) -> int:
-    """The exit code of all: that of the signal that they were sent, or the largest that says what is wrong."""
+    """The common exit code: that of the signal that was passed on, or the largest one of an error."""
     for number in asked:
         if 128 + number in codes:
             return 128 + number
@@ -201,7 +201,7 @@ def _exit_code(codes: list[int], asked: list[int]) -> int:
 
 @contextmanager
 def _forwarded() -> Iterator[list[int]]:
-    """The signals that have come, which are to be passed on; the handlers from before come back."""
+    """Collect the signals to pass on; the previous handlers are restored afterwards."""
     asked: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,12 +1,16 @@
-"""The training loop: read, forward, backward, update, write. Every objective and every task runs through it."""
+"""The training loop: read, forward, backward, update; then checkpoint, evaluate and log.
+
+Pre-training and fine-tuning both use it, with different objectives. `train_phase` is the loop. The functions that it calls are
+below it, in the order of the calls; the work after an update is in bookkeeping.py.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,38 +18,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from discern.artifacts.files import write_text
 from discern.corruption.randomness import Randomness, key_of
-from discern.errors import CheckpointError, NumericsError
 from discern.objectives.base import Objective, Phase
-from discern.training.bookkeeping import catch_up, finish_step, save_checkpoint, summary
+from discern.training.bookkeeping import (
+    catch_up,
+    due_after_step,
+    evaluate,
+    log,
+    make_record,
+    note_done,
+    save_checkpoint,
+    stop_at_nonfinite,
+    timed,
+)
+from discern.training.clock import Due, StepMeter
+from discern.training.context import State, TrainContext
 from discern.training.interrupt import agree_to_stop
-from discern.training.meter import Meter
 from discern.training.optimizer import AdamW, clip_gradients, parameter_groups
-from discern.training.pace import KINDS, Due
-from discern.training.parts import Parts, State
 from discern.training.precision import autocast
 from discern.training.schedule import learning_rate
 from discern.types import CorruptedBatch
 
 
 @dataclass(frozen=True)
-class Share:
-    """This rank's part of one step: corrupted micro-batches with their random numbers."""
+class LocalBatch:
+    """This rank's rows of one step: corrupted micro-batches, each with its random numbers."""
 
-    batches: list[tuple[CorruptedBatch, Randomness]]
+    micro_batches: list[tuple[CorruptedBatch, Randomness]]
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """What all ranks know of a step before they compute it.
+class StepTotals:
+    """Facts about a step that all ranks know before they compute it.
 
     Attributes:
         counts: denominators of the losses, over all ranks.
         tokens: real tokens, over all ranks.
-        seconds: of the run, by the clock of the first rank.
-        stopping: somebody asked for a stop.
-        due: what the clock of the first rank asks for after the step.
+        seconds: duration of the run, by the clock of rank 0.
+        stopping: whether any rank was asked to stop.
+        due: the work that the time budget schedules after the step, by the clock of rank 0.
     """
 
     counts: dict[str, int]
@@ -55,10 +66,10 @@ class Agreed:
     due: Due
 
 
-def train(parts: Parts, state: State) -> dict[str, Any]:
-    """Run from `state` to the end, to the end of the time budget, or to a request to stop.
+def train(context: TrainContext, state: State) -> dict[str, Any]:
+    """Train from `state` to the last step, the end of the time budget or a request to stop. Return the last record.
 
-    Gives the last record of the journal. A checkpoint of the last step is always written, before the last evaluation.
+    A checkpoint of the last step is always written, before the last evaluation.
 
     Raises:
         NumericsError: a loss or gradient is not finite; the weights before the update are kept under `folder/debug`.
@@ -66,151 +77,203 @@ def train(parts: Parts, state: State) -> dict[str, Any]:
         DataError: an evaluation failed.
     """
     record: dict[str, Any] = {}
-    devices = [parts.ranks.device] if parts.ranks.device.type == "cuda" else []
-    parts.objective.train()
+    # Dropout seeds torch's global generators, which belong to the caller.
+    devices = [context.ranks.device] if context.ranks.device.type == "cuda" else []
+    context.objective.train()
     with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
-        if state.owed is not None:
-            compile_encoders(parts)  # figures of the same arithmetic as without an interruption
-            record = catch_up(parts, state)
-        for phase, first, last in _spans(parts.objective.phases(parts.train.max_steps)):
-            if state.step < last and not state.over:
-                record = _run_phase(parts, state, (phase, first, last), reader) or record
-    agree_to_stop(parts.stop, parts.ranks)  # so that all of them leave in the same way
+        if state.pending is not None:
+            # Compiled networks round differently, so the missed evaluation runs compiled if the interrupted one would have.
+            compile_encoders(context)
+            record = catch_up(context, state)
+        for phase, first, last in _phases_with_steps(context):
+            if state.step < last and not state.finished:
+                record = train_phase(context, state, (phase, first, last), reader) or record
+    agree_to_stop(context.stop, context.ranks)  # so that all ranks leave in the same way
     return record
 
 
-def _run_phase(parts: Parts, state: State, span: tuple[Phase, int, int], reader: ThreadPoolExecutor) -> dict[str, Any]:
+def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int], reader: ThreadPoolExecutor) -> dict[str, Any]:
+    """Train one phase of the objective (most have only one) from `state.step`. Return the last record that was written."""
     phase, first, last = span
     if state.step == first and phase.start is not None:
         phase.start()
-    forward, optimizer = begin_phase(parts, phase)
-    names = {parameter: name for name, parameter in parts.objective.named_parameters()}
+    model, optimizer = setup_phase(context, phase)
+    names = {parameter: name for name, parameter in context.objective.named_parameters()}
+    moments = partial(optimizer.tensors, names)
     if state.step > first or not phase.fresh_optimizer:
-        optimizer.load_tensors(_moving(state.optimizer, names), names, state.updates)
-    # The means of an interval end with the phase that they are of.
-    meter, state.interval = Meter(state.seconds, state.interval if state.step > first else None), {}
-    scheduled, begins = _schedule(parts, span)
+        optimizer.load_tensors(_trainable(state.optimizer, names), names, state.updates)
+    # Means in the log are taken over steps of one phase only.
+    meter, state.interval = StepMeter(state.seconds, state.interval if state.step > first else None), {}
+    schedule_start, schedule_length = (first, last - first) if phase.own_schedule else (0, context.train.max_steps)
     record: dict[str, Any] = {}
-    upcoming = reader.submit(read_share, parts, state.step)
-    while state.step < last and not state.over:
-        share = upcoming.result()
-        upcoming = reader.submit(read_share, parts, state.step + 1)
-        agreed = agree(parts, share, meter)
+    upcoming = reader.submit(read_local_batch, context, state.step)
 
-        losses, norm = compute_gradients(parts, forward, share, agreed.counts, state.step)
+    while state.step < last and not state.finished:
+        # Read. A thread reads and corrupts the next rows while this step computes.
+        local = upcoming.result()
+        upcoming = reader.submit(read_local_batch, context, state.step + 1)
+        # Several losses share parameters, so each must be divided by its count over all ranks and micro-batches before the
+        # first backward pass. Counts follow from the corruption alone; no network has run yet.
+        totals = reduce_step_counts(context, local, meter)
+
+        # Forward and backward, micro-batch by micro-batch.
+        losses = forward_backward(context, model, local, totals.counts, state.step)
+        norm = float(clip_gradients(context.objective.parameters(), context.optimizer.clip_norm))
         if not np.isfinite(norm):
-            _fail(parts, state, optimizer, losses)
-        update(scheduled, optimizer, state.step - begins, agreed.seconds)
+            stop_at_nonfinite(context, state, moments, losses)
 
-        state.step, state.tokens, state.updates = state.step + 1, state.tokens + agreed.tokens, optimizer.updates
+        # Update.
+        rate = learning_rate(context.optimizer, state.step - schedule_start, schedule_length, _time_used(context, totals.seconds))
+        update(optimizer, rate)
+        state.step, state.tokens, state.updates = state.step + 1, state.tokens + totals.tokens, optimizer.updates
         state.seconds = meter.seconds()
-        meter.add(losses, agreed.tokens)
-        # Ranks must stop after the same step, so they go by what they agreed on; one alone may look again.
-        stopping = agreed.stopping or (parts.ranks.world == 1 and parts.stop.requested)
-        out_of_time = parts.train.max_hours is not None and agreed.seconds >= parts.train.max_hours * 3600
-        state.over = state.step >= parts.train.max_steps or stopping or out_of_time
-        state.cut = stopping and state.step < parts.train.max_steps
-        record = finish_step(parts, state, optimizer, meter, norm, agreed.due) or record
-    state.optimizer = optimizer.tensors(names)
+        meter.add(losses, totals.tokens)
+        _finish_or_interrupt(context, state, totals)
+        speed = meter.tokens_per_second()
+        context.progress.advance(1, **{"loss": f"{losses['loss']:.3f}", "tokens/s": f"{speed:,.0f}"})
+
+        # Checkpoint, evaluate, log. The checkpoint comes first and holds the pending record: an evaluation that fails, or a
+        # kill while it runs, then costs no training.
+        due = due_after_step(context, state, totals.due)
+        if due.log:
+            state.pending = make_record(context, state, meter, rate=rate, norm=norm, evaluates=due.evaluate)
+            meter.restart()
+            state.interval = {}
+            note_done(context, meter, "log")
+        if due.checkpoint:
+            state.interval = meter.interval()
+            with timed(context, meter, "checkpoint"):
+                save_checkpoint(context, state, moments)
+        # A user who interrupts a run does not want to wait for an evaluation; the resumed run does it instead.
+        if due.log and not (due.evaluate and state.interrupted):
+            with timed(context, meter, "evaluate") if due.evaluate else meter.paused():
+                held_out = evaluate(context, state, moments, saved=due.checkpoint) if due.evaluate else {}
+                record = log(context, state, held_out)
+            if state.finished and not due.checkpoint:  # the evaluation used up the patience
+                state.interval = meter.interval()
+                save_checkpoint(context, state, moments)
+    state.optimizer = moments()
     return record
 
 
-def _schedule(parts: Parts, span: tuple[Phase, int, int]) -> tuple[Parts, int]:
-    """What the learning rate of a phase goes by, and the step that its schedule counts from."""
-    phase, first, last = span
-    if not phase.own_schedule:
-        return parts, 0
-    return replace(parts, train=parts.train.model_copy(update={"max_steps": last - first})), first
+def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, AdamW]:
+    """The model to run forward, shared by the ranks, and an optimizer of the parameters that the phase trains."""
+    _freeze_others(context.objective, phase)
+    compile_encoders(context)
+    model: nn.Module = context.objective
+    if context.ranks.world_size > 1:
+        ids = [context.ranks.device.index] if context.ranks.device.type == "cuda" else None
+        model = DistributedDataParallel(context.objective, device_ids=ids)
+    return model, AdamW(parameter_groups(context.objective, context.optimizer), context.optimizer)
 
 
-def begin_phase(parts: Parts, phase: Phase) -> tuple[nn.Module, AdamW]:
-    """What a phase runs forward, as the ranks share it, and an optimizer of the parameters that it trains."""
-    _freeze_all_but(parts.objective, phase)
-    return _wrap(parts), AdamW(parameter_groups(parts.objective, parts.optimizer), parts.optimizer)
-
-
-def read_share(parts: Parts, step: int) -> Share:
-    """This rank's examples of a step, corrupted, in micro-batches. Runs ahead in a thread; touches no network."""
-    each = parts.train.sequences_per_step // parts.ranks.world
-    slots = np.arange(parts.ranks.rank * each, (parts.ranks.rank + 1) * each)
-    batch = parts.source.batch(step * parts.train.sequences_per_step + slots, slots)
-    randomness = Randomness(parts.train.seed, step, batch.slot)
-    size = parts.train.micro_batch_size or each
-    batches = []
-    for start in range(0, each, size):
+def read_local_batch(context: TrainContext, step: int) -> LocalBatch:
+    """This rank's rows of a step, corrupted, in micro-batches. It runs in a thread and touches no network."""
+    per_rank = context.train.sequences_per_step // context.ranks.world_size
+    slots = np.arange(context.ranks.rank * per_rank, (context.ranks.rank + 1) * per_rank)
+    batch = context.source.batch(step * context.train.sequences_per_step + slots, slots)
+    # Keyed by seed, step and slot in the global batch: the same whatever the number of ranks and micro-batches.
+    randomness = Randomness(context.train.seed, step, batch.slot)
+    size = context.train.micro_batch_size or per_rank
+    micro_batches = []
+    for start in range(0, per_rank, size):
         rows = randomness.rows(start, start + size)
-        batches.append((parts.objective.corrupt(batch.rows(start, start + size), rows), rows))
-    return Share(batches)
+        micro_batches.append((context.objective.corrupt(batch.rows(start, start + size), rows), rows))
+    return LocalBatch(micro_batches)
 
 
-def agree(parts: Parts, share: Share, meter: Meter) -> Agreed:
-    """What all ranks must know of a step, in one exchange."""
-    own: dict[str, int] = {}
-    for batch, _ in share.batches:
-        for name, count in parts.objective.counts(batch).items():
-            own[name] = own.get(name, 0) + count
-    tokens = sum(batch.num_tokens for batch, _ in share.batches)
-    seconds = meter.seconds() if parts.ranks.writes else 0.0
-    due = parts.pace.due(seconds) if parts.pace is not None and parts.ranks.writes else Due()
-    asked = [float(getattr(due, kind)) for kind in KINDS]
-    values = [*map(float, own.values()), float(tokens), seconds, float(parts.stop.requested), *asked]
-    *counts, all_tokens, all_seconds, stops, line, evaluation, save = parts.ranks.sum(values)
-    asked_for = Due(line > 0, evaluation > 0, save > 0)
-    return Agreed(dict(zip(own, map(int, counts), strict=True)), int(all_tokens), all_seconds, stops > 0, asked_for)
+def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMeter) -> StepTotals:
+    """Sum the counts of a step over all ranks, and share the other facts about it, in one exchange."""
+    counts: dict[str, int] = {}
+    for batch, _ in local.micro_batches:
+        for name, count in context.objective.counts(batch).items():
+            counts[name] = counts.get(name, 0) + count
+    tokens = sum(batch.num_tokens for batch, _ in local.micro_batches)
+    # Only rank 0 reads the clock: with clocks of their own, ranks would stop after different steps.
+    seconds = meter.seconds() if context.ranks.writes else 0.0
+    due = context.time_budget.due(seconds) if context.time_budget is not None and context.ranks.writes else Due()
+    flags = map(float, (context.stop.requested, due.log, due.evaluate, due.checkpoint))
+    sums = context.ranks.sum([*map(float, counts.values()), float(tokens), seconds, *flags])
+    *total_counts, total_tokens, total_seconds, stops, logs, evaluates, saves = sums
+    return StepTotals(
+        counts=dict(zip(counts, map(int, total_counts), strict=True)),
+        tokens=int(total_tokens),
+        seconds=total_seconds,
+        stopping=stops > 0,
+        due=Due(logs > 0, evaluates > 0, saves > 0),
+    )
 
 
-def compute_gradients(
-    parts: Parts, forward: nn.Module, share: Share, counts: dict[str, int], step: int
-) -> tuple[dict[str, float], float]:
-    """Clipped gradients of the step's exact mean loss; gives the losses over all ranks, and the norm before clipping."""
-    losses = _forward_backward(parts, forward, share, counts, step)
-    return losses, float(clip_gradients(parts.objective.parameters(), parts.optimizer.clip_norm))
-
-
-def update(parts: Parts, optimizer: AdamW, step: int, seconds: float) -> None:
-    """Move the weights by their gradients, at the learning rate of this step, `seconds` into the run."""
-    optimizer.set_learning_rate(learning_rate(parts.optimizer, parts.train, step, seconds / 3600))
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
-def _forward_backward(parts: Parts, forward: nn.Module, share: Share, counts: dict[str, int], step: int) -> dict[str, float]:
-    """Gradients of the step's exact mean loss; gives the mean of each term over all ranks."""
+def forward_backward(
+    context: TrainContext, model: nn.Module, local: LocalBatch, counts: dict[str, int], step: int
+) -> dict[str, float]:
+    """Compute the gradients of the step's mean loss. Return the mean of each loss over all ranks, and other means to log."""
+    ranks, last = context.ranks, len(local.micro_batches) - 1
     sums = dict.fromkeys(counts, 0.0)
-    figures: dict[str, tuple[float, float]] = {}
-    for number, (batch, randomness) in enumerate(share.batches):
-        torch.manual_seed(key_of(parts.train.seed, "dropout", step, number, parts.ranks.rank))
-        with _synchronise_after(forward, last=number == len(share.batches) - 1):
-            with autocast(parts.precision, parts.ranks.device):
-                output = forward(batch.to(parts.ranks.device), randomness.to(parts.ranks.device))
-            # DDP averages over the ranks, hence the factor: the denominators already are those of all of them.
+    others: dict[str, tuple[float, float]] = {}
+    for number, (batch, randomness) in enumerate(local.micro_batches):
+        # Dropout follows from seed, step, micro-batch and rank, so a resumed run drops the same elements.
+        torch.manual_seed(key_of(context.train.seed, "dropout", step, number, ranks.rank))
+        with _synchronize_after(model, last=number == last):
+            with autocast(context.precision, ranks.device):
+                output = model(batch.to(ranks.device), randomness.to(ranks.device))
             loss = sum(term.total * (term.weight / max(counts[name], 1)) for name, term in output.terms.items())
-            (loss * parts.ranks.world).backward()
+            # DDP averages gradients over the ranks, hence the factor: the counts are already those of all ranks.
+            (loss * ranks.world_size).backward()
         for name, term in output.terms.items():
             sums[name] += float(term.total.detach())
-        for name, figure in output.figures.items():
-            total, count = figures.get(name, (0.0, 0.0))
-            figures[name] = total + float(figure.total), count + figure.count
-    # One exchange for all of them.
-    numbers = parts.ranks.sum([*sums.values(), *(number for pair in figures.values() for number in pair)])
-    totals, pairs = numbers[: len(sums)], numbers[len(sums) :]
-    means = {name: total / max(counts[name], 1) for name, total in zip(sums, totals, strict=True)}
-    logged = {name: pairs[2 * place] / max(pairs[2 * place + 1], 1) for place, name in enumerate(figures)}
+        for name, mean in output.metrics.items():
+            total, count = others.get(name, (0.0, 0.0))
+            others[name] = total + float(mean.total), count + mean.count
+    # Losses and other means of all ranks in one exchange.
+    totals = ranks.sum([*sums.values(), *(number for pair in others.values() for number in pair)])
+    means = {name: total / max(counts[name], 1) for name, total in zip(sums, totals[: len(sums)], strict=True)}
+    pairs = zip(totals[len(sums) :: 2], totals[len(sums) + 1 :: 2], strict=True)
+    logged = {name: total / max(count, 1) for name, (total, count) in zip(others, pairs, strict=True)}
     weights = {name: term.weight for name, term in output.terms.items()}
     losses = {f"{name}_loss": mean for name, mean in means.items()}
     return {"loss": sum(weights[name] * mean for name, mean in means.items()), **losses, **logged}
 
 
-def _spans(phases: list[Phase]) -> Iterator[tuple[Phase, int, int]]:
-    """Each phase with the steps it begins and ends at."""
+def update(optimizer: AdamW, rate: float) -> None:
+    """Update the weights with their gradients, at this learning rate."""
+    optimizer.set_learning_rate(rate)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def compile_encoders(context: TrainContext) -> None:
+    """Compile the encoders if the run asks for it."""
+    if context.train.compile:
+        for network in context.objective.networks().values():
+            network.encoder.compile()
+
+
+def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals) -> None:
+    """Set whether the run ends after this step, and whether it was interrupted."""
+    train = context.train
+    # Ranks must stop after the same step, so they use what they exchanged; a single process may check again.
+    stopping = totals.stopping or (context.ranks.world_size == 1 and context.stop.requested)
+    out_of_time = train.max_hours is not None and totals.seconds >= train.max_hours * 3600
+    state.finished = state.step >= train.max_steps or stopping or out_of_time
+    state.interrupted = stopping and state.step < train.max_steps
+
+
+def _time_used(context: TrainContext, seconds: float) -> float | None:
+    """Fraction of the time budget that is used; None without a time budget."""
+    return None if context.train.max_hours is None else seconds / 3600 / context.train.max_hours
+
+
+def _phases_with_steps(context: TrainContext) -> Iterator[tuple[Phase, int, int]]:
+    """Each phase with the steps at which it begins and ends."""
     first = 0
-    for phase in phases:
+    for phase in context.objective.phases(context.train.max_steps):
         yield phase, first, first + phase.steps
         first += phase.steps
 
 
-def _freeze_all_but(objective: Objective, phase: Phase) -> None:
-    """Let only the networks move that the phase trains; what they share with a frozen one moves too, unless it is held."""
+def _freeze_others(objective: Objective, phase: Phase) -> None:
+    """Train only the networks of the phase. Weights shared with a frozen network are trained too, unless it is held."""
     trains = phase.trains
     objective.requires_grad_(trains is None)
     for name, network in objective.networks().items():
@@ -223,47 +286,12 @@ def _freeze_all_but(objective: Objective, phase: Phase) -> None:
                 part.requires_grad_(False)
 
 
-def _moving(moments: dict[str, Tensor], names: dict[nn.Parameter, str]) -> dict[str, Tensor]:
-    """The moments of the parameters that move, and of those that are unknown, which the optimizer refuses."""
-    still = {name for parameter, name in names.items() if not parameter.requires_grad}
-    return {key: value for key, value in moments.items() if key.rpartition(".")[0] not in still}
+def _trainable(moments: dict[str, Tensor], names: dict[nn.Parameter, str]) -> dict[str, Tensor]:
+    """The moments of parameters that the phase trains, and of unknown ones, which the optimizer refuses."""
+    frozen = {name for parameter, name in names.items() if not parameter.requires_grad}
+    return {key: value for key, value in moments.items() if key.rpartition(".")[0] not in frozen}
 
 
-def compile_encoders(parts: Parts) -> None:
-    """Compile what runs forward, where the run asks for it."""
-    if parts.train.compile:
-        for network in parts.objective.networks().values():
-            network.encoder.compile()
-
-
-def _wrap(parts: Parts) -> nn.Module:
-    compile_encoders(parts)
-    if parts.ranks.world == 1:
-        return parts.objective
-    ids = [parts.ranks.device.index] if parts.ranks.device.type == "cuda" else None
-    return DistributedDataParallel(parts.objective, device_ids=ids)
-
-
-def _synchronise_after(forward: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-    """Ranks exchange gradients once a step, in the last backward pass."""
-    return forward.no_sync() if isinstance(forward, DistributedDataParallel) and not last else nullcontext()
-
-
-def _fail(parts: Parts, state: State, optimizer: AdamW, losses: dict[str, float]) -> None:
-    """Keep what is needed to look into a loss that is not finite, and stop."""
-    folder = parts.folder / "debug"
-    first = state.step * parts.train.sequences_per_step
-    kept = f"the weights before the update are in {folder}"
-    try:
-        names = {parameter: name for name, parameter in parts.objective.named_parameters()}
-        save_checkpoint(parts, state, lambda: optimizer.tensors(names), folder)
-        if parts.ranks.writes:
-            details = {"step": state.step, "examples": [first, first + parts.train.sequences_per_step], "losses": losses}
-            write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
-    except (CheckpointError, OSError) as problem:
-        kept = f"the weights before the update could not be kept ({problem})"
-    raise NumericsError(
-        f"step {state.step}: the gradient is not finite; losses {summary(losses)}; "
-        f"examples {first} to {first + parts.train.sequences_per_step - 1}",
-        hint=f"{kept}; try a lower optimizer.learning_rate or a longer warm-up",
-    )
+def _synchronize_after(model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+    """Ranks exchange gradients once per step, in the last backward pass."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()

@@ -1,4 +1,4 @@
-"""Memory: the peak use of this process, and the memory of the machine."""
+"""Peak memory of this process, and the memory of the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def machine_memory(device: torch.device) -> int | None:
-    """Bytes of the device: of the GPU; otherwise of the machine, or what its container may take; None: nobody says."""
+    """Bytes of memory of the GPU, or else of the machine or the limit of its container; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
@@ -26,11 +26,11 @@ def machine_memory(device: torch.device) -> int | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of tensors on a GPU, of the whole process otherwise; the largest until now."""
+    """Peak memory in bytes so far: of tensors on a GPU, or else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        # What getrusage tells includes the process that started this one, where that was larger.
+        # getrusage would include the peak of the process that started this one.
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     except (OSError, IndexError, ValueError):

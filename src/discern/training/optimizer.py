@@ -15,9 +15,9 @@ from discern.training.config import OptimizerConfig
 
 
 class AdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay, with or without bias correction; epsilon stands outside the square root.
+    """Adam with decoupled weight decay, with or without bias correction; epsilon is added outside the square root.
 
-    Differs from torch.optim.AdamW: the correction can be left out, as BERT and ELECTRA were trained. Without it the first
+    Differs from torch.optim.AdamW: bias correction is optional, as BERT and ELECTRA were trained without it. Without it the first
     updates are larger: for a constant gradient |update| / learning rate is 3.16, 4.25, 4.95, ... and falls towards 1.
 
     Args:
@@ -35,7 +35,7 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update from the gradients at hand; parameters without a gradient stay."""
+        """Update the parameters that have a gradient."""
         self.updates += 1
         beta1, beta2 = self._betas
         first, second = (1 - beta1**self.updates, 1 - beta2**self.updates) if self._bias_correction else (1.0, 1.0)
@@ -74,7 +74,7 @@ class AdamW(torch.optim.Optimizer):
             torch._foreach_addcdiv_(moved, means, divisors, -rate / first)
 
     def set_learning_rate(self, rate: float) -> None:
-        """The learning rate of the next update; each group scales it."""
+        """Set the learning rate of the next update, which each group scales."""
         for group in self.param_groups:
             group["lr"] = rate
 
@@ -87,10 +87,10 @@ class AdamW(torch.optim.Optimizer):
         return found
 
     def load_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[nn.Parameter, str], updates: int) -> None:
-        """Put back what `tensors` gave.
+        """Load the moments that `tensors` returned.
 
         Raises:
-            CheckpointError: a moment is missing or of another shape.
+            CheckpointError: a moment is missing or has another shape.
         """
         self.updates = updates
         known = {name: parameter for parameter, name in names.items()}
@@ -110,11 +110,11 @@ class AdamW(torch.optim.Optimizer):
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Every trainable parameter in exactly one group: decayed or not, by the layer it stands in.
+    """Put every trainable parameter into exactly one group, according to weight decay and layer.
 
     Vectors (biases, LayerNorm) are not decayed; matrices and embeddings are. With `layer_decay` the learning rate falls
-    by that factor from the heads to each layer below, down to the embeddings: those of each network by its own number of
-    layers, shared ones by the larger.
+    by that factor per layer, from the heads down to the embeddings. The embeddings of a network are scaled by its own number of
+    layers, shared ones by the larger number.
 
     Reference: Clark et al. 2020, appendix A. The released code skips a depth above the top layer: `layer_decay_gap`.
     """
@@ -139,15 +139,15 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-    """Scale all gradients together so that their joint norm is at most `limit` (0: leave them); gives the norm before."""
+    """Scale all gradients so that their global norm is at most `limit` (0: no limit). Return the norm before."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
     if kernels.dense(gradients):
-        length = kernels.gradient_norm(gradients)
-        if 0 < limit < length + 1e-6:
-            kernels.scale_gradients(gradients, limit / (length + 1e-6))
-        return torch.tensor(length)
+        gradient_norm = kernels.gradient_norm(gradients)
+        if 0 < limit < gradient_norm + 1e-6:
+            kernels.scale_gradients(gradients, limit / (gradient_norm + 1e-6))
+        return torch.tensor(gradient_norm)
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
     if limit > 0:
         # A norm within the limit must leave the gradients untouched to the last bit, hence the clamp at 1.
@@ -161,12 +161,12 @@ def _block(name: str) -> int | None:
 
 
 def _network(name: str) -> str:
-    """The network that a parameter belongs to, by its name: the encoder's attribute."""
+    """The network that a parameter belongs to: the first part of its name."""
     return name.partition(".")[0]
 
 
 def _tops(names: Iterable[str]) -> dict[str, int]:
-    """Layers of each network, its embeddings among them: the depth of its heads, the embeddings having 0."""
+    """Depth of the heads of each network: its layers including the embeddings, which have depth 0."""
     tops: dict[str, int] = {}
     for name in names:
         block = _block(name)
@@ -176,9 +176,9 @@ def _tops(names: Iterable[str]) -> dict[str, int]:
 
 
 def _below(name: str, tops: Mapping[str, int], gap: int) -> int:
-    """How many layers a parameter stands below the heads of its network."""
+    """Number of layers between a parameter and the heads of its network."""
     top, block = tops.get(_network(name), max(tops.values(), default=1)), _block(name)
     if block is not None:
         return top + gap - (block + 1)
-    # The embeddings, their projection and what queries start from are below all blocks.
+    # The embeddings, their projection and the initial query are below all blocks.
     return top + gap if re.search(r"\b((embeddings|projection)\.|query_embedding$)", name) else 0

@@ -1,4 +1,4 @@
-"""Which arithmetic the forward pass runs in."""
+"""Precision of the forward pass: float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discern.model.config import ModelConfig
+from discern.models.config import ModelConfig
 from discern.training.parallel import Ranks
 
-# bfloat16 has to win clearly: it costs digits, and a tie on a busy machine should not be decided by chance.
+# bfloat16 must be clearly faster: it costs precision, and a tie on a busy machine should not be decided by chance.
 _CLEARLY_FASTER = 0.9
 _BUDGET = 0.05  # seconds of all timed passes
 _LEAST_ROUNDS = 5
-# From here on the ratio of the two hardly changes, and only the time does.
+# Beyond these sizes the ratio of the two hardly changes, while the measurement takes longer.
 _MOST_ROWS, _MOST_INNER, _MOST_OUTER = 256, 512, 1024
 _NAMES = ("float32", "bfloat16")
 
@@ -31,7 +31,7 @@ class Shape:
     """The two linear layers that a network spends most of its time in.
 
     Attributes:
-        rows: tokens of a forward pass.
+        rows: tokens per forward pass.
         inner: width of the hidden states.
         outer: width of the feed-forward layer.
     """
@@ -43,28 +43,28 @@ class Shape:
 
 @dataclass(frozen=True)
 class Precision:
-    """The arithmetic of a run.
+    """Precision of a run.
 
     Attributes:
         name: 'float32' or 'bfloat16'.
-        milliseconds: of a pass through two linear layers in each; empty where nothing was measured.
+        milliseconds: time of a pass through two linear layers in each precision; empty if nothing was measured.
     """
 
     name: str
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """What is kept beside the name in the record of a run; nothing where nothing was measured."""
+        """Entries of the record of a run in addition to the name; empty if nothing was measured."""
         return {"precision_milliseconds": dict(self.milliseconds)} if self.milliseconds else {}
 
 
 def shape_of(model: ModelConfig, tokens: int) -> Shape:
-    """What to measure for a network that reads so many tokens at once."""
+    """The layers to measure for a network that reads this many tokens at once."""
     return Shape(max(1, min(tokens, _MOST_ROWS)), min(model.hidden_size, _MOST_INNER), min(model.feedforward_size, _MOST_OUTER))
 
 
 def resolve_precision(name: str, device: torch.device, shape: Shape) -> Precision:
-    """'float32' or 'bfloat16'; 'auto' takes bfloat16 where the device computes faster in it than in float32.
+    """'float32' or 'bfloat16'; 'auto' chooses bfloat16 if the device is faster in it than in float32.
 
     On a processor with instructions for bfloat16 both are measured: with matrix units (AMX) it is several times as fast as
     float32, with vector instructions alone (AVX-512 BF16) about 0.7 times, and for narrow networks slower in either case.
@@ -78,11 +78,11 @@ def resolve_precision(name: str, device: torch.device, shape: Shape) -> Precisio
     return faster(measured(shape, torch.get_num_threads()))
 
 
-def settle_precision(name: str, ranks: Ranks, shape: Shape, known: Mapping[str, Any] | None = None) -> Precision:
-    """The precision of a run, the same on all ranks: that of its record where it goes on, else as rank 0 finds it.
+def shared_precision(name: str, ranks: Ranks, shape: Shape, known: Mapping[str, Any] | None = None) -> Precision:
+    """The precision of a run, the same on all ranks: that of its record if it is resumed, or else the choice of rank 0.
 
     Args:
-        known: `device`, `precision` and perhaps `precision_milliseconds` of the run so far, or of one like it.
+        known: `device`, `precision` and possibly `precision_milliseconds` of the run so far, or of another run.
     """
     if name != "auto":
         return Precision(name)
@@ -96,7 +96,7 @@ def settle_precision(name: str, ranks: Ranks, shape: Shape, known: Mapping[str, 
 
 
 def faster(milliseconds: Mapping[str, float]) -> Precision:
-    """What two figures decide."""
+    """The precision that two measured times decide."""
     wins = milliseconds["bfloat16"] < _CLEARLY_FASTER * milliseconds["float32"]
     return Precision("bfloat16" if wins else "float32", milliseconds)
 
@@ -110,11 +110,11 @@ def measured(shape: Shape, threads: int) -> Mapping[str, float]:
 def measure(
     shape: Shape, run: Callable[[Shape, str], Callable[[], None]], clock: Callable[[], float] = time.thread_time
 ) -> dict[str, float]:
-    """Milliseconds of the fastest pass in each precision; in turns, so that what else the machine does meets both.
+    """Milliseconds of the fastest pass in each precision. They take turns, so that other load on the machine affects both.
 
     Args:
-        run: gives a pass to time, by its precision.
-        clock: in seconds; of this thread, which other programs that want the processor slow down least.
+        run: returns a pass to time, by its precision.
+        clock: seconds; the clock of this thread is affected least by other programs.
     """
     passes = {name: run(shape, name) for name in _NAMES}
     for call in passes.values():
@@ -147,7 +147,7 @@ def cpu_has_bfloat16() -> bool:
 
 def _pass(shape: Shape, precision: str) -> Callable[[], None]:
     """Forward and backward through two linear layers as a block has them: float32 weights and float32 states between."""
-    generator = torch.Generator().manual_seed(0)  # not the global one, which belongs to the user
+    generator = torch.Generator().manual_seed(0)  # the global generator belongs to the user
 
     def draw(*sizes: int) -> Tensor:
         return torch.randn(*sizes, generator=generator, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What a fine-tuned network says of rows: the forward pass alone, in batches of similar length."""
+"""Predictions of a fine-tuned network: the forward pass alone, in batches of rows of similar length."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 from discern.corruption.randomness import Randomness
 from discern.progress import Progress
 from discern.tasks.base import Outputs
-from discern.tasks.features import Features
-from discern.tasks.stream import TaskRowsInOrder
+from discern.tasks.features import Features, TaskRowsInOrder
 from discern.tasks.supervised import SupervisedObjective
 from discern.training.precision import autocast
 
-# Tokens a batch: large enough for the matrix products, small enough for the caches.
+# Tokens per batch: large enough for the matrix products, small enough for the caches.
 _TOKENS = 4096
 
 
@@ -29,9 +28,9 @@ def outputs_of(
     device: torch.device | None = None,
     progress: Progress | None = None,
 ) -> tuple[Outputs, float]:
-    """What the head of a task says of each row, and the mean loss in nats where the rows have targets (0 otherwise).
+    """The outputs of a task's head for each row, and the mean loss in nats if the rows have targets (0 otherwise).
 
-    The figures do not depend on how rows are batched, up to rounding.
+    Up to rounding, the results do not depend on how rows are batched.
     """
     device = device or next(objective.parameters()).device
     rows, evaluator = TaskRowsInOrder({task: features}), objective.evaluator()
@@ -49,7 +48,7 @@ def outputs_of(
 
 
 def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Places in the order of length, so many that the padded batch holds about `_TOKENS` tokens."""
+    """Positions of the rows in order of length, in batches of about `_TOKENS` tokens including padding."""
     ordered = np.sort(lengths, kind="stable")
     start = 0
     while start < len(ordered):

@@ -1,4 +1,4 @@
-"""The matrix products that a computation runs, and how fast each is by itself: the limit of any implementation."""
+"""Records the matrix products of a computation and times each alone: a lower bound for the time of any implementation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from discern.model.attention import SelfAttention
-from discern.model.layout import Layout
+from discern.models.attention import SelfAttention
+from discern.models.unpadding import Unpadding
 from discern.objectives.base import Objective
 
-_LEAST, _MOST = 3, 20  # runs of a product, of which the best counts
+_LEAST, _MOST = 3, 20  # number of runs of a product, of which the fastest counts
 _Shape = tuple[int, int, int, int]  # batch, rows, inner, columns
 
 
@@ -26,9 +26,9 @@ class Product:
     """One matrix product: (batch of) rows x inner times inner x columns.
 
     Attributes:
-        batch: products side by side; 0 where the operands are plain matrices.
-        orders: axes of both operands from the slowest to the fastest in memory: a transposed one may be slower.
-        dtype: of both operands.
+        batch: number of products in a batch; 0 if the operands are plain matrices.
+        orders: memory layout of both operands: their axes, largest stride first; a transposed operand may be slower.
+        dtype: data type of both operands.
     """
 
     batch: int
@@ -45,12 +45,12 @@ class Product:
 
 
 class RecordProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the products that run inside it, those of the backward pass too.
+    """Counts the matrix products that run in its context, including those of the backward pass.
 
-    Fused attention is counted as the plain products that it stands for: two forward, four backward.
+    Fused attention is counted as the products that it replaces: two in the forward pass and four in the backward pass.
 
     Attributes:
-        found: how often each product ran.
+        found: number of runs of each product.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class RecordProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found: Counter[Product] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # `addmm.out` and its like, and plain `addmm`: the same product.
+        # Variants such as `addmm.out` and `addmm` run the same product.
         name = func.overloadpacket.__name__
         if name in _OPERANDS:
             first = _OPERANDS[name]
@@ -80,27 +80,27 @@ class RecordProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.found[_dense(shape, query.dtype)] += 1
 
 
-# Where the two operands stand among the arguments.
+# Index of the first of the two operands among the arguments.
 _OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1}
 
 
 def attention_products(query: tuple[int, ...], keys: int, width: int, *, backward: bool) -> list[_Shape]:
-    """The products of attention: scores and values, or their four gradients.
+    """The products of attention: the scores and the weighted values, or their four gradients.
 
     Args:
-        query: shape (B, H, L, d).
-        keys: how many each query sees.
-        width: of a value.
+        query: shape of the queries, (B, H, L, d).
+        keys: number of keys of each query.
+        width: width of a value.
     """
     batch, length, size = math.prod(query[:-2]), query[-2], query[-1]
     scores, values = (batch, length, size, keys), (batch, length, keys, width)
     if not backward:
         return [scores, values]
     return [
-        (batch, length, width, keys),  # of the probabilities
-        (batch, keys, length, width),  # of the values
-        (batch, length, keys, size),  # of the queries
-        (batch, keys, length, size),  # of the keys
+        (batch, length, width, keys),  # gradient of the probabilities
+        (batch, keys, length, width),  # gradient of the values
+        (batch, length, keys, size),  # gradient of the queries
+        (batch, keys, length, size),  # gradient of the keys
     ]
 
 
@@ -113,23 +113,23 @@ def _order(operand: Tensor) -> tuple[int, ...]:
 
 
 def record_products(objective: Objective, run: Callable[[], object]) -> Counter[Product]:
-    """The products that `run` makes the objective's networks execute.
+    """Record the matrix products that the networks of an objective execute in `run`.
 
-    Where attention runs by a kernel that the recording cannot look into, its products are added by their shapes.
+    Products inside an attention kernel cannot be recorded; they are added according to their shapes.
     """
     mode = RecordProducts()
     seen = 0
 
-    def before(module: SelfAttention, args: tuple[Tensor, Layout]) -> None:
+    def before(module: SelfAttention, args: tuple[Tensor, Unpadding]) -> None:
         nonlocal seen
         seen = _batched(mode.found)
 
-    def after(module: SelfAttention, args: tuple[Tensor, Layout], result: Tensor) -> None:
+    def after(module: SelfAttention, args: tuple[Tensor, Unpadding], result: Tensor) -> None:
         if _batched(mode.found) != seen:
             return
         mode.found += _spans(args[1], result, module.num_heads, backward=False)
         if result.requires_grad:
-            # Counted when it runs: what gradient checkpointing computes anew has no backward pass of its own.
+            # Counted when the backward pass runs: the recomputation of gradient checkpointing has none of its own.
             gradients = _spans(args[1], result, module.num_heads, backward=True)
             result.register_hook(lambda _: mode.found.update(gradients))  # type: ignore[no-untyped-call]
 
@@ -138,7 +138,7 @@ def record_products(objective: Objective, run: Callable[[], object]) -> Counter[
         if isinstance(module, SelfAttention):
             hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     try:
-        # What is compiled would hide its products.
+        # Compiled code would hide its products.
         with torch.compiler.set_stance("force_eager"), mode:
             run()
     finally:
@@ -151,9 +151,9 @@ def _batched(found: Counter[Product]) -> int:
     return sum(count for product, count in found.items() if product.batch)
 
 
-def _spans(layout: Layout, result: Tensor, num_heads: int, *, backward: bool) -> Counter[Product]:
+def _spans(unpadding: Unpadding, result: Tensor, num_heads: int, *, backward: bool) -> Counter[Product]:
     """The products of attention among the tokens of each span, forward or backward."""
-    offsets = layout.offsets
+    offsets = unpadding.offsets
     lengths = [result.shape[1]] * result.shape[0] if offsets is None else offsets.diff().tolist()
     found: Counter[Product] = Counter()
     for length, count in Counter(lengths).items():
@@ -163,11 +163,11 @@ def _spans(layout: Layout, result: Tensor, num_heads: int, *, backward: bool) ->
 
 
 class ProductTimer:
-    """The best time of each product by itself: operands warm, result preallocated.
+    """Measures the shortest time of each product alone, with its operands in the cache and its result preallocated.
 
     Args:
-        device: where they run.
-        seconds: at most spent on one product, beyond its first three runs.
+        device: device to run on.
+        seconds: maximum time for one product, after its first three runs.
     """
 
     def __init__(self, device: torch.device, seconds: float = 0.05) -> None:
@@ -176,15 +176,15 @@ class ProductTimer:
         self._best: dict[Product, float] = {}
 
     def limit(self, found: Counter[Product]) -> float:
-        """Seconds of all the products together, each at its best."""
+        """Total time of all products in seconds, with the shortest time of each."""
         return sum(count * self.best(product) for product, count in found.items())
 
     def fastest(self) -> float:
-        """FLOP/s of the fastest product so far."""
+        """FLOP/s of the fastest product measured so far."""
         return max(product.flops / seconds for product, seconds in self._best.items())
 
     def best(self, product: Product) -> float:
-        """Seconds of one product."""
+        """Shortest time of a product, in seconds."""
         if product not in self._best:
             self._best[product] = self._time(product)
         return self._best[product]
@@ -211,7 +211,7 @@ class ProductTimer:
             begin = time.perf_counter()
             multiply()
             return time.perf_counter() - begin
-        # Several at once: a single small one would be timed as its launch.
+        # Ten in a row: for a single small product, mostly the launch would be measured.
         begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin_event.record()
         for _ in range(10):
@@ -222,7 +222,7 @@ class ProductTimer:
 
 
 def fastest_product(device: torch.device, precision: str) -> float:
-    """FLOP/s of a large square product, measured now: about the most that this device does in 'float32' or 'bfloat16'."""
+    """Measure the FLOP/s of a large square product: about the peak of this device in 'float32' or 'bfloat16'."""
     size = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     product = Product(0, size, size, size, ((0, 1), (0, 1)), dtype)

@@ -15,13 +15,13 @@ from discern.tasks.metrics.answers import (
     common_piece_f1,
     exact_match,
     mrqa_scores,
-    normalised,
+    normalized,
     squad1_scores,
     squad2_scores,
     word_f1,
     word_f1_or_nothing,
 )
-from discern.tasks.readers.squad import read_squad
+from discern.tasks.squad import read_squad
 from tests.tasks.data_folder import data_folder
 
 
@@ -29,11 +29,11 @@ def question(identity: str, *golds: str) -> QuestionExample:
     return QuestionExample(identity, "?", "c", (), golds, not golds)
 
 
-def test_normalisation() -> None:
-    assert normalised(" The  U.S.A.,\tan Area\n") == "usa area"
-    assert normalised("A.") == ""
-    assert normalised("theatre another") == "theatre another"
-    assert normalised("«Été» 中文。") == "«été» 中文。"  # punctuation of ASCII only
+def test_normalization() -> None:
+    assert normalized(" The  U.S.A.,\tan Area\n") == "usa area"
+    assert normalized("A.") == ""
+    assert normalized("theatre another") == "theatre another"
+    assert normalized("«Été» 中文。") == "«été» 中文。"  # punctuation of ASCII only
     assert exact_match("the Rhine!", "rhine") == 1
 
 

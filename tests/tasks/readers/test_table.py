@@ -11,7 +11,8 @@ import pytest
 
 from discern.errors import ConfigError, DataError
 from discern.tasks.examples import Answer, ClassificationExample
-from discern.tasks.readers.own_columns import (
+from discern.tasks.readers.table import TableFormat, open_table
+from discern.tasks.readers.user_columns import (
     ClassificationColumns,
     QuestionColumns,
     TaggingColumns,
@@ -19,14 +20,13 @@ from discern.tasks.readers.own_columns import (
     question_columns,
     tagging_columns,
 )
-from discern.tasks.readers.own_file import (
+from discern.tasks.readers.user_file import (
     classification_rows,
     question_rows,
     read_classification,
     read_questions,
     read_tagging,
 )
-from discern.tasks.readers.table import TableFormat, open_table
 from tests.tasks.data_folder import write
 
 TEXTS = [('great, "really"', "good"), ("a waste\nof time", "bad"), ("naïve 中文", "good")]
@@ -82,17 +82,17 @@ def test_standard_input_and_plain_text(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('review,stars\n"never closed,1\nnext,2\n', r"a\.csv:2: unbalanced quotation marks .* shows in line 3"),
+        ('review,stars\n"never closed,1\nnext,2\n', r"a\.csv:2: unbalanced quotation marks .* detected in line 3"),
         ('review,stars\nfine,1\n"open,1\nthen "closed" late,2\n', r"a\.csv:3: unbalanced quotation marks"),
-        ("review,stars\nfine,1\na \rfilm,1\n", r"a\.csv:3: a carriage return stands inside the line"),
-        ("review,stars\rfine,1\rpoor,2\r", r"a\.csv:1: a carriage return stands inside the line"),
-        ('review,stars\n"' + 11 * ("x" * 999_999 + "\n"), r"a\.csv:2: a field of more than 10,000,000 .* shows in line 1[12]"),
+        ("review,stars\nfine,1\na \rfilm,1\n", r"a\.csv:3: the line contains a carriage return"),
+        ("review,stars\rfine,1\rpoor,2\r", r"a\.csv:1: the line contains a carriage return"),
+        ('review,stars\n"' + 11 * ("x" * 999_999 + "\n"), r"a\.csv:2: a field of more than 10,000,000 .* detected in line 1[12]"),
         ("review,stars\na,b,1\n", r"a\.csv:2: 3 fields, the header has 2 \(review, stars\)"),
         ("review,stars\n,1\n", r"a\.csv:2: 'review' is empty"),
         ("review,stars\n  ,1\n", r"a\.csv:2: 'review' is empty"),
         ("review,stars\nfine,\n", r"a\.csv:2: 'stars' is empty"),
-        ("review,review\nfine,1\n", "two columns are called 'review'"),
-        ("review,stars\n", "has a header and no row"),
+        ("review,review\nfine,1\n", "two columns are named 'review'"),
+        ("review,stars\n", "has a header but no rows"),
         ("", "is empty"),
     ],
 )
@@ -154,10 +154,10 @@ def test_a_missing_column_names_the_nearest(tmp_path: Path) -> None:
         (",text,label", ("text", None, "label")),
     ],
 )
-def test_columns_are_recognised_by_name(tmp_path: Path, header: str, expected: tuple[str, str | None, str] | None) -> None:
+def test_columns_are_recognized_by_name(tmp_path: Path, header: str, expected: tuple[str, str | None, str] | None) -> None:
     path = write(tmp_path / "a.csv", header, ",".join("xyz"[: header.count(",") + 1]))
     if expected is None:
-        with pytest.raises(ConfigError, match="cannot tell which column --text is; its columns: words, what"):
+        with pytest.raises(ConfigError, match="cannot recognize the column for --text; its columns: words, what"):
             classification_columns(path)
         return
     found = classification_columns(path)
@@ -187,7 +187,7 @@ def test_several_labels_parted_by_a_separator(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,label", "x,a; b", "y,")
     columns = classification_columns(path, separator=";")
     assert [example.label for example in read_classification(path, columns).examples] == [("a", "b"), ()]
-    with pytest.raises(DataError, match=r"a\.csv:2: 'label' is no list") as error:
+    with pytest.raises(DataError, match=r"a\.csv:2: 'label' is not a list") as error:
         read_classification(path, ClassificationColumns("text", label="label", kind="labels"))
     assert "--set files.label_separator=" in str(error.value.hint)
 
@@ -212,7 +212,7 @@ def test_what_was_read_is_told(tmp_path: Path) -> None:
     assert reading.examples[1] == ClassificationExample("1", "bad", None, "poor")
     assert reading.notes == ("columns: text = review, label = stars, kind = label", "2 labels: good 2, poor 1")
     assert reading.places == tuple(f"{path}:{line}" for line in (2, 3, 4))
-    without = read_classification(path, STARS, labelled=False)
+    without = read_classification(path, STARS, labeled=False)
     assert {example.label for example in without.examples} == {None}
 
 

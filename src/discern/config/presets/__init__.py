@@ -1,4 +1,4 @@
-"""The recipes that come with discern: one TOML file each, whose first line says what it is."""
+"""The presets of discern: one TOML file each, with a description in its first line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def usual_vocabulary(preset: str | None) -> int:
 
 
 def preset_names() -> list[str]:
-    """Every preset, sorted."""
+    """Names of all presets, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
 def preset_path(name: str) -> Path:
-    """The file of a preset.
+    """Path of a preset's file.
 
     Raises:
-        ConfigError: no such preset; the hint names the nearest.
+        ConfigError: there is no such preset; the hint suggests the nearest one.
     """
     names = preset_names()
     if name not in names:
@@ -36,6 +36,6 @@ def preset_path(name: str) -> Path:
 
 
 def preset_summary(name: str) -> str:
-    """What a preset is, in a line."""
+    """Description of a preset, in one line."""
     first = preset_path(name).read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip()

@@ -1,4 +1,4 @@
-"""A checkpoint of the released ELECTRA code: which variable is which weight, and what the shapes tell of the sizes."""
+"""Imports checkpoints of the released ELECTRA code: maps variables to weights, and infers the sizes from their shapes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from discern.errors import CheckpointError
-from discern.interop.adopted import Adopted, Description, Head, Weights, adopt, weight_names
-from discern.interop.huggingface import and_more
+from discern.interop.imported_model import Description, Head, ImportedModel, Weights, import_network, weight_names
 from discern.interop.tensorflow.bundle import Bundle
-from discern.model.config import ModelConfig
+from discern.interop.weight_files import and_more
+from discern.models.electra.config import ElectraConfig
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
 
@@ -26,7 +26,7 @@ _STEP = "global_step"
 _TASK_SCOPE = "task_specific"
 _HEAD_WIDTH = 64
 
-# Hugging Face's name -> the released code's, of layers; what is not here is called the same, with slashes.
+# Names of layers: Hugging Face's and the released code's. All other names are the same, with slashes instead of dots.
 _LAYERS = (
     ("discriminator_predictions.dense_prediction.", "discriminator_predictions.dense_1."),
     ("generator_lm_head.bias", "generator_predictions.output_bias"),
@@ -36,12 +36,12 @@ _GIVE = "give a checkpoint of the released ELECTRA code; for a model of another 
 
 @dataclass(frozen=True)
 class _Scopes:
-    """Where the variables of a network stand.
+    """The scopes of the variables of a network.
 
     Attributes:
-        embeddings: scope of the tables.
-        encoder: scope of what follows.
-        head: what it predicts.
+        embeddings: scope of the embeddings.
+        encoder: scope of the layers.
+        head: what the network predicts.
     """
 
     embeddings: str
@@ -65,20 +65,20 @@ class _Scopes:
         return name.replace(".", "/")
 
 
-def read_released(prefix: Path, vocabulary: Vocabulary, heads: int | None, progress: Progress) -> Adopted:
-    """The networks in a checkpoint of the released code.
+def read_released(prefix: Path, vocabulary: Vocabulary, heads: int | None, progress: Progress) -> ImportedModel:
+    """Read the networks in a checkpoint of the released code.
 
-    Adam's slots are left behind. Which networks there are, the names of the variables tell; how large they are, their shapes.
+    The networks are recognized by the names of the variables, and their sizes by the shapes. The state of Adam is not read.
 
     Args:
-        prefix: path of the checkpoint's files up to the suffix.
-        vocabulary: of the tokenizer.
-        heads: attention heads of the discriminator, of which the weights say nothing; None: one for 64 of its width, as the
-            released code has it. The generator's are always so.
-        progress: told of the bytes read.
+        prefix: path of the checkpoint's files without the suffix.
+        vocabulary: vocabulary of the tokenizer.
+        heads: number of attention heads of the discriminator, which cannot be inferred from the weights; None: hidden size / 64,
+            as in the released code. The generator always has hidden size / 64.
+        progress: reports the number of bytes read.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or the variables are those of something else.
+        CheckpointError: a file is missing or damaged, or the variables are not those of an ELECTRA.
     """
     bundle = Bundle.open(prefix)
     kept = {name for name in bundle.entries if not _SLOTS.search(name) and name != _STEP}
@@ -90,33 +90,33 @@ def read_released(prefix: Path, vocabulary: Vocabulary, heads: int | None, progr
     left_over = sorted(kept - taken)
     foreign = [name for name in left_over if not name.startswith(f"{_TASK_SCOPE}/")]
     if foreign:
-        raise CheckpointError(f"{prefix}: nothing here can hold '{foreign[0]}'{and_more(foreign)}", hint=_GIVE)
-    models = {name: adopt(descriptions[name], weights[name], vocabulary, prefix) for name in scopes}
+        raise CheckpointError(f"{prefix}: unexpected tensor '{foreign[0]}'{and_more(foreign)}", hint=_GIVE)
+    models = {name: import_network(descriptions[name], weights[name], vocabulary, prefix) for name in scopes}
     sizes = {name: description.sizes for name, description in descriptions.items()}
     counter = bundle.entries.get(_STEP)
     step = int(bundle.read(_STEP)) if counter is not None and counter.is_whole_number() else None
     slots = ["Adam's slots"] if any(_SLOTS.search(name) for name in bundle.entries) else []
     remarks = [] if heads is not None else [_remark(next(iter(sizes.values())))]
-    return Adopted(KIND, models, sizes, step, left_out=[*slots, *left_over], remarks=remarks)
+    return ImportedModel(KIND, models, sizes, step, left_out=[*slots, *left_over], remarks=remarks)
 
 
-def _remark(sizes: ModelConfig) -> str:
+def _remark(sizes: ElectraConfig) -> str:
     return (
-        f"how many attention heads there are, weights don't tell: taken to be {sizes.num_heads}, one for {_HEAD_WIDTH} of the "
-        "width, as the released code has it; --heads N says otherwise"
+        f"the number of attention heads cannot be inferred from the weights; assumed to be {sizes.num_heads} (hidden size / "
+        f"{_HEAD_WIDTH}, as in the released code); set it with --heads N"
     )
 
 
 def _scopes(names: Collection[str], prefix: Path) -> dict[str, _Scopes]:
-    """The networks that the variables make up, the one to fine-tune first."""
+    """The networks that the variables belong to; the one to fine-tune comes first."""
 
     def has(scope: str) -> bool:
         return any(name.startswith(f"{scope}/") for name in names)
 
     if has("cloze_predictions") or has("generator_ltr"):
         raise CheckpointError(
-            f"{prefix} has a generator of two towers, and does not say whether its discriminator gives logits or energies",
-            hint="train it again with discern: objective.name=electric, or objective.generator=two-tower",
+            f"{prefix} has a two-tower generator, and does not state whether its discriminator outputs logits or energies",
+            hint="train the model again with discern: objective.name=electric, or objective.generator=two-tower",
         )
     if "electra/embeddings/word_embeddings" not in names:
         found = sorted({name.partition("/")[0] for name in names})
@@ -136,7 +136,7 @@ def _scopes(names: Collection[str], prefix: Path) -> dict[str, _Scopes]:
 
 
 def _verify(bundle: Bundle, progress: Progress) -> None:
-    """Read everything once, also what is not taken: where one byte is wrong, others may be."""
+    """Check all variables, including those that are not imported: if one byte is wrong, others may be as well."""
     progress.start("checking", sum(entry.size for entry in bundle.entries.values()), "bytes")
     for _, entry in bundle.verified():
         progress.advance(entry.size)
@@ -144,7 +144,7 @@ def _verify(bundle: Bundle, progress: Progress) -> None:
 
 
 def _description(bundle: Bundle, scopes: _Scopes, heads: int | None) -> Description:
-    """Sizes, by the shapes."""
+    """The sizes of a network, inferred from the shapes of its variables."""
     tables, encoder = f"{scopes.embeddings}/embeddings", f"{scopes.encoder}/encoder"
     rows, embedding_size = _shape(bundle, f"{tables}/word_embeddings")
     positions, _ = _shape(bundle, f"{tables}/position_embeddings")
@@ -153,7 +153,7 @@ def _description(bundle: Bundle, scopes: _Scopes, heads: int | None) -> Descript
     layers = {found[1] for name in bundle.entries if (found := re.match(rf"{encoder}/layer_(\d+)/", name))}
     number = heads if heads is not None else max(1, hidden // _HEAD_WIDTH)
     try:
-        sizes = ModelConfig(
+        sizes = ElectraConfig(
             num_layers=len(layers),
             hidden_size=hidden,
             embedding_size=embedding_size,
@@ -164,29 +164,29 @@ def _description(bundle: Bundle, scopes: _Scopes, heads: int | None) -> Descript
         )
     except ValidationError as problem:
         reasons = "; ".join(error["msg"].removeprefix("Value error, ") for error in problem.errors())
-        raise CheckpointError(f"{bundle.prefix}: {reasons}", hint="--heads N says how many attention heads it has") from problem
+        raise CheckpointError(f"{bundle.prefix}: {reasons}", hint="set the number of attention heads with --heads N") from problem
     return Description(scopes.head, rows, sizes)
 
 
 def _shape(bundle: Bundle, name: str) -> tuple[int, int]:
-    """Of a matrix that every ELECTRA has."""
+    """The shape of a matrix that every ELECTRA has."""
     entry = bundle.entries.get(name)
     if entry is None or len(entry.shape) != 2:
-        found = "missing" if entry is None else f"of shape {list(entry.shape)}"
-        raise CheckpointError(f"{bundle.prefix}: '{name}' is {found}, expected a matrix", hint=_GIVE)
+        found = "is missing" if entry is None else f"has shape {list(entry.shape)}"
+        raise CheckpointError(f"{bundle.prefix}: '{name}' {found}, expected a matrix", hint=_GIVE)
     return entry.shape[0], entry.shape[1]
 
 
 def _weights(bundle: Bundle, scopes: _Scopes, description: Description) -> Weights:
-    """The weights of a network that are there, by Hugging Face's name."""
+    """The weights of a network that are present, by Hugging Face's names."""
     variables = {name: scopes.variable(name) for name in weight_names(description)}
     return {name: partial(_read, bundle, variable) for name, variable in variables.items() if variable in bundle.entries}
 
 
 def _read(bundle: Bundle, variable: str) -> Tensor:
-    """A variable as Hugging Face stores it: its kernels are (out, in)."""
+    """A variable in the shape in which Hugging Face stores it: kernels are (out, in)."""
     tensor = bundle.read(variable)
     if not tensor.is_floating_point():
         found = str(tensor.dtype).removeprefix("torch.")
-        raise CheckpointError(f"{bundle.prefix}: '{variable}' is of type {found}, expected floating point", hint=_GIVE)
+        raise CheckpointError(f"{bundle.prefix}: '{variable}' has data type {found}, expected floating point", hint=_GIVE)
     return tensor.to(torch.float32).t() if variable.endswith("/kernel") else tensor.to(torch.float32)

@@ -1,4 +1,4 @@
-"""Baselines of question answering: the sentence of the context that looks most like the question, and no answer at all."""
+"""Baselines of question answering: the sentence of the context most similar to the question, and no answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from discern.tasks.base import Prediction
 from discern.tasks.baselines.base import Baseline
 from discern.tasks.examples import QuestionExample
 
-# A sentence ends at its mark, with the quotation marks and brackets behind it, or at the end of a line.
+# A sentence ends at its punctuation mark, including quotation marks and brackets after it, or at the end of a line.
 _SENTENCE = re.compile("[^\n]+?(?:[.!?](?=[\"')\\]]*(?:\\s|$))[\"')\\]]*|[。！？；][”’」』）]*|(?=\n)|$)")
 # Each Chinese or Japanese character is a word.
 _WORD = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\\W\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
@@ -22,8 +22,8 @@ def answer_baselines(*, threshold: float, has_impossible: bool) -> list[Baseline
     """Baselines of question answering.
 
     Args:
-        threshold: nothing is answered where `no_answer` exceeds it.
-        has_impossible: whether a context may hold no answer.
+        threshold: the answer is empty if `no_answer` exceeds it.
+        has_impossible: whether questions may have no answer.
     """
     nothing: list[Baseline[QuestionExample]] = [NoAnswer(threshold)] if has_impossible else []
     return [*nothing, OverlapSentence(threshold)]
@@ -31,7 +31,7 @@ def answer_baselines(*, threshold: float, has_impossible: bool) -> list[Baseline
 
 @final
 class NoAnswer(Baseline[QuestionExample]):
-    """Answers no question."""
+    """Predicts no answer for every question."""
 
     name: ClassVar[str] = "no-answer"
     title = "no answer to any question"
@@ -45,7 +45,7 @@ class NoAnswer(Baseline[QuestionExample]):
 
 @final
 class OverlapSentence(Baseline[QuestionExample]):
-    """The sentence that shares most with the question, rare words counting more; the shortest of equals, then the first."""
+    """The sentence that shares most words with the question, weighted by rarity; ties go to shorter, then earlier sentences."""
 
     name: ClassVar[str] = "overlap-sentence"
     title = "the sentence that shares the most words with the question"
@@ -62,14 +62,14 @@ class OverlapSentence(Baseline[QuestionExample]):
             shared = [sum(weights[word] for word in asked.intersection(_words(sentence))) for sentence in candidates]
             best = max(range(len(candidates)), key=lambda place: (shared[place], -len(candidates[place])))
             share = shared[best] / (sum(weights[word] for word in asked) or 1.0)
-            # Below the threshold, so it is answered; the less the sentence has of the question, the closer to it.
-            said = {"answer": candidates[best], "best_answer": candidates[best], "no_answer": self._threshold - share}
-            predictions.append({"id": example.id, **said})
+            # Below the threshold, so that a question is always answered, and the lower the overlap, the closer to it.
+            prediction = {"answer": candidates[best], "best_answer": candidates[best], "no_answer": self._threshold - share}
+            predictions.append({"id": example.id, **prediction})
         return predictions
 
 
 def _rarity(examples: Sequence[QuestionExample]) -> dict[str, float]:
-    """Inverse document frequency of each word in contexts and questions; a context that several questions share counts once."""
+    """Inverse document frequency of each word in contexts and questions; repeated contexts count once."""
     texts = dict.fromkeys([each.context for each in examples] + [each.question for each in examples])
     counts = Counter(word for text in texts for word in set(_words(text)))
     return {word: math.log(1 + len(texts) / count) for word, count in counts.items()}

@@ -1,4 +1,4 @@
-"""What a baseline is, and how it is measured: on the examples that the network was trained and evaluated on."""
+"""The contract of baselines, and their evaluation on the examples that the network was trained and evaluated on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from discern.data.ordering import derive_key, permute
+from discern.data.batching.ordering import derive_key, permute
 
 if TYPE_CHECKING:
     from discern.tasks.base import Prediction, Task
 
 E = TypeVar("E")
-# Beyond these, a baseline takes longer than people wait for a footnote.
+# With more examples, baselines take too long for a side result.
 TRAINING_EXAMPLES = 20_000
 EVALUATED_EXAMPLES = 50_000
 
@@ -24,8 +24,8 @@ class Baseline(abc.ABC, Generic[E]):
     """A simple predictor, trained and applied in seconds. The same examples give the same predictions.
 
     Attributes:
-        name: the key in results.
-        title: what it is, as it stands in a sentence: "TF-IDF with logistic regression".
+        name: key in results.
+        title: description within a sentence: "TF-IDF with logistic regression".
     """
 
     name: ClassVar[str]
@@ -33,11 +33,7 @@ class Baseline(abc.ABC, Generic[E]):
 
     @abc.abstractmethod
     def predict(self, train: Sequence[E], examples: Sequence[E]) -> list[Prediction] | None:
-        """Predictions for `examples`, or None if it cannot be trained on `train` (texts without a single word).
-
-        Args:
-            train: labelled.
-        """
+        """Train on labeled examples and predict others; None if `train` is unusable (texts without a single word)."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,8 @@ class BaselineScore:
     """Scores of a baseline.
 
     Attributes:
-        metrics: by name, the headline first, as of the network.
-        train_examples: how many it was trained on.
+        metrics: metrics by name, the headline metric first.
+        train_examples: number of training examples.
     """
 
     name: str
@@ -55,26 +51,26 @@ class BaselineScore:
     train_examples: int
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The score as JSON values."""
         return {"title": self.title, "metrics": self.metrics, "train_examples": self.train_examples}
 
 
 def measure_baselines(
     task: Task[Any], train: Sequence[Any], examples: Sequence[Any], warn: Callable[[str], None]
 ) -> Iterator[BaselineScore]:
-    """The score of each baseline of a task, the simplest first, as each is done.
+    """Yield the score of each baseline of a task, the simplest first.
 
-    Those that learn take `TRAINING_EXAMPLES` drawn at random where there are more, and none is measured on more than
-    `EVALUATED_EXAMPLES`.
+    Baselines are trained on at most `TRAINING_EXAMPLES` examples, sampled at random. There are none with more than
+    `EVALUATED_EXAMPLES` examples to evaluate on.
 
     Args:
-        train: what the network is trained on.
-        examples: what it is evaluated on.
-        warn: told which baseline could not be measured: no reason to lose a fine-tuning.
+        train: training examples of the network.
+        examples: examples that the network is evaluated on.
+        warn: receives a message about each baseline that fails, which does not end the fine-tuning.
     """
     if len(examples) > EVALUATED_EXAMPLES:
         return
-    train = drawn(train, TRAINING_EXAMPLES)
+    train = sampled(train, TRAINING_EXAMPLES)
     for baseline in task.baselines():
         try:
             predictions = baseline.predict(train, examples)
@@ -86,8 +82,8 @@ def measure_baselines(
             yield BaselineScore(baseline.name, baseline.title, dict(scores), len(train))
 
 
-def drawn(examples: Sequence[E], count: int) -> Sequence[E]:
-    """So many of the examples, at random but always the same ones, in their order; all where there are no more."""
+def sampled(examples: Sequence[E], count: int) -> Sequence[E]:
+    """A random but reproducible sample of the examples, in their order; all of them if there are no more."""
     size = len(examples)
     if size <= count:
         return examples

@@ -1,4 +1,4 @@
-"""Baselines of classification and regression: the most frequent answer, and n-grams with a linear model."""
+"""Baselines of classification and regression: the most frequent label, and n-grams with a linear model."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from discern.tasks.base import Labels, Prediction
 from discern.tasks.baselines.base import Baseline
 from discern.tasks.examples import ClassificationExample, label_counts
 
-# Chinese and Japanese characters, and scripts of Southeast Asia: text that is not parted by spaces.
+# Chinese and Japanese characters, and scripts of Southeast Asia: text without spaces between words.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]")
 _WORD = re.compile(r"\w+")
 _LETTER = re.compile(r"[^\W\d_]")
-# Of all texts together: some 20 seconds of one core.
+# Characters of all texts together: some 20 seconds on one core.
 _CHARACTERS = 6_000_000
 _SHORTEST_CUT = 200
 _FEATURES = 100_000
-# Each stands three times in the features of a pair.
+# The features of a pair contain each n-gram three times.
 _PAIR_FEATURES = 40_000
-# Features times classes: what a multinomial model can hold without taking minutes.
+# Features x classes: a larger multinomial model takes minutes.
 _WEIGHTS = 3_000_000
-# Against scikit-learn's default of 1 it is better on single texts and hardly worse on pairs (benchmarks/records,
+# Better than scikit-learn's default of 1 on single texts, and hardly worse on pairs (benchmarks/records,
 # "finetune-defaults").
 _INVERSE_REGULARIZATION = 10.0
 
@@ -45,7 +45,7 @@ def text_baselines(labels: Labels) -> list[Baseline[ClassificationExample]]:
 
 @final
 class MostFrequent(Baseline[ClassificationExample]):
-    """The most frequent class of the training examples; of numbers their median; of several classes the most frequent set."""
+    """The most frequent class of the training examples, the most frequent set of classes, or the median of numbers."""
 
     name: ClassVar[str] = "majority"
 
@@ -58,24 +58,24 @@ class MostFrequent(Baseline[ClassificationExample]):
     def predict(
         self, train: Sequence[ClassificationExample], examples: Sequence[ClassificationExample]
     ) -> list[Prediction] | None:
-        said: Prediction
+        prediction: Prediction
         if self._kind == "number":
-            said = {"score": float(np.median([cast(float, example.label) for example in train]))}
+            prediction = {"score": float(np.median([cast(float, example.label) for example in train]))}
         elif self._kind == "multi":
             sets = Counter(tuple(sorted(cast(tuple[str, ...], example.label))) for example in train)
             most = max(sets.values())
-            said = {"labels": list(min(chosen for chosen, count in sets.items() if count == most))}
+            prediction = {"labels": list(min(chosen for chosen, count in sets.items() if count == most))}
         else:
-            said = {"label": next(iter(label_counts(train)))}
-        return [{"id": example.id, **said} for example in examples]
+            prediction = {"label": next(iter(label_counts(train)))}
+        return [{"id": example.id, **prediction} for example in examples]
 
 
 @final
 class TfIdf(Baseline[ClassificationExample]):
-    """TF-IDF of n-grams of words and characters with logistic regression, of numbers with ridge regression.
+    """TF-IDF of word and character n-grams with logistic regression, or ridge regression for numbers.
 
-    Text that is not parted by spaces has n-grams of characters alone. Of a pair the features are the second text's, the
-    products and distances of the two, and how much they share.
+    Text without spaces between words has character n-grams only. The features of a pair are those of the second text, the
+    products and distances of both, and their overlap.
     """
 
     name: ClassVar[str] = "tfidf"
@@ -94,7 +94,7 @@ class TfIdf(Baseline[ClassificationExample]):
         if seen is None:
             return None
         with warnings.catch_warnings():
-            # A model that is stopped early is still a baseline; a label that all examples have is still a label.
+            # A model that has not converged is still a baseline, and a label of all examples is still a label.
             warnings.simplefilter("ignore", ConvergenceWarning)
             warnings.filterwarnings("ignore", "Label .* is present in all training examples", UserWarning)
             return self._fitted(seen, train, features.of(examples), examples)
@@ -113,8 +113,8 @@ class TfIdf(Baseline[ClassificationExample]):
         if self._labels.kind == "multi":
             names = MultiLabelBinarizer(classes=list(self._labels.names))
             each_alone = LogisticRegression(C=_INVERSE_REGULARIZATION, solver="liblinear", random_state=0)
-            said = OneVsRestClassifier(each_alone).fit(seen, names.fit_transform(gold)).predict(unseen)
-            chosen = names.inverse_transform(np.asarray(said))
+            predicted = OneVsRestClassifier(each_alone).fit(seen, names.fit_transform(gold)).predict(unseen)
+            chosen = names.inverse_transform(np.asarray(predicted))
             return [{"id": each.id, "labels": list(labels)} for each, labels in zip(examples, chosen, strict=True)]
         model = LogisticRegression(C=_INVERSE_REGULARIZATION, max_iter=100).fit(seen, np.array(gold, dtype=str))
         classes = model.predict(unseen)
@@ -125,7 +125,7 @@ class _NGrams:
     """TF-IDF features of single texts or of pairs.
 
     Args:
-        train, examples: all texts that there will be, which tell how much of each can be read in the time.
+        train, examples: all texts, whose total length decides how much of each is read.
     """
 
     def __init__(self, labels: Labels, train: Sequence[ClassificationExample], examples: Sequence[ClassificationExample]) -> None:
@@ -144,25 +144,25 @@ class _NGrams:
             ]
 
     def learned(self, train: Sequence[ClassificationExample]) -> sparse.csr_matrix | None:
-        """Features of the examples that they are learned from; None where these hold none."""
+        """Fit the n-grams, and return the features of the training examples; None if there are no n-grams."""
         texts = [*self._cut(each.text for each in train), *self._cut(each.pair for each in train if each.pair is not None)]
         usable = []
         for part in self._parts:
             try:
                 usable.append(part.fit(texts))
-            except ValueError:  # "empty vocabulary": texts of nothing but signs have no words
+            except ValueError:  # "empty vocabulary": texts of punctuation only have no words
                 continue
         self._parts = usable
         return self.of(train) if usable else None
 
     def of(self, examples: Sequence[ClassificationExample]) -> sparse.csr_matrix:
-        """A row an example."""
+        """The features, one row per example."""
         first = self._transformed(each.text for each in examples)
         if not examples or examples[0].pair is None:
             return first
         second = self._transformed(each.pair or "" for each in examples)
         products = first.multiply(second)
-        # What two texts have in common says more of them than their n-grams, and of words that training did not have, too.
+        # The overlap of two texts is more telling than their n-grams, and works for unseen words too.
         shared = np.array([_shared(each.text, each.pair or "", unspaced=len(self._parts) == 1) for each in examples])
         likeness = sparse.csr_matrix(np.column_stack([np.asarray(products.sum(1)), shared]))
         return sparse.hstack([second, products, abs(first - second), likeness], format="csr")
@@ -176,14 +176,14 @@ class _NGrams:
 
 
 def _shared(first: str, second: str, *, unspaced: bool) -> tuple[float, float]:
-    """Which part of the words of each of two texts the other has too; of the characters where words are not parted."""
+    """Fraction of the words of each text that the other contains; of the characters for text without spaces."""
     one, other = (set(text.lower() if unspaced else _WORD.findall(text.lower())) for text in (first, second))
     common = len(one & other)
     return common / max(len(one), 1), common / max(len(other), 1)
 
 
 def _is_unspaced(texts: Iterable[str]) -> bool:
-    """Whether most letters are of a script that does not part words."""
+    """Whether most letters belong to a script without spaces between words."""
     counts: NDArray[np.int64] = np.zeros(2, np.int64)
     for text in texts:
         counts += (len(_UNSPACED.findall(text)), len(_LETTER.findall(text)))

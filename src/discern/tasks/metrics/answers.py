@@ -1,7 +1,7 @@
 """Exact match and F1 of answers, as the official scripts of SQuAD 1.1, SQuAD 2.0, MRQA and CMRC 2018 compute them.
 
-All give fractions, where the scripts print percent. A question without a prediction counts as wrong, as in the scripts; that of
-SQuAD 2.0 scores predicted questions only, so callers give one for each.
+All metrics are fractions, where the scripts print percentages. A question without a prediction counts as wrong, as in the
+scripts, except for SQuAD 2.0, whose script scores predicted questions only: callers pass a prediction for every question.
 Reference: Rajpurkar et al. 2016, 2018; Fisch et al. 2019; Cui et al. 2019; the scripts evaluate-v1.1.py, evaluate-v2.0.py,
 mrqa_official_eval.py, cmrc2018_evaluate.py.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from discern.errors import DataError
 from discern.tasks.examples import QuestionExample
-from discern.tasks.metrics.scores import Scores
+from discern.tasks.metrics import Scores
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -25,54 +25,55 @@ _CHINESE = re.compile(r"[\u4e00-\u9fa5]")
 _CHINESE_MARKS = set("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """The text in lower case, without ASCII punctuation, English articles and superfluous white space, as in SQuAD."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, gold: str) -> float:
-    """1 if the two are equal once normalised, else 0."""
-    return float(normalised(prediction) == normalised(gold))
+    """1 if the two are equal once normalized, else 0."""
+    return float(normalized(prediction) == normalized(gold))
 
 
 def word_f1(prediction: str, gold: str) -> float:
-    """Harmonic mean of precision and recall over the words of both, normalised; 0 if they share none. SQuAD 1.1 and MRQA."""
-    said, wanted = normalised(prediction).split(), normalised(gold).split()
-    return _harmonic(sum((Counter(said) & Counter(wanted)).values()), len(said), len(wanted))
+    """Harmonic mean of precision and recall over the words of both, normalized; 0 if they share none. SQuAD 1.1 and MRQA."""
+    predicted, expected = normalized(prediction).split(), normalized(gold).split()
+    return _harmonic(sum((Counter(predicted) & Counter(expected)).values()), len(predicted), len(expected))
 
 
 def word_f1_or_nothing(prediction: str, gold: str) -> float:
-    """As `word_f1`, but 1 if both are empty once normalised. SQuAD 2.0."""
-    return word_f1(prediction, gold) or float(not normalised(prediction) and not normalised(gold))
+    """Like `word_f1`, but 1 if both are empty once normalized. SQuAD 2.0."""
+    return word_f1(prediction, gold) or float(not normalized(prediction) and not normalized(gold))
 
 
 def squad1_scores(examples: Iterable[QuestionExample], predictions: Mapping[str, str]) -> Scores:
-    """`exact_match` and `f1` of SQuAD 1.1: the best over the golds, questions without a prediction count as wrong.
+    """`exact_match` and `f1` of SQuAD 1.1: the best over the golds. Questions without a prediction count as wrong.
 
     Raises:
-        DataError: no question, or one without golds.
+        DataError: there are no questions, or one has no golds.
     """
     return _mean_best(examples, predictions, exact_match, word_f1)
 
 
 def mrqa_scores(examples: Iterable[QuestionExample], predictions: Mapping[str, str]) -> Scores:
-    """`exact_match` and `f1` of MRQA: SQuAD's, a question without a prediction counting as wrong, as the script's default is.
+    """`exact_match` and `f1` of MRQA: those of SQuAD 1.1, as the script computes them by default.
 
-    Differs: the released ELECTRA code leaves questions without a prediction out.
+    Differs: the released ELECTRA code leaves out questions without a prediction.
 
     Raises:
-        DataError: no question, or one without golds.
+        DataError: there are no questions, or one has no golds.
     """
     return _mean_best(examples, predictions, exact_match, word_f1)
 
 
 def cmrc_scores(examples: Iterable[QuestionExample], predictions: Mapping[str, str]) -> Scores:
-    """`exact_match` and `f1` of CMRC 2018: by characters, and by their longest common piece instead of their number.
+    """`exact_match` and `f1` of CMRC 2018: over characters, with the longest common substring instead of common characters.
 
-    Differs: the script cuts Latin text with NLTK's word tokenizer, we at white space: they part where words touch punctuation.
+    Differs: the script splits Latin text with NLTK's word tokenizer, this function at white space. The results differ where
+    words touch punctuation.
 
     Raises:
-        DataError: no question, or one without golds.
+        DataError: there are no questions, or one has no golds.
     """
 
     def exact(prediction: str, gold: str) -> float:
@@ -82,27 +83,27 @@ def cmrc_scores(examples: Iterable[QuestionExample], predictions: Mapping[str, s
 
 
 def common_piece_f1(prediction: str, gold: str) -> float:
-    """CMRC's F1: from the longest piece (in a row) that the characters and Latin words of both have in common."""
-    said, wanted = _mixed_words(prediction), _mixed_words(gold)
+    """F1 of CMRC: from the longest contiguous sequence of characters and Latin words that both have in common."""
+    predicted, expected = _mixed_words(prediction), _mixed_words(gold)
     longest = 0
-    lengths = [0] * (len(wanted) + 1)
-    for one in said:
-        row = [0] * (len(wanted) + 1)
-        for place, other in enumerate(wanted):
+    lengths = [0] * (len(expected) + 1)
+    for one in predicted:
+        row = [0] * (len(expected) + 1)
+        for place, other in enumerate(expected):
             if one == other:
                 row[place + 1] = lengths[place] + 1
                 longest = max(longest, row[place + 1])
         lengths = row
-    return _harmonic(longest, len(said), len(wanted))
+    return _harmonic(longest, len(predicted), len(expected))
 
 
 @dataclass(frozen=True, slots=True)
 class SquadPrediction:
-    """What a network says to a question that may have no answer.
+    """Prediction for a question that may have no answer.
 
     Attributes:
-        text: the best answer, never thresholded.
-        no_answer: how much speaks for there being none; a probability, a logit or a difference of logits.
+        text: best answer, before any threshold.
+        no_answer: score for having no answer: a probability, a logit or a difference of logits.
     """
 
     text: str
@@ -110,14 +111,15 @@ class SquadPrediction:
 
 
 def squad2_scores(examples: Iterable[QuestionExample], predictions: Mapping[str, SquadPrediction], threshold: float) -> Scores:
-    """Everything that the script of SQuAD 2.0 reports: with the threshold applied, and with the best one.
+    """All metrics of the script of SQuAD 2.0, with the given threshold and with the best one.
 
-    `exact_match` and `f1` answer nothing where `no_answer` exceeds `threshold`; `HasAns_` and `NoAns_` are the same over the
-    questions with and without an answer, left out where there are none. `best_exact_match` and `best_f1` are with the thresholds
-    `best_exact_match_threshold` and `best_f1_threshold` chosen on these very questions: an upper bound, not a result.
+    For `exact_match` and `f1` the answer is empty where `no_answer` exceeds `threshold`. `HasAns_` and `NoAns_` are the same
+    metrics over the questions with and without an answer, if there are any. `best_exact_match` and `best_f1` use the thresholds
+    `best_exact_match_threshold` and `best_f1_threshold`, which are selected on these same questions: an upper bound, not a
+    result.
 
-    Differs: the script takes 0 as the threshold that answers nothing, which is right for probabilities only; ours then lies
-    below every `no_answer`.
+    Differs: the script uses 0 as the threshold below which nothing is answered, which is right for probabilities only; here
+    that threshold is below every `no_answer`.
 
     Raises:
         DataError: no question has a prediction.
@@ -145,7 +147,7 @@ def squad2_scores(examples: Iterable[QuestionExample], predictions: Mapping[str,
 def _best_threshold(
     scores: Mapping[str, float], predictions: Mapping[str, SquadPrediction], answerable: Mapping[str, bool]
 ) -> tuple[float, float]:
-    """The best mean over all thresholds, and the threshold: questions are answered one more at a time, the surest first."""
+    """The best mean over all thresholds, and the threshold. Questions are answered one by one, the most certain first."""
     order = sorted(scores, key=lambda key: predictions[key].no_answer)
     current = best = float(sum(not has for has in answerable.values()))
     lowest = predictions[order[0]].no_answer
@@ -162,8 +164,8 @@ def _is_impossible(example: QuestionExample) -> bool:
 
 
 def _best_of_golds(prediction: str, example: QuestionExample, compare: Callable[[str, str], float]) -> float:
-    """The best over the golds that are not empty once normalised; the empty answer where there are none."""
-    golds = [gold for gold in example.golds if normalised(gold)] or [""]
+    """The best score over the golds that are not empty once normalized; without any, the gold is the empty answer."""
+    golds = [gold for gold in example.golds if normalized(gold)] or [""]
     return max(compare(prediction, gold) for gold in golds)
 
 
@@ -189,10 +191,10 @@ def _mean_best(
     return Scores({"exact_match": math.fsum(exacts) / len(exacts), "f1": math.fsum(overlaps) / len(overlaps)})
 
 
-def _harmonic(common: int, said: int, wanted: int) -> float:
+def _harmonic(common: int, predicted: int, expected: int) -> float:
     if not common:
         return 0.0
-    precision, recall = common / said, common / wanted
+    precision, recall = common / predicted, common / expected
     return 2 * precision * recall / (precision + recall)
 
 
@@ -201,7 +203,7 @@ def _without_marks(text: str) -> str:
 
 
 def _mixed_words(text: str) -> Sequence[str]:
-    """Chinese characters and marks-free runs of others, in order."""
+    """Chinese characters, and words of other characters without punctuation, in order."""
     words: list[str] = []
     run = ""
     for character in text.lower().strip():

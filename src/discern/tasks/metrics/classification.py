@@ -1,6 +1,6 @@
 """Metrics of classification and regression as GLUE reports them: the implementations of scikit-learn and SciPy.
 
-An undefined value (a correlation of constants, F1 without a positive) is 0 and named as degenerate, never NaN.
+An undefined value (a correlation of constants, F1 without a positive) is 0 and reported as degenerate, never NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scipy import stats
 from sklearn import metrics
 
 from discern.errors import ConfigError, DataError, did_you_mean
-from discern.tasks.metrics.scores import Scores
+from discern.tasks.metrics import Scores
 
 Result = tuple[float, str | None]
 
@@ -21,15 +21,15 @@ Result = tuple[float, str | None]
 def class_scores(
     gold: Sequence[str], predicted: Sequence[str], names: Sequence[str] = ("accuracy", "macro_f1"), positive: str | None = None
 ) -> Scores:
-    """Metrics of one class an example.
+    """Metrics of single-label classification.
 
     Args:
-        names: of `accuracy`, `f1` (of the class `positive`), `macro_f1` (mean over the classes that occur), `matthews`.
-        positive: the class that `f1` is of; "1" unless given.
+        names: any of `accuracy`, `f1` (of the class `positive`), `macro_f1` (mean over the classes that occur), `matthews`.
+        positive: positive class of `f1`, "1" by default.
 
     Raises:
-        ConfigError: no such metric.
-        DataError: no example, or unequal numbers.
+        ConfigError: a metric does not exist.
+        DataError: there are no examples, or the numbers of labels and predictions differ.
     """
     _check(len(gold), len(predicted))
     truth, guess = np.asarray(gold, dtype=object).astype(str), np.asarray(predicted, dtype=object).astype(str)
@@ -43,14 +43,14 @@ def class_scores(
 
 
 def number_scores(gold: Sequence[float], predicted: Sequence[float], names: Sequence[str] = ("spearman", "pearson")) -> Scores:
-    """Metrics of a number an example.
+    """Metrics of regression.
 
     Args:
-        names: of `pearson`, `spearman`, `mean_squared_error`, `mean_absolute_error`.
+        names: any of `pearson`, `spearman`, `mean_squared_error`, `mean_absolute_error`.
 
     Raises:
-        ConfigError: no such metric.
-        DataError: no example, unequal numbers, or a value that is not finite.
+        ConfigError: a metric does not exist.
+        DataError: there are no examples, the numbers of labels and predictions differ, or a value is not finite.
     """
     _check(len(gold), len(predicted))
     truth, guess = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
@@ -75,15 +75,15 @@ def label_set_scores(
     predicted: Sequence[Sequence[str]],
     names: Sequence[str] = ("micro_f1", "macro_f1", "exact_match"),
 ) -> Scores:
-    """Metrics of several classes an example.
+    """Metrics of multi-label classification.
 
     Args:
-        names: of `micro_f1`, `macro_f1` (mean over the classes that occur), `exact_match` (the whole set is right), `precision`
+        names: any of `micro_f1`, `macro_f1` (mean over the classes that occur), `exact_match` (of the set), `precision`
             and `recall` (micro).
 
     Raises:
-        ConfigError: no such metric.
-        DataError: no example, or unequal numbers.
+        ConfigError: a metric does not exist.
+        DataError: there are no examples, or the numbers of labels and predictions differ.
     """
     _check(len(gold), len(predicted))
     classes = {name: place for place, name in enumerate(sorted({name for row in (*gold, *predicted) for name in row}))}
@@ -104,10 +104,10 @@ def label_set_scores(
 
 
 def majority_baseline(gold: Sequence[str]) -> tuple[str, float]:
-    """The most frequent class (the first by name among equals) and the accuracy of always answering it.
+    """The most frequent class (the first by name among equals) and the accuracy of always predicting it.
 
     Raises:
-        DataError: no example.
+        DataError: there are no examples.
     """
     _check(len(gold), len(gold))
     counts = {name: gold.count(name) for name in sorted(set(gold))}

@@ -1,6 +1,6 @@
 """Precision, recall and F1 of spans, as conlleval counts them.
 
-A span is right if its start, end and type are; what a span is, `discern.tasks.tags` says. Micro-averaged over all types.
+A span is correct if its start, end and type are; `discern.tasks.tags` defines spans. Micro-averaged over all types.
 Reference: Tjong Kim Sang and Buchholz 2000, section 4, and the script conlleval.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from discern.errors import DataError
-from discern.tasks.metrics.scores import Scores
+from discern.tasks.metrics import Scores
 from discern.tasks.tags import Span, spans_of
 
 
 @dataclass(frozen=True, slots=True)
 class SpanCounts:
-    """How many spans are right, predicted, and there; sums, so that parts of a file can be added."""
+    """Numbers of correct, predicted and gold spans, which can be added over the parts of a file."""
 
     correct: int
     predicted: int
@@ -25,17 +25,17 @@ class SpanCounts:
 
     @property
     def precision(self) -> float:
-        """Right of the predicted; 0 if nothing was predicted."""
+        """Fraction of the predicted spans that are correct; 0 if none was predicted."""
         return self.correct / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """Right of those there are; 0 if there are none."""
+        """Fraction of the gold spans that were predicted; 0 if there are none."""
         return self.correct / self.gold if self.gold else 0.0
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of precision and recall; 0 if both are."""
+        """Harmonic mean of precision and recall; 0 if both are 0."""
         return 2 * self.correct / (self.predicted + self.gold) if self.correct else 0.0
 
 
@@ -43,7 +43,7 @@ def span_counts(gold: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Spa
     """Counts by type, the types sorted.
 
     Raises:
-        DataError: unequal numbers of sentences.
+        DataError: the numbers of sentences differ.
     """
     if len(gold) != len(predicted):
         raise DataError(
@@ -71,17 +71,17 @@ def total(counts: dict[str, SpanCounts]) -> SpanCounts:
 def span_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Scores:
     """`precision`, `recall` and `f1` over all spans, `accuracy` over all words, from tags in any scheme.
 
-    The two sides may be in different schemes; the accuracy is then of little use.
+    The gold and predicted tags may be in different schemes; the accuracy is then not meaningful.
 
     Raises:
-        DataError: unequal numbers of sentences or tags, or a tag that is neither "O" nor a prefix with a type.
+        DataError: the numbers of sentences or tags differ, or a tag is neither "O" nor a prefix with a type.
     """
     counts = total(span_counts([spans_of(tags) for tags in gold], [spans_of(tags) for tags in predicted]))
     degenerate: dict[str, str] = {}
     if not counts.predicted:
         degenerate["precision"] = degenerate["f1"] = "no span is predicted"
     if not counts.gold:
-        degenerate["recall"] = degenerate["f1"] = "the labels hold no span"
+        degenerate["recall"] = degenerate["f1"] = "the labels contain no span"
     values = {"precision": counts.precision, "recall": counts.recall, "f1": counts.f1}
     return Scores(values | tag_accuracy(gold, predicted).values, degenerate)
 
@@ -90,7 +90,7 @@ def tag_accuracy(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
     """`accuracy` over all words: the metric of tags that mark no spans.
 
     Raises:
-        DataError: unequal numbers of sentences or tags, or no word.
+        DataError: the numbers of sentences or tags differ, or there are no words.
     """
     if len(gold) != len(predicted):
         raise DataError(

@@ -1,22 +1,22 @@
-"""Answers found in their contexts, for every format of questions."""
+"""Locates answers in their contexts, for all formats of questions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from discern.data.problems import ProblemLog
+from discern.data.sources.problems import ProblemLog
 from discern.tasks.examples import Answer, QuestionExample
 
 NOT_FOUND = "answer that does not occur in its context, left out"
-ELSEWHERE = "answer found elsewhere than its start says"
+ELSEWHERE = "answer found elsewhere than at its start"
 NO_ANSWER_LEFT = "question without an answer that occurs in its context, left out"
 
 
 def locate(context: str, text: str, start: int | None = None) -> Answer | None:
-    """Where an answer stands in its context: at `start` if it does, else nearest to it; without a start, the first place.
+    """Locate an answer in its context: at `start`, or else nearest to it; without a start, its first occurrence.
 
-    If it is not found its outer white space is taken off. None where the context does not hold it.
+    If it is not found, it is searched without leading and trailing white space. None if the context does not contain it.
     """
     for wanted in (text, text.strip()):
         if not wanted:
@@ -35,10 +35,10 @@ def locate(context: str, text: str, start: int | None = None) -> Answer | None:
 
 @dataclass(slots=True)
 class QuestionCollector:
-    """Gathers questions, finding their answers, and leaves out those that cannot be trained on.
+    """Collects questions and locates their answers; questions that cannot be trained on are left out and counted.
 
     Args:
-        keep_unfound: a question none of whose answers occurs in the context is kept, without answers: the metric counts it.
+        keep_unfound: keep a question none of whose answers occurs in the context, without answers, since the metric counts it.
     """
 
     keep_unfound: bool
@@ -51,9 +51,9 @@ class QuestionCollector:
         answers: Iterable[tuple[str, int | None]],
         where: str,
     ) -> None:
-        """Add a question whose `answers` are still to be found, given as text and claimed start.
+        """Add a question, and locate its `answers`, given as text and expected start.
 
-        `golds` is filled from them unless it is filled already.
+        The golds are the texts of the answers, unless the question has golds already.
         """
         pairs = list(answers)
         found: dict[Answer, None] = {}

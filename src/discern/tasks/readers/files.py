@@ -1,37 +1,36 @@
-"""Task files opened: decompressed by content, decoded strictly, errors with the line; the file of a split found."""
+"""Reading of task files: decompressed by content, decoded strictly, with the line in errors; and the files of splits."""
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.data.expansion import CountingStream, Expansion
-from discern.data.streams import BLOCK_BYTES, HeadStream, Readable, decompressor, naming
+from discern.data.sources.streams import BLOCK_BYTES, CountingStream, Expansion, HeadStream, Readable, decompressor, naming
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
+# Suffixes of compression, which do not tell the format of the content.
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
-"""Ends of names that say nothing of what is inside."""
-_MOST_LAYERS = 3
+_MAX_LAYERS = 3
 _LONGEST_LINE = 1 << 28
 _CONVERT = "save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > new-{name}"
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 file, numbered from 1, without their ends. A line ends at a newline and nowhere else.
+    """The lines of a UTF-8 file, numbered from 1, without line ends. Only a newline ends a line.
 
     Raises:
-        DataError: the file is missing, damaged or not UTF-8; the message says which line.
+        DataError: the file is missing, damaged or not UTF-8; the message names the line.
     """
     with naming(str(path)), path.open("rb") as file:
         yield from stream_lines(file, str(path))
 
 
 def stream_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
-    """As `numbered_lines`, of a stream: standard input, with bounded memory."""
+    """Like `numbered_lines`, for a stream such as standard input, with bounded memory."""
     rest, number = b"", 0
     with naming(name):
         stream = _opened(file, name)
@@ -47,10 +46,10 @@ def stream_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
 
 
 def raw_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file as they are: with their ends, and with a byte order mark if there is one.
+    """The lines of a UTF-8 file unchanged, with line ends, and with a byte order mark if there is one.
 
     Raises:
-        DataError: as of `numbered_lines`.
+        DataError: the file is missing, damaged or not UTF-8.
     """
     rest, number = b"", 0
     with naming(str(path)), path.open("rb") as file:
@@ -65,10 +64,10 @@ def raw_lines(path: Path) -> Iterator[str]:
 
 
 def whole_text(path: Path) -> str:
-    """The content of a UTF-8 file, line ends as they are.
+    """The content of a UTF-8 file, with unchanged line ends.
 
     Raises:
-        DataError: as of `numbered_lines`.
+        DataError: the file is missing, damaged or not UTF-8.
     """
     with naming(str(path)), path.open("rb") as file:
         data = _opened(file, str(path)).read()
@@ -81,19 +80,19 @@ def whole_text(path: Path) -> str:
 
 
 def json_file(path: Path) -> Any:
-    """The value that a JSON file holds.
+    """The value in a JSON file.
 
     Raises:
-        DataError: it is missing, damaged, not UTF-8 or not JSON.
+        DataError: the file is missing, damaged, not UTF-8 or not JSON.
     """
     return parsed_json(whole_text(path), f"{path}")
 
 
 def parsed_json(text: str, where: str) -> Any:
-    """A JSON value; NaN and infinities are allowed here, since whoever needs a finite number checks it with a better message.
+    """A JSON value. NaN and infinities are accepted: callers that need finite numbers check them with a better message.
 
     Raises:
-        DataError: it is not JSON.
+        DataError: the text is not JSON.
     """
     try:
         return json_value(text)
@@ -101,37 +100,37 @@ def parsed_json(text: str, where: str) -> Any:
         place = f", line {problem.lineno}" if problem.lineno > 1 else ""
         raise DataError(
             f"{where}{place}: not JSON: {problem.msg} at column {problem.colno}",
-            hint="JSON lines have one object a line; python -m json.tool FILE shows what is wrong with a JSON file",
+            hint="JSON lines have one object per line; python -m json.tool FILE shows what is wrong with a JSON file",
         ) from problem
 
 
 def clean_text(text: str) -> str:
-    """The text with halves of surrogate pairs (legal in JSON, in no UTF-8) replaced by U+FFFD, one for one."""
+    """The text with lone surrogates (valid in JSON, but not in UTF-8) replaced by U+FFFD, one for one."""
     if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
         return text
     return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
 
 
 def split_file(folder: Path, names: tuple[str, ...], what: str) -> Path:
-    """The first of some file names that a folder holds.
+    """The first of some file names that exists in a folder.
 
     Raises:
-        ConfigError: there is no such folder.
-        DataError: the folder holds none of them; the message lists what it holds.
+        ConfigError: the folder does not exist.
+        DataError: none of them exists; the message lists the files in the folder.
     """
     found = optional_split_file(folder, names)
     if found is not None:
         return found
     held = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     listed = ", ".join(held[:20]) + (", ..." if len(held) > 20 else "") or "nothing"
-    raise DataError(f"{folder} holds no {what} file: expected {' or '.join(names)}, found {listed}", hint=f"put {names[0]} there")
+    raise DataError(f"{folder} has no {what} file: expected {' or '.join(names)}, found {listed}", hint=f"put {names[0]} there")
 
 
 def optional_split_file(folder: Path, names: tuple[str, ...]) -> Path | None:
-    """The first of some file names that a folder holds, or None.
+    """The first of some file names that exists in a folder, or None.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: the folder does not exist.
     """
     if not folder.is_dir():
         kind = "is a file" if folder.exists() else "does not exist"
@@ -139,6 +138,19 @@ def optional_split_file(folder: Path, names: tuple[str, ...]) -> Path | None:
         near = did_you_mean(folder.name, [path.name for path in parent.iterdir() if path.is_dir()]) if parent else None
         raise ConfigError(f"{folder} {kind}; expected a folder with {names[0]}", hint=near)
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def existing_splits(folder: Path, names: Mapping[str, tuple[str, ...]]) -> dict[str, Path]:
+    """The file of each split that exists in a folder.
+
+    Args:
+        names: possible file names of each split; the first that exists is used.
+
+    Raises:
+        ConfigError: the folder does not exist.
+    """
+    found = {split: optional_split_file(folder, candidates) for split, candidates in names.items()}
+    return {split: path for split, path in found.items() if path is not None}
 
 
 def _opened(file: Readable, name: str) -> Readable:
@@ -155,10 +167,8 @@ def _unpacked(file: Readable, name: str, expansion: Expansion, depth: int) -> Re
                 f"{name}: it is {encoding}, expected UTF-8", hint=_CONVERT.format(encoding=encoding, name=Path(name).name)
             )
     if decompress := decompressor(head):
-        if depth == _MOST_LAYERS:
-            raise DataError(
-                f"{name} is compressed more than {_MOST_LAYERS} times over", hint="decompress it first and pass the result"
-            )
+        if depth == _MAX_LAYERS:
+            raise DataError(f"{name} is compressed more than {_MAX_LAYERS} times", hint="decompress it first")
         return _unpacked(expansion.watched(decompress(stream), depth + 1), name, expansion, depth + 1)
     if b"\x00" in head:
         kind = "a zip archive or a spreadsheet" if head.startswith(b"PK\x03\x04") else "binary"

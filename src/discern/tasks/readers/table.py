@@ -1,9 +1,9 @@
-"""Tables of one's own: CSV, TSV, JSON lines, a JSON array, Parquet, or plain text with a text a line.
+"""Tables of the user: CSV, TSV, JSON lines, a JSON array, Parquet, or plain text with one text per line.
 
-What a file is, its content decides where it can (Parquet, JSON), otherwise the end of its name. CSV is read strictly: a
-quotation mark that is never closed is an error with the line where it opened, where a lenient reader would swallow the rest
-of the file into one field. In TSV a quotation mark is text, unless a field is quoted as spreadsheets do it. Rows come one
-by one, so that a file of any size can be read in bounded memory.
+The format is recognized by the content where possible (Parquet, JSON), otherwise by the suffix. CSV is read strictly: an
+unclosed quotation mark is an error that names the line where it opened, where a lenient reader would read the rest of the file
+into one field. In TSV a quotation mark is text, unless a field is quoted as by spreadsheets. Rows are read one by one, so that a
+file of any size fits into memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from discern.data.streams import naming
+from discern.data.sources.streams import naming
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.tasks.readers.files import COMPRESSED, clean_text, numbered_lines, parsed_json, stream_lines
 
@@ -33,18 +33,18 @@ _BY_ENDING: dict[str, TableFormat] = {
     ".parquet": "parquet",
 }
 _DELIMITERS = ",;\t|"
-_NO_DELIMITER = "\x1f"  # of a table with one column: "great film, loved it" is one text there
-# Characters. Longer than any text, and little to hold where a quotation mark that is never closed swallows the rest of a file.
+_NO_DELIMITER = "\x1f"  # for a table with one column, where "great film, loved it" is one text
+# In characters: longer than any text, and short enough for memory if an unclosed quotation mark takes in the rest of a file.
 _LONGEST_FIELD = 10_000_000
 _NOT_TEXT = (
-    "a name tells what a file is: .csv, .tsv, .jsonl, .parquet; or say it: --set files.format=csv, in prediction --format csv"
+    "use a suffix that names the format (.csv, .tsv, .jsonl, .parquet), or --set files.format=csv; for prediction --format csv"
 )
 Lines = Iterator[tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row and its place, as messages name it ("reviews.csv:3")."""
+    """A row and its place in messages ("reviews.csv:3")."""
 
     where: str
     values: Mapping[str, Any]
@@ -52,10 +52,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The rows of a file, to be read once.
+    """The rows of a file, which can be read once.
 
     Attributes:
-        columns: in the order of the file; of JSON lines those of the first record.
+        columns: columns in the order of the file; for JSON lines the keys of the first record.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Table:
     rows: Iterator[Row]
 
     def require(self, column: str, option: str) -> str:
-        """The column's name, if there is such a column.
+        """The name of a column that exists.
 
         Raises:
-            ConfigError: there is none; the hint names the nearest.
+            ConfigError: it does not exist; the hint names the most similar one.
         """
         if column in self.columns:
             return column
-        kind = " (read as plain text, a text a line)" if self.format == "text" else ""
+        kind = " (read as plain text, one text per line)" if self.format == "text" else ""
         raise ConfigError(
             f"{self.name} has no column '{column}'{kind}; its columns: {', '.join(self.columns) or 'none'}",
             hint=_NOT_TEXT if kind else f"{option}: {did_you_mean(column, self.columns)}",
@@ -79,13 +79,13 @@ class Table:
 
 
 def open_table(path: Path, format: str | None = None) -> Table:
-    """A file as a table; `-` is standard input.
+    """Open a file as a table; `-` is standard input.
 
     Args:
-        format: if given, neither content nor name decide.
+        format: format of the file; None: recognized by content and name.
 
     Raises:
-        ConfigError: no such format, or Parquet without pyarrow.
+        ConfigError: the format is unknown, or is Parquet and pyarrow is not installed.
         DataError: the file is missing, empty, not UTF-8, or its header cannot be read.
     """
     if format is not None and format not in get_args(TableFormat):
@@ -102,7 +102,7 @@ def open_table(path: Path, format: str | None = None) -> Table:
     found = format or _format(path, first[1])
     lines = itertools.chain([first], lines)
     if found == "parquet":
-        raise DataError(f"{name} is not a parquet file", hint="write it again, or name it after what it is")
+        raise DataError(f"{name} is not a parquet file", hint="write it again, or use the suffix of its format")
     if found in ("jsonl", "json"):
         return _json(lines, name, cast(TableFormat, found))
     if found == "text":
@@ -130,7 +130,7 @@ def _header(fields: list[str], name: str, number: int) -> tuple[str, ...]:
     twice = next((column for place, column in enumerate(columns) if column in columns[:place]), None)
     if twice is not None:
         raise DataError(
-            f"{name}:{number}: two columns are called '{twice}'", hint="give every column a name of its own in the first line"
+            f"{name}:{number}: two columns are named '{twice}'", hint="give every column a unique name in the first line"
         )
     return tuple(columns)
 
@@ -144,20 +144,20 @@ def _delimited(lines: Lines, name: str, header: str) -> Table:
 
     def rows() -> Iterator[Row]:
         for number, fields in records:
-            yield _row(fields, columns, f"{name}:{number}", f"quote texts that hold '{delimiter}': \"like{delimiter} this\"")
+            yield _row(fields, columns, f"{name}:{number}", f"quote texts that contain '{delimiter}': \"like{delimiter} this\"")
 
     return Table(name, "csv", columns, rows())
 
 
 def delimiter_of(header: str) -> str | None:
-    """What separates the columns of a CSV file, by its first line; None: there is one column."""
+    """The delimiter of a CSV file, by its first line; None if there is a single column."""
     counts = {mark: _count(header, mark) for mark in _DELIMITERS}
     found = max(_DELIMITERS, key=counts.__getitem__)
     return found if counts[found] != 1 else None
 
 
 def _count(header: str, delimiter: str) -> int:
-    """How many columns a header has; none where it cannot be read, which is told when it is."""
+    """Number of columns of a header; 0 if it cannot be read, which reading the rows reports."""
     try:
         return len(next(csv.reader([header], delimiter=delimiter), []))
     except csv.Error:
@@ -165,7 +165,7 @@ def _count(header: str, delimiter: str) -> int:
 
 
 def _records(lines: Lines, name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The records of a CSV file, each with the line it begins in."""
+    """The records of a CSV file, each with the line in which it begins."""
     place = [0, 0]  # the line before the record, the last line read
 
     def fed() -> Iterator[str]:
@@ -187,22 +187,22 @@ def _records(lines: Lines, name: str, delimiter: str) -> Iterator[tuple[int, lis
 
 
 def _damaged(name: str, begins: int, shows: int, problem: csv.Error) -> DataError:
-    """What is wrong with the record that begins in one line and cannot be read on in another."""
+    """The error for a record that begins in one line and cannot be parsed in another."""
     if "new-line character" in str(problem):
         return DataError(
-            f"{name}:{shows}: a carriage return stands inside the line, outside quotation marks",
-            hint="where one ends every line: tr '\\r' '\\n' < FILE > NEW; otherwise quote the field that holds it",
+            f"{name}:{shows}: the line contains a carriage return outside quotation marks",
+            hint="if one ends every line: tr '\\r' '\\n' < FILE > NEW; otherwise quote the field that contains it",
         )
-    until = f", and the trouble shows in line {shows}" if shows > begins else ""
+    until = f", detected in line {shows}" if shows > begins else ""
     if "field limit" in str(problem):
         return DataError(
             f"{name}:{begins}: a field of more than {csv.field_size_limit():,} characters in the row that begins here{until}",
-            hint="is a quotation mark opened there and never closed? Otherwise give JSON lines",
+            hint="close the quotation mark that opens there, or use JSON lines",
         )
     return DataError(
         f"{name}:{begins}: unbalanced quotation marks in the row that begins here{until} ({problem})",
-        hint='inside a quoted field double them: "he said ""yes"""; in an unquoted field they may stand '
-        "anywhere but first; or give JSON lines",
+        hint='double them inside a quoted field: "he said ""yes"""; an unquoted field may have them anywhere '
+        "but at its start; or use JSON lines",
     )
 
 
@@ -214,13 +214,13 @@ def _tabbed(lines: Lines, name: str) -> Table:
         for number, line in lines:
             if line:
                 fields = [_unquoted(field) for field in line.split("\t")]
-                yield _row(fields, columns, f"{name}:{number}", "a text with tabs or line ends fits CSV or JSON lines only")
+                yield _row(fields, columns, f"{name}:{number}", "for texts with tabs or line breaks use CSV or JSON lines")
 
     return Table(name, "tsv", columns, rows())
 
 
 def _unquoted(field: str) -> str:
-    """A field quoted as spreadsheets do it, without the quotes; any other as it is."""
+    """A field quoted as by spreadsheets, without the quotes; any other field unchanged."""
     if len(field) < 2 or not (field.startswith('"') and field.endswith('"')):
         return field
     inner = field[1:-1].replace('""', "\0")
@@ -238,7 +238,7 @@ def _json(lines: Lines, name: str, format: TableFormat) -> Table:
         content = parsed_json("\n".join(line for _, line in lines), name)
         if not isinstance(content, list):
             raise DataError(
-                f"{name}: not a JSON array of objects", hint="give an array of objects, or JSON lines (an object a line)"
+                f"{name}: not a JSON array of objects", hint="use an array of objects, or JSON lines (one object per line)"
             )
         records = ((f"{name}: record {number}", record) for number, record in enumerate(content, start=1))
     else:
@@ -267,7 +267,7 @@ def _parquet(path: Path) -> Table:
         raise ConfigError(
             f"{path} is a parquet file, which needs pyarrow", hint="pip install 'discern-nlp[parquet]'"
         ) from problem
-    damaged = DataError(f"{path} is a damaged parquet file", hint="fetch or write it again")
+    damaged = DataError(f"{path} is a damaged parquet file", hint="download or write it again")
     try:
         table = parquet.ParquetFile(io.BytesIO(path.read_bytes()) if path.stat().st_size < 1 << 20 else path)
         columns = tuple(table.schema_arrow.names)
@@ -291,7 +291,7 @@ def value_of(row: Row, column: str) -> Any:
     """The value of a column.
 
     Raises:
-        DataError: a JSON record without that key.
+        DataError: a JSON record lacks the key.
     """
     if column not in row.values:
         raise DataError(
@@ -302,10 +302,10 @@ def value_of(row: Row, column: str) -> Any:
 
 
 def text_of(row: Row, column: str) -> str:
-    """The text of a column, stripped; numbers are written out.
+    """The text of a column, stripped; numbers are converted to text.
 
     Raises:
-        DataError: it is missing, empty, or a list or object.
+        DataError: the value is missing, empty, or a list or object.
     """
     value = value_of(row, column)
     text = written(value)
@@ -314,12 +314,12 @@ def text_of(row: Row, column: str) -> str:
             f"{row.where}: '{column}' is a {type(value).__name__}, expected a text: {value!r:.60}", hint="choose another column"
         )
     if not text:
-        raise DataError(f"{row.where}: '{column}' is empty", hint="take the row out, or give it a text")
+        raise DataError(f"{row.where}: '{column}' is empty", hint="remove the row, or give it a text")
     return text
 
 
 def written(value: Any) -> str | None:
-    """A value of a cell as text: stripped; whole numbers without a point; empty for null and NaN; None for lists and objects."""
+    """A cell as text: stripped; whole numbers without a point; empty for null and NaN; None for lists and objects."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -332,7 +332,7 @@ def written(value: Any) -> str | None:
 
 
 def number_in(text: str) -> float | None:
-    """The number that a text is, perhaps not a finite one; None where it is none."""
+    """The number in a text, which may not be finite; None if the text is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -340,7 +340,7 @@ def number_in(text: str) -> float | None:
 
 
 def list_in(text: str) -> list[Any] | None:
-    """The JSON list that a text is; None where it is none."""
+    """The JSON list in a text; None if the text is not one."""
     if not text.lstrip().startswith("["):
         return None
     try:

@@ -1,0 +1,1 @@
+"""The commands as Python functions, and a classifier with the interface of scikit-learn."""

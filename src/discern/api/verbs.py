@@ -1,0 +1,465 @@
+"""The commands as functions. Keyword arguments have the names of the options; results are the values that `--json` prints.
+
+Settings are a mapping by dotted key, `{"train.max_steps": 1000}`, or nested, `{"train": {"max_steps": 1000}}`. Progress
+messages go to the logger `discern`: `logging.basicConfig(level=logging.INFO)` shows them. For a progress display, pass an
+object with the methods of `discern.progress.Progress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from discern.artifacts.opening import open_model
+from discern.artifacts.run import is_finetuned
+from discern.convert.export import export as export_networks
+from discern.convert.export_finetuned import export_task
+from discern.data import prepare as preparing
+from discern.data.dataset.build import BuildOptions
+from discern.data.sources.documents import CorpusOptions, DocumentRule
+from discern.data.tokenizer.choice import TokenizerChoice
+from discern.data.tokenizer.training import TokenizerKind
+from discern.data.tokenizer.words import SegmenterName
+from discern.errors import ConfigError
+from discern.finetune import run as finetuning
+from discern.finetune.evaluate import evaluate_finetuned
+from discern.finetune.settings import Recipe
+from discern.inference import predict as prediction
+from discern.interop.hub import local_model
+from discern.pretrain import adapt as adapting
+from discern.pretrain import evaluate as held_out
+from discern.pretrain import run as pretraining
+from discern.pretrain.adapt import AddedTokens
+from discern.pretrain.estimate import estimate
+from discern.pretrain.resolved_run import Replay
+from discern.progress import Logged, Progress
+from discern.tasks.base import Prediction
+from discern.tasks.prediction_input import InputFormat
+
+PathLike = str | Path
+Settings = Mapping[str, Any]
+
+
+def prepare(
+    inputs: PathLike | Sequence[PathLike],
+    *,
+    out: PathLike,
+    tokenizer: PathLike | None = None,
+    train_tokenizer: TokenizerKind | None = None,
+    vocab_size: int | None = None,
+    lowercase: bool | None = None,
+    documents: DocumentRule = "auto",
+    text_field: str | None = None,
+    language: str | None = None,
+    license: str | None = None,
+    segmenter: SegmenterName | None = None,
+    heldout: float = 0.01,
+    seed: int = 0,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Make a tokenized data set from text, as `discern prepare` does.
+
+    Args:
+        inputs: files, folders, glob patterns, or `hf:NAME`.
+        out: output folder of the data set.
+        tokenizer: a tokenizer.json, a vocab.txt or a model folder; None: train one.
+        train_tokenizer: kind of tokenizer to train on the input, with `vocab_size` entries: 'wordpiece', 'bpe' or 'unigram'.
+        language: language code of the text. If neither tokenizer argument is given, a tokenizer that suits it is trained.
+        license: license of the text, for the model cards of models trained on it.
+
+    Returns:
+        Counts of the data set: `documents`, `tokens`, `vocab_size`, `unknown_fraction` and others.
+
+    Raises:
+        ConfigError: the arguments contradict each other.
+        DataError: the input cannot be read, or `out` holds something else.
+    """
+    listener = progress or Logged()
+    asked = TokenizerChoice(_model(tokenizer, listener), train_tokenizer, vocab_size, lowercase)
+    choice, chosen, code = preparing.in_language(language, asked, segmenter, lambda line: listener.note(f"warning: {line}"))
+    named = [inputs] if isinstance(inputs, str | Path) else inputs
+    report = preparing.prepare(
+        tuple(map(str, named)),
+        out=Path(out),
+        tokenizer=choice,
+        corpus=CorpusOptions(documents, text_field),
+        build=BuildOptions(chosen, heldout, seed, workers=workers or preparing.available_cores()),
+        overwrite=overwrite,
+        language=code,
+        license=license,
+        progress=listener,
+    )
+    for line in (*map(str, report.manifest.problems), *preparing.warnings_of(report.manifest)):
+        listener.note(f"warning: {line}")
+    return report.values()
+
+
+def pretrain(
+    config: PathLike | None = None,
+    *,
+    data: PathLike,
+    out: PathLike,
+    preset: str | None = None,
+    settings: Settings | None = None,
+    init_from: PathLike | None = None,
+    resume: Literal["auto", "never", "must"] = "auto",
+    device: str = "auto",
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Pre-train an encoder, as `discern pretrain` does. An interrupted run in `out` is resumed exactly where it stopped.
+
+    Args:
+        config: TOML file with settings that override the preset, or the folder of a run.
+        data: data set, as made by `prepare`.
+        out: folder of the run.
+        preset: name of the recipe to start from; `discern config presets` lists them.
+        settings: settings that override preset and file: `{"train.max_steps": 1000}`.
+        init_from: model whose weights initialize the run; no preset is needed then.
+        resume: 'auto' resumes an existing run, 'never' starts over (the old run is moved aside), 'must' requires an existing run.
+        device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
+        dry_run: don't train; return `parameters`, `flops`, `memory_bytes` and other estimates.
+
+    Returns:
+        The last record of the run's metrics: `step`, `loss`, `heldout_loss` and others; losses are means in nats. On ranks of
+        a distributed run that don't write metrics, an empty dictionary.
+
+    Raises:
+        ConfigError, DataError: the arguments, settings or data are invalid; nothing has been written.
+        CheckpointError, NumericsError: training had to stop; the last good checkpoint is kept.
+        KeyboardInterrupt: Ctrl-C was pressed; the run is saved, and the same call resumes it.
+    """
+    listener = progress or Logged()
+    options: dict[str, Any] = {
+        "data": Path(data),
+        "out": Path(out),
+        "preset": preset,
+        "overrides": overrides_of(settings),
+        "resume": resume,
+        "device": device,
+        "init_from": _model(init_from, listener),
+    }
+    if dry_run:
+        return estimate(_path(config), **options).values
+    return pretraining.pretrain(_path(config), **options, progress=listener) or {}
+
+
+def adapt(
+    model: PathLike,
+    *,
+    data: PathLike,
+    out: PathLike,
+    replay: PathLike | None = None,
+    replay_share: float = 0.2,
+    add_tokens: int | PathLike | None = None,
+    config: PathLike | None = None,
+    settings: Settings | None = None,
+    resume: Literal["auto", "never", "must"] = "auto",
+    sequences: int = 0,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Continue the pre-training of a model on your own text, as `discern adapt` does.
+
+    Args:
+        model: a run, an export, or a Hugging Face ELECTRA or BERT.
+        data: data set of your text, made with the model's tokenizer.
+        out: folder of the new run.
+        replay: data set of general text, to mix in and to measure forgetting.
+        replay_share: fraction of the examples that come from the general text; 0: only evaluate on it.
+        add_tokens: number of words of your text to add to the vocabulary, or a file with the words, one per line.
+        sequences: number of held-out rows to evaluate on; 0: all.
+
+    Returns:
+        `step`, and the held-out metrics `before` and `after`, for each text.
+
+    Raises:
+        ConfigError, DataError: the arguments, settings or data are invalid; nothing has been trained.
+        CheckpointError, NumericsError: training had to stop; the last good checkpoint is kept.
+    """
+    listener = progress or Logged()
+    added = None if add_tokens is None else AddedTokens.of(str(add_tokens))
+    mixed = None if replay is None else Replay(Path(replay), replay_share)
+    adapted = adapting.adapt(
+        local_model(model, listener.note),
+        data=Path(data),
+        out=Path(out),
+        config=_path(config),
+        overrides=overrides_of(settings),
+        replay=mixed,
+        added=added,
+        resume=resume,
+        device=device,
+        sequences=sequences,
+        progress=listener,
+    )
+    return adapted or {}
+
+
+def evaluate(
+    model: PathLike,
+    *,
+    data: PathLike | None = None,
+    sequences: int = 0,
+    batch_size: int = 32,
+    task: str | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    precision: str = "float32",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Evaluate a pre-trained model on held-out text, or a fine-tuned model on a labeled file, as `discern evaluate` does.
+
+    Args:
+        model: a run, an export with all its networks, a fine-tuned model, or an export of one.
+        data: data set whose held-out split is used (default: that of the run); for a fine-tuned model, a labeled file.
+        sequences: number of held-out rows to evaluate on; 0: all.
+        task: task of a fine-tuned model with several tasks.
+        seed: seed of a fine-tuned model whose weights are used; None: the best.
+
+    Returns:
+        The metrics by name; for a fine-tuned model `metric`, `score`, `metrics` and `loss`.
+
+    Raises:
+        ConfigError, DataError: the model or the data is not suitable.
+        CheckpointError: weights are missing or damaged.
+    """
+    listener = progress or Logged()
+    folder = local_model(model, listener.note)
+    if open_model(folder, warn=listener.note).has_task_head:
+        return evaluate_finetuned(
+            folder, _path(data), task=task, seed=seed, device=device, precision=precision, progress=listener
+        )
+    if task is not None or seed is not None:
+        raise ConfigError(f"task and seed are for fine-tuned models, and {model} is not one", hint="leave them out")
+    return held_out.evaluate(
+        folder,
+        data=_path(data),
+        sequences=sequences,
+        batch_size=batch_size,
+        device=device,
+        precision=precision,
+        progress=listener,
+        warn=listener.note,
+    )
+
+
+def finetune(
+    model: PathLike,
+    *,
+    out: PathLike,
+    task: str | Sequence[str] = (),
+    data: PathLike | Sequence[PathLike] = (),
+    train: PathLike | None = None,
+    dev: PathLike | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    words: str | int | None = None,
+    tags: str | int | None = None,
+    question: str | None = None,
+    context: str | None = None,
+    answer: str | None = None,
+    config: PathLike | None = None,
+    settings: Settings | None = None,
+    recipe: Recipe = "auto",
+    seeds: int = 1,
+    untrained: bool = False,
+    tokenizer: PathLike | None = None,
+    sweep_rates: bool = False,
+    baselines: bool = True,
+    debug: bool = False,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Fine-tune an encoder on named tasks or on a labeled file, as `discern finetune` does.
+
+    Args:
+        model: a run, an export, a Hugging Face folder, or the name of a preset.
+        out: output folder; interrupted work in it is resumed.
+        task: name of a task, or several to train jointly.
+        data: folder with the files of the task, one for each task.
+        train: your own labeled file to train on, instead of a task.
+        dev: file to evaluate on; None: a part of `train` is held out.
+        text, pair, label: columns of your own files, for classification and regression; columns that are not given
+            are recognized by their names.
+        words, tags: columns for tagging; in a file with one word per line, column numbers from 0.
+        question, context, answer: columns for question answering.
+        settings: settings that override the recipe: `{"finetune.epochs": 5}`.
+        recipe: 'auto' adapts the length of training to the data and uses an answer head that transformers has; 'paper' and
+            'google' (the released code) use their own lengths and the joint answer head.
+        seeds: number of times to train; the results include median and spread.
+        sweep_rates: choose the learning rate with short trial runs first.
+        baselines: also evaluate simple predictors (TF-IDF, a perceptron, ...) on the same examples.
+        debug: use only a hundred examples of each file.
+
+    Returns:
+        The content of results.json: `task`, `metric`, `median`, `scores`, `metrics`, `failed_seeds`, `baselines` and others.
+
+    Raises:
+        ConfigError, DataError: the arguments, settings or data are invalid; nothing has been written.
+        CheckpointError: the disk is full, or a checkpoint is damaged.
+        KeyboardInterrupt: Ctrl-C was pressed; the work is saved, and the same call resumes it.
+    """
+    names = [task] if isinstance(task, str) else list(task)
+    folders = [Path(each) for each in ([data] if isinstance(data, str | Path) else data)]
+    if len(folders) == 1:
+        folders *= len(names)
+    if len(names) != len(folders):
+        raise ConfigError(f"{len(names)} tasks and {len(folders)} data folders", hint="specify one folder per task")
+    own = {"train": train, "dev": dev, "text": text, "pair": pair, "label": label, "words": words, "tags": tags}
+    own |= {"question": question, "context": context, "answer": answer}
+    files = {f"files.{name}": str(value) for name, value in own.items() if value is not None}
+    if names and files:
+        raise ConfigError("a named task brings its own files and columns", hint="leave out task, or train, dev and the columns")
+    return finetuning.finetune(
+        str(model),
+        out=Path(out),
+        progress=progress or Logged(),
+        tasks=list(zip(names, folders, strict=True)),
+        config=_path(config),
+        overrides=(*overrides_of(files), *(("finetune.rate_search=true",) if sweep_rates else ()), *overrides_of(settings)),
+        recipe=recipe,
+        seeds=seeds,
+        untrained=untrained,
+        tokenizer=_path(tokenizer),
+        debug=debug,
+        baselines=baselines,
+        device=device,
+    )
+
+
+def predict(
+    model: PathLike,
+    input: PathLike,
+    *,
+    task: str | None = None,
+    seed: int | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    words: str | int | None = None,
+    question: str | None = None,
+    context: str | None = None,
+    format: InputFormat | None = None,
+    logits: bool = False,
+    device: str = "auto",
+    precision: str = "float32",
+    progress: Progress | None = None,
+) -> list[Prediction]:
+    """Return predictions for every row of a file, as `discern predict` writes them.
+
+    For texts in memory, use `discern.load(model).predict(texts)`.
+
+    Args:
+        model: a fine-tuned model, its export, or a Hugging Face model for such a task.
+        input: a table, a text file with one row per line, or a file in the task's own format.
+        text, pair, words, question, context: columns of a table; by default those of the training file.
+
+    Raises:
+        ConfigError, DataError: the model or the file is not suitable.
+        CheckpointError: the weights are missing or damaged.
+    """
+    named = {"text": text, "pair": pair, "words": words, "question": question, "context": context}
+    columns = {role: str(column) for role, column in named.items() if column is not None}
+    listener = progress or Logged()
+    folder = local_model(model, listener.note)
+    found: list[Prediction] = []
+    prediction.predict(
+        folder,
+        Path(input),
+        found.extend,
+        listener,
+        task=task,
+        seed=seed,
+        columns=columns,
+        format=format,
+        logits=logits,
+        device=device,
+        precision=precision,
+    )
+    return found
+
+
+def export(
+    model: PathLike,
+    *,
+    out: PathLike,
+    network: str | None = None,
+    all_networks: bool = False,
+    task: str | None = None,
+    seed: int | None = None,
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    progress: Progress | None = None,
+) -> Path:
+    """Export a network of a run, or a fine-tuned model, as a folder that transformers loads, as `discern export` does.
+
+    Args:
+        model: a run, an export, or a fine-tuned model.
+        out: new or empty folder, or an earlier export, which is replaced.
+        network: network of a run; None: the one to fine-tune.
+        all_networks: also export the other networks of a run, each to a subfolder of its name.
+        task: task of a fine-tuned model with several tasks.
+        seed: seed of a fine-tuned model whose weights are exported; None: the best.
+        precision: data type of the stored weights.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError, DataError: the model has no such network or task, or `out` is not an earlier export.
+        CheckpointError, NumericsError: the weights are missing, damaged, or not finite.
+    """
+    folder, listener = Path(model), progress or Logged()
+    if is_finetuned(folder):
+        if network is not None or all_networks:
+            raise ConfigError("network and all_networks are for runs; a fine-tuned model has one", hint="leave them out")
+        done = export_task(folder, out=Path(out), task=task, seed=seed, precision=precision, progress=listener)
+        return done.folder
+    if task is not None or seed is not None:
+        raise ConfigError(f"task and seed are for fine-tuned models, and {model} is not one", hint="leave them out")
+    written = export_networks(
+        folder,
+        out=Path(out),
+        network=network,
+        all_networks=all_networks,
+        precision=precision,
+        progress=listener,
+        warn=listener.note,
+    )
+    return written.folder
+
+
+def overrides_of(settings: Settings | None) -> tuple[str, ...]:
+    """Convert settings to `--set` arguments ("KEY=VALUE", with values in TOML syntax).
+
+    Raises:
+        ConfigError: a value has no representation in TOML.
+    """
+    found: list[str] = []
+    for key, value in (settings or {}).items():
+        if isinstance(value, Mapping):
+            found += [f"{key}.{override}" for override in overrides_of(value)]
+            continue
+        plain = str(value) if isinstance(value, Path) else value
+        try:
+            found.append(f"{key}={tomli_w.dumps({'value': plain}).partition('=')[2].strip()}")
+        except TypeError:
+            raise ConfigError(
+                f"{key} is a {type(value).__name__}, expected a string, a number, True, False or a list of these",
+                hint="leave it out for its default",
+            ) from None
+    return tuple(found)
+
+
+def _path(path: PathLike | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _model(path: PathLike | None, listener: Progress) -> Path | None:
+    """Return the folder of a model that may be given by its name on the Hugging Face Hub."""
+    return None if path is None else local_model(path, listener.note)

@@ -1,0 +1,137 @@
+"""An encoder to fine-tune, and encoders with the weights of step 0 to compare it with."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from discern.corruption.randomness import key_of
+from discern.data.tokenizer import load_tokenizer, vocab_size
+from discern.errors import DataError
+from discern.models.base import Encoder, build_embeddings, build_encoder
+from discern.models.config import ModelConfig
+from discern.models.initialization import initialize
+from discern.training.pretrain_config import load_pretrain_config
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """An encoder to fine-tune, in evaluation mode, float32, on the CPU; every parameter is its own and takes gradients.
+
+    Attributes:
+        encoder: reads ordinary embeddings.
+        tokenizer_path: a file or folder that `load_tokenizer` takes; the word table has a row for each of its ids.
+        vocabulary_size: rows of the word table.
+        max_length: positions it was trained on, [CLS] and [SEP] included; all that it has if this is unknown.
+        description: where it comes from, in words.
+        source_fingerprint: SHA-256 of its weights.
+        trained: whether it has been trained; otherwise each seed of a fine-tuning draws its weights anew.
+        language: code of the language of the text that it was trained on; None if unknown.
+        text_license: license of that text, as stated by whoever prepared it; None if unknown.
+    """
+
+    encoder: Encoder
+    tokenizer_path: Path
+    vocabulary_size: int
+    max_length: int
+    description: str
+    source_fingerprint: str
+    trained: bool = True
+    language: str | None = None
+    text_license: str | None = None
+
+
+def loaded_encoder(
+    encoder: Encoder,
+    tokenizer_path: Path,
+    max_length: int,
+    description: str,
+    *,
+    trained: bool = True,
+    language: str | None = None,
+    text_license: str | None = None,
+) -> LoadedEncoder:
+    """An encoder with its tokenizer; see `LoadedEncoder` for the arguments.
+
+    Raises:
+        DataError: the tokenizer is missing, damaged, or has more entries than the word table has rows.
+    """
+    rows = encoder.embeddings.vocab_size
+    check_rows(load_tokenizer(tokenizer_path), rows, tokenizer_path)
+    return LoadedEncoder(
+        encoder=encoder.eval(),
+        tokenizer_path=tokenizer_path,
+        vocabulary_size=rows,
+        max_length=max_length,
+        description=description,
+        source_fingerprint=fingerprint_weights(encoder),
+        trained=trained,
+        language=language,
+        text_license=text_license,
+    )
+
+
+def fresh_encoder(like: LoadedEncoder, seed: int) -> LoadedEncoder:
+    """An encoder of the same sizes, tokenizer and settings, with the weights of step 0: what pre-training is measured against."""
+    embedding_size = like.encoder.embeddings.embedding_size
+    encoder = _untrained(like.encoder.config, like.vocabulary_size, embedding_size, seed)
+    return loaded_encoder(encoder, like.tokenizer_path, like.max_length, f"untrained, as {like.description}", trained=False)
+
+
+def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:
+    """An encoder of a preset's sizes, with the weights of step 0.
+
+    Args:
+        tokenizer: a file or folder that `load_tokenizer` takes.
+
+    Raises:
+        ConfigError: there is no such preset.
+        DataError: the tokenizer is missing or damaged.
+    """
+    config = load_pretrain_config(None, name).config
+    rows = vocab_size(load_tokenizer(tokenizer))
+    encoder = _untrained(config.model, rows, config.model.embedding_size, seed)
+    return loaded_encoder(encoder, tokenizer, config.data.sequence_length, f"untrained, preset {name}", trained=False)
+
+
+def fingerprint_weights(module: nn.Module) -> str:
+    """SHA-256 of names, shapes and values of the parameters, which are on the CPU."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.named_parameters()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def draw_weights(encoder: Encoder, seed: int) -> None:
+    """Give an encoder the weights of step 0, as a function of the seed alone."""
+    initialize(encoder, torch.Generator().manual_seed(key_of(seed, "weights")), encoder.config)
+
+
+def check_rows(tokenizer: Tokenizer, rows: int, place: Path) -> None:
+    """Make sure that the word table has a row for each id of the tokenizer.
+
+    Args:
+        rows: of the word table.
+        place: of the tokenizer, for the message.
+
+    Raises:
+        DataError: it has not, so the tokenizer belongs to another model.
+    """
+    entries = vocab_size(tokenizer)
+    if entries > rows:
+        raise DataError(
+            f"{place}: the tokenizer has {entries:,} entries, the embeddings {rows:,} rows",
+            hint="put the tokenizer beside the model that it was trained with: tokenizer.json or vocab.txt of the same download",
+        )
+
+
+def _untrained(config: ModelConfig, vocabulary_size: int, embedding_size: int, seed: int) -> Encoder:
+    encoder = build_encoder(build_embeddings(vocabulary_size, embedding_size, config), config)
+    draw_weights(encoder, seed)
+    return encoder

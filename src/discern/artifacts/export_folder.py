@@ -1,0 +1,85 @@
+"""The folder of an export: its files, and the check before one is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from discern.errors import DataError
+from discern.interop.config_json import read_mark
+from discern.interop.names import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
+from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from discern.parsing import json_value
+from discern.storage.checksums import CHECKSUMS_NAME, record_checksums
+from discern.storage.files import cannot_write, sync_folder
+from discern.storage.output import OutputFolder, listed
+
+CARD_NAME = "README.md"
+SETTINGS_NAME = "discern.toml"
+FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_NAME, SETTINGS_NAME)
+"""What every export holds. One with a head that ELECTRA has no place for also holds `HEAD_NAME`, and one of several
+networks a folder for each but the first, with the files of a `HuggingFaceModel`. Each folder has the checksums of its files,
+but for the card, which is there to be edited."""
+
+
+def check_target(out: Path, *reads: Path | None) -> None:
+    """Make sure that an export may be written to `out`: it is free, empty, or an earlier export and nothing else.
+
+    Args:
+        reads: what the export is made of.
+
+    Raises:
+        ConfigError: it is, holds or lies inside a model that is read.
+        DataError: it is something else, which an export would destroy.
+    """
+    folder = OutputFolder(out)
+    folder.check(*reads)
+    if folder.is_free and not (out.is_symlink() and not out.exists()):
+        return
+    if not out.is_dir():
+        raise DataError(f"{out} is a file", hint="choose another --out")
+    mark = _mark(out)
+    if not mark:
+        raise DataError(
+            f"{out} is not empty and not an earlier export (it holds {listed(folder.foreign(lambda name: False))})",
+            hint="choose another --out, or empty it",
+        )
+    folders = [name for name in mark.get("networks", ()) if (out / name).is_dir()]
+    others = folder.foreign((*FILES, HEAD_NAME, CALIBRATION_NAME, CHECKSUMS_NAME, *folders).__contains__)
+    own = (CONFIG_NAME, WEIGHTS_NAME, HEAD_NAME, CHECKSUMS_NAME)
+    others += [f"{name}/{other}" for name in folders for other in OutputFolder(out / name).foreign(own.__contains__)]
+    if others:
+        raise DataError(
+            f"{out} is an earlier export, but also holds {listed(others)}, which would be lost",
+            hint="choose another --out, or move these files away",
+        )
+
+
+def publish(out: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder, then put it in the place of `out`; on failure `out` is as it was.
+
+    Raises:
+        DataError: the file system refuses, another process is writing `out`, or something that is not an export was put there.
+    """
+    try:
+        with OutputFolder(out).staged() as folder:
+            check_target(out)
+            write(folder.path)
+            for each in (folder.path, *(path for path in folder.path.rglob("*") if path.is_dir())):
+                record_checksums(each, (path.name for path in each.iterdir() if path.is_file() and path.name != CARD_NAME))
+                sync_folder(each)
+            folder.publish(replace=True)
+    except SafetensorError as problem:
+        raise cannot_write(out, problem) from problem
+
+
+def _mark(folder: Path) -> dict[str, Any]:
+    """What discern wrote in config.json; empty if the folder is no export."""
+    try:
+        config = json_value((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read_mark(config) if isinstance(config, dict) else {}

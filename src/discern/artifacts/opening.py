@@ -1,0 +1,41 @@
+"""Open a folder that holds a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from discern.artifacts.finetuned import FinetunedFolder
+from discern.artifacts.huggingface import HuggingFaceFolder
+from discern.artifacts.model_folder import ModelFolder
+from discern.artifacts.run import RunFolder, is_finetuned, is_run
+from discern.errors import DataError
+from discern.interop.names import CONFIG_NAME
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether `open_model` can open a folder."""
+    return is_run(folder) or is_finetuned(folder) or (folder / CONFIG_NAME).is_file()
+
+
+def open_model(folder: Path, *, warn: Callable[[str], None]) -> ModelFolder:
+    """Open a run, an export, an import, a fine-tuned model, or an ELECTRA, BERT or XLNet in the format of transformers.
+
+    Args:
+        warn: called with a message about each damaged checkpoint that is skipped.
+
+    Raises:
+        DataError: the folder does not exist or holds no model.
+    """
+    if is_run(folder):
+        return RunFolder(folder, warn=warn)
+    if is_finetuned(folder):
+        return FinetunedFolder(folder)
+    if (folder / CONFIG_NAME).is_file():
+        return HuggingFaceFolder(folder)
+    state = "does not exist" if not folder.exists() else f"holds neither a run nor a {CONFIG_NAME}"
+    raise DataError(
+        f"{folder} {state}",
+        hint="give a run, a fine-tuned model (`discern finetune MODEL --out OUT` makes one), what `discern export RUN --out DIR` "
+        "wrote, or a Hugging Face model",
+    )

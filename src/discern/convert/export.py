@@ -1,0 +1,258 @@
+"""Write the networks of a run, or of an earlier export, as a folder that transformers loads and every command reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discern import __version__
+from discern.artifacts.export_folder import CARD_NAME, SETTINGS_NAME, check_target, publish
+from discern.artifacts.model_folder import TEXT_LICENSE
+from discern.artifacts.run import RunFolder, is_run, load_run
+from discern.config.tree import to_toml
+from discern.convert.cards.imported import ImportedFacts, imported_card
+from discern.convert.cards.markdown import code, escaped
+from discern.convert.cards.model import facts_of_run, model_card, tokenizer_kind
+from discern.data.tokenizer import load_tokenizer
+from discern.errors import CheckpointError, ConfigError, NumericsError, did_you_mean
+from discern.interop.config_json import MARK, model_config, read_huggingface_config, read_mark
+from discern.interop.families import NETWORK_TYPES, family_of, to_huggingface
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
+from discern.interop.names import CONFIG_NAME, OWN_MODEL_TYPES, TWO_TOWER_CLASS, architecture
+from discern.interop.tokenizer import (
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    TokenizerFiles,
+    read_max_length,
+    to_huggingface_tokenizer,
+    tokenizer_files,
+)
+from discern.progress import Progress
+from discern.storage.files import sync_folder, write_file
+from discern.storage.records import read_text, understood
+
+_COPY = "copy the file again from where the export came from, or remove it; the new export is then written without it"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export` wrote.
+
+    Attributes:
+        folder: the folder.
+        networks: names of the networks; the first is at the root, and the other attributes describe it.
+        architecture: class of transformers that loads it.
+        parameters: number of parameters; a tied matrix counts once.
+        step: step of the checkpoint; None if unknown.
+        num_bytes: size of the whole folder.
+    """
+
+    folder: Path
+    networks: tuple[str, ...]
+    architecture: str
+    parameters: int
+    step: int | None
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What the folder will hold.
+
+    Attributes:
+        models: the networks by name; the first goes to the root.
+        settings: content of discern.toml; None: no such file.
+    """
+
+    models: Mapping[str, HuggingFaceModel]
+    tokenizer: TokenizerFiles
+    settings: bytes | None
+    card: str
+    step: int | None
+
+
+def export(
+    source: Path,
+    *,
+    out: Path,
+    network: str | None = None,
+    all_networks: bool = False,
+    precision: str = "float32",
+    progress: Progress,
+    warn: Callable[[str], None],
+) -> Exported:
+    """Write networks of a run or of an export, with tokenizer, settings and model card.
+
+    Args:
+        source: folder of a run, whose newest sound checkpoint is exported, or what `discern export` or `discern import` wrote.
+        out: new or empty folder, or an earlier export, which is replaced as a whole.
+        network: name of the network; None: the first of the objective, which is the one to fine-tune.
+        all_networks: also write the other networks, each in a folder of its name, so that the export can be evaluated.
+        precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
+        warn: receives a message for every damaged checkpoint that was skipped.
+
+    Raises:
+        ConfigError: there is no network of that name, transformers has no class for it, or the precision is unknown.
+        DataError: `source` is not a run, or `out` holds something else or cannot be written.
+        CheckpointError: the run has no sound checkpoint, or the weights of the export are missing or damaged.
+        NumericsError: a weight is not finite, or too large for the precision.
+    """
+    check_target(out, source)
+    if precision not in PRECISIONS:
+        raise ConfigError(f"unknown precision '{precision}'", hint=did_you_mean(precision, PRECISIONS))
+    progress.start("exporting", 2, "parts")
+    title = out.resolve().name
+    if (source / CONFIG_NAME).is_file() and not is_run(source):
+        contents = _from_export(source, title, network, all_networks, precision)
+    else:
+        contents = _from_run(load_run(source, warn=warn), title, network, all_networks, precision)
+    progress.advance(1)
+    (_, first), *others = contents.models.items()
+
+    def write(folder: Path) -> None:
+        write_networks(folder, first, others)
+        write_file(folder / TOKENIZER_NAME, contents.tokenizer.tokenizer)
+        write_file(folder / TOKENIZER_CONFIG_NAME, contents.tokenizer.config)
+        if contents.settings is not None:
+            write_file(folder / SETTINGS_NAME, contents.settings)
+        write_file(folder / CARD_NAME, contents.card.encode())
+
+    publish(out, write)
+    progress.advance(1)
+    progress.finish()
+    loads_as = first.config["architectures"][0]
+    return Exported(out, tuple(contents.models), loads_as, first.num_parameters, contents.step, folder_size(out))
+
+
+def write_networks(folder: Path, first: HuggingFaceModel, others: Iterable[tuple[str, HuggingFaceModel]]) -> None:
+    """Write the files of the networks: the first at the root of the folder, the others in folders of their names."""
+    first.write(folder)
+    for name, model in others:
+        (folder / name).mkdir()
+        model.write(folder / name)
+        sync_folder(folder / name)
+
+
+def check_finite(model: HuggingFaceModel, source: Path) -> None:
+    """Raise a NumericsError if a weight is not finite, or too large for the precision."""
+    for name, tensor in (model.tensors | model.head).items():
+        if not tensor.isfinite().all():
+            hint = "export another run, or an earlier copy of this one"
+            if model.config["dtype"] == "float16":
+                hint = "the largest float16 is 65504: use --precision bfloat16; or " + hint
+            raise NumericsError(f"{source}: '{name}' contains values that are not finite", hint=hint)
+
+
+def folder_size(folder: Path) -> int:
+    """Size of all files of a folder in bytes."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _from_run(run: RunFolder, title: str, network: str | None, all_networks: bool, precision: str) -> _Contents:
+    networks, objective = run.objective.networks(), run.config.objective.name
+    if network is not None and network not in networks:
+        raise ConfigError(f"objective '{objective}' has no network '{network}'", hint=did_you_mean(network, networks))
+    hint = f"leave out --network; the {network} will be in the folder '{network}'"
+    names = _chosen(list(networks), network, all_networks, hint)
+    _refuse_alone(names[0], architecture(networks[names[0]]))
+    models = {name: to_huggingface(networks[name], run.vocabulary, precision) for name in names}
+    for model in models.values():
+        check_finite(model, run.folder)
+    root = models[names[0]]
+    root.config[MARK] = _mark(run, names) | root.config.get(MARK, {})
+    frame = family_of(networks[names[0]].encoder).frame
+    tokenizer = to_huggingface_tokenizer(run.tokenizer_path, run.config.data.sequence_length, frame)
+    card = model_card(facts_of_run(run, models, title))
+    return _Contents(models, tokenizer, to_toml(run.config).encode(), card, run.step)
+
+
+def _mark(run: RunFolder, networks: list[str]) -> dict[str, object]:
+    """What later commands need to know about an export, in addition to its settings. No paths and no host names."""
+    return {
+        "version": __version__,
+        "objective": run.config.objective.name,
+        "networks": networks,
+        "step": run.step,
+        "tokenizer_fingerprint": run.record["tokenizer_fingerprint"],
+    } | {name: run.record[name] for name in ("language", TEXT_LICENSE) if name in run.record}
+
+
+def _from_export(source: Path, title: str, network: str | None, all_networks: bool, precision: str) -> _Contents:
+    config = read_huggingface_config(source, NETWORK_TYPES)
+    mark = read_mark(config)
+    if not mark.get("networks"):
+        raise CheckpointError(
+            f"{source / CONFIG_NAME} does not name the networks of an export",
+            hint="export the run again; convert a model that discern did not write with `discern import`",
+        )
+    if config["model_type"] not in OWN_MODEL_TYPES:
+        raise ConfigError(
+            f"{source} is an export of an {config['model_type'].upper()}; only an export of an ELECTRA can be exported again",
+            hint="export the run again: discern export RUN --out DIR --precision ...",
+        )
+    present = mark["networks"]
+    if network is not None and network not in present:
+        raise ConfigError(f"{source} has no network '{network}'", hint=did_you_mean(network, present))
+    names = _chosen(present, network, all_networks, "leave out --network")
+    models = _stored_models(source, present[0], names, precision)
+    root = models[names[0]]
+    root.config[MARK] = {key: value for key, value in mark.items() if key not in ("head", "gives")} | root.config.get(MARK, {})
+    root.config[MARK] |= {"version": __version__, "networks": names}
+    tokenizer = load_tokenizer(source)
+    length = read_max_length(source, root.config.get("max_position_embeddings", 512))
+    # The settings of an import were made for all of its networks; those of a run apply to each.
+    keeps = "objective" in mark or names == present
+    settings = read_text(source / SETTINGS_NAME, hint=_COPY).encode() if keeps and (source / SETTINGS_NAME).is_file() else None
+    facts = ImportedFacts(
+        title=title,
+        origin=_origin(mark, names[0]),
+        models=models,
+        version=__version__,
+        tokenizer=tokenizer_kind(tokenizer),
+        max_length=length,
+        step=mark.get("step"),
+        source_card=read_text(source / CARD_NAME, hint=_COPY) if (source / CARD_NAME).is_file() else "",
+    )
+    files = tokenizer_files(tokenizer, length)
+    with understood(source / CONFIG_NAME, hint="export the run again", error=CheckpointError):
+        card = imported_card(facts)
+    return _Contents(models, files, settings, card, mark.get("step"))
+
+
+def _stored_models(source: Path, root: str, names: list[str], precision: str) -> dict[str, HuggingFaceModel]:
+    if names[0] != root:
+        _refuse_alone(names[0], read_huggingface_config(source / names[0], OWN_MODEL_TYPES)["architectures"][0])
+    folders = {name: source if name == root else source / name for name in names}
+    for folder in folders.values():
+        model_config(read_huggingface_config(folder, OWN_MODEL_TYPES), folder / CONFIG_NAME, {})  # raises if a size is damaged
+    models = {name: HuggingFaceModel.read(folder, precision) for name, folder in folders.items()}
+    for model in models.values():
+        check_finite(model, source)
+    return models
+
+
+def _origin(mark: Mapping[str, Any], name: str) -> str:
+    """Return the origin of a network as Markdown. No paths."""
+    if "imported" in mark:
+        return f"the {escaped(name)} of a model that was imported: {escaped(mark['imported'])}"
+    return f"the {escaped(name)} of a run of discern, objective {code(mark.get('objective'))}; see the card at the end"
+
+
+def _chosen(present: list[str], network: str | None, all_networks: bool, hint: str) -> list[str]:
+    """Names of the networks to write; the first goes to the root."""
+    if not all_networks:
+        return [network or present[0]]
+    if network not in (None, present[0]):
+        raise ConfigError(f"with all networks, the {present[0]} is at the root, not the {network}", hint=hint)
+    return present
+
+
+def _refuse_alone(name: str, loads_as: str) -> None:
+    """Raise a ConfigError if transformers has no class for a network, so that it cannot be at the root."""
+    if loads_as == TWO_TOWER_CLASS:
+        raise ConfigError(
+            f"the {name} has two towers, and transformers has no such model",
+            hint="leave out --network and add --all-networks, which stores it beside the discriminator, for discern only",
+        )

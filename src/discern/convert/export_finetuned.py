@@ -1,0 +1,191 @@
+"""Write a fine-tuned model as a folder that transformers loads, with the same probabilities."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from discern.artifacts.export_folder import CARD_NAME, check_target, publish
+from discern.artifacts.finetuned import (
+    RESULTS_FILE,
+    SCORES_FILE,
+    TOKENIZER_FILE,
+    read_results,
+    read_scores,
+    seed_folder,
+)
+from discern.artifacts.model_folder import TEXT_LICENSE
+from discern.artifacts.opening import open_model
+from discern.artifacts.task_model import TASK_HEAD, TaskModel, task_mark
+from discern.convert.cards.finetuned import TaskFacts, task_card
+from discern.convert.cards.model import tokenizer_kind
+from discern.convert.export import check_finite, folder_size
+from discern.data.tokenizer import special_tokens
+from discern.errors import ConfigError, did_you_mean
+from discern.interop.config_json import MARK
+from discern.interop.families import finetuned_to_huggingface
+from discern.interop.finetuned import HeadWeights, Kind, OwnHead, Problem, Summary
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
+from discern.interop.names import HEAD_NAME
+from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
+from discern.objectives.base import Vocabulary
+from discern.progress import Progress
+from discern.storage.files import write_file
+from discern.storage.records import understood
+from discern.tasks.answer_heads import SpanHead
+from discern.tasks.base import Task
+from discern.tasks.classification import ClassificationHead
+from discern.tasks.frames import FrameName
+from discern.tasks.prediction_input import known_definition
+from discern.tasks.tagging import TaggingHead
+
+# The settings that the card shows: those that determine the weights.
+_RECIPE = ("finetune.", "task.", "tasks.", "optimizer.")
+_TRAINING = {"train.max_steps", "train.sequences_per_step", "train.precision"}
+_KINDS: dict[str, Kind] = {"tags": "tagging", "spans": "span"}
+_PROBLEMS: dict[str, Problem] = {"multi": "multi", "number": "regression"}
+_BIO = {"S": "B", "E": "I"}
+
+
+@dataclass(frozen=True)
+class ExportedTask:
+    """What `export_task` wrote.
+
+    Attributes:
+        folder: the folder.
+        task: name of the task.
+        seed: seed of the weights.
+        architecture: class of transformers that loads it.
+        whole: whether that class includes the head; otherwise the head is in a file of its own, for discern.
+        parameters: number of parameters.
+        num_bytes: size of the whole folder.
+    """
+
+    folder: Path
+    task: str
+    seed: int
+    architecture: str
+    whole: bool
+    parameters: int
+    num_bytes: int
+
+
+def export_task(
+    source: Path,
+    *,
+    out: Path,
+    task: str | None = None,
+    seed: int | None = None,
+    precision: str = "float32",
+    progress: Progress,
+) -> ExportedTask:
+    """Write the encoder and the head of a task, with tokenizer and model card.
+
+    Args:
+        source: what `discern finetune` wrote.
+        out: new or empty folder, or an earlier export, which is replaced as a whole.
+        task: name of the task; None: the only one.
+        seed: seed whose weights are exported; None: the best.
+        precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
+
+    Raises:
+        ConfigError: there is no such task or precision, or transformers has no such head or encoder.
+        DataError: the folder is not a fine-tuned model, or `out` holds something else or cannot be written.
+        CheckpointError: the weights are missing or damaged.
+        NumericsError: a weight is not finite, or too large for the precision.
+    """
+    check_target(out, source)
+    if precision not in PRECISIONS:
+        raise ConfigError(f"unknown precision '{precision}'", hint=did_you_mean(precision, PRECISIONS))
+    progress.start("exporting", 3, "parts")
+    loaded = open_model(source, warn=progress.note).task_model(seed)
+    chosen = loaded.task(task)
+    head = head_weights(chosen, loaded.objective.heads[chosen.name], loaded.frame)
+    vocabulary = Vocabulary(loaded.record["vocab_size"], special_tokens(loaded.tokenizer))
+    model = finetuned_to_huggingface(loaded.objective.encoder, head, vocabulary, precision)
+    check_finite(model, source)
+    # No key `objective`: its presence marks a pre-trained model.
+    model.config[MARK] = task_mark(loaded, chosen.name) | ({TASK_HEAD: HEAD_NAME} if model.head else {})
+    progress.advance(1)
+    tokenizer = to_huggingface_tokenizer(source / TOKENIZER_FILE, chosen.config.sequence_length, head.frame)
+    hint = "remove it for a card without scores, or run the same `discern finetune` command, which writes it again"
+    with understood(source / RESULTS_FILE, hint=hint):
+        card = task_card(_facts(loaded, chosen, model, head, out.resolve().name))
+    progress.advance(1)
+
+    def write(folder: Path) -> None:
+        model.write(folder)
+        write_file(folder / TOKENIZER_NAME, tokenizer.tokenizer)
+        write_file(folder / TOKENIZER_CONFIG_NAME, tokenizer.config)
+        write_file(folder / CARD_NAME, card.encode())
+
+    publish(out, write)
+    progress.advance(1)
+    progress.finish()
+    loads_as = model.config["architectures"][0]
+    return ExportedTask(out, chosen.name, loaded.seed, loads_as, not model.head, model.num_parameters, folder_size(out))
+
+
+def head_weights(task: Task[Any], head: nn.Module, frame: FrameName = "cls-first") -> HeadWeights | OwnHead:
+    """Return the weights of a head, in the form of transformers if it has a class for the head.
+
+    Args:
+        frame: input framing.
+    """
+    output, labels = getattr(head, "output", None), task.labels
+    kind: Kind = _KINDS.get(labels.kind, "classification")
+    names = bio_labels(labels.names) if labels.scheme != "none" else labels.names if kind != "span" else ()
+    problem: Problem = _PROBLEMS.get(labels.kind, "single")
+    # Exact types, as a subclass may compute something else. In ELECTRA's joint head the end of an answer depends on its start;
+    # transformers has no such head.
+    if type(head) not in (ClassificationHead, TaggingHead, SpanHead) or not isinstance(output, nn.Linear):
+        return OwnHead(kind, head.state_dict(), names, problem, frame)
+    summary = None
+    if isinstance(head, ClassificationHead) and head.summary is not None and head.activation is not None:
+        summary = Summary(head.summary.weight, head.summary.bias, head.activation)
+    return HeadWeights(kind, output.weight, output.bias, names, problem, labels.scale, labels.shift, summary, frame)
+
+
+def bio_labels(names: Sequence[str]) -> tuple[str, ...]:
+    """Convert BIOES tags to BIO, which the pipelines of transformers read: S becomes B, and E becomes I."""
+    return tuple(_BIO.get(prefix, prefix) + rest for prefix, rest in ((name[:1], name[1:]) for name in names))
+
+
+def _facts(loaded: TaskModel, task: Task[Any], model: HuggingFaceModel, head: HeadWeights | OwnHead, title: str) -> TaskFacts:
+    """Collect the facts for the card. They contain no paths and no host names."""
+    record, of_task = loaded.record, loaded.record["tasks"][task.name]
+    seed = seed_folder(loaded.folder, loaded.seed)
+    results = read_results(loaded.folder) if (loaded.folder / RESULTS_FILE).is_file() else {}
+    scores = read_scores(seed) if (seed / SCORES_FILE).is_file() else {}
+    own = results.get("tasks", {}).get(task.name, results if results.get("task") == task.name else {})
+    settings = {
+        key: value
+        for key, value in results.get("settings", {}).items()
+        if (key.startswith(_RECIPE) and (not key.startswith("tasks.") or key.startswith(f"tasks.{task.name}.")))
+        or key in _TRAINING
+    }
+    definition = known_definition(task)
+    pairs = len(definition.source.text_names()) > 1 if definition else bool((of_task["source"].get("columns") or {}).get("pair"))
+    return TaskFacts(
+        title=title,
+        task=task.name if definition else "a custom labeled file",
+        base=re.sub(r"\S*/", "", record["model"]),
+        seed=loaded.seed,
+        model=model,
+        head=head,
+        max_length=task.config.sequence_length,
+        tokenizer=tokenizer_kind(loaded.tokenizer),
+        pairs=pairs or head.kind == "span",
+        results=own,
+        seeds=results.get("seeds", [loaded.seed]),
+        of_seed=(scores.get("tasks", {}).get(task.name) or {}).get(own.get("metric")),
+        settings=settings,
+        versions=({"discern": record["discern"]} if "discern" in record else {}) | record.get("versions", {}),
+        language=record.get("language"),
+        text_license=record.get(TEXT_LICENSE),
+    )

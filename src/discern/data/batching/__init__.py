@@ -1,0 +1,1 @@
+"""Rows and batches of a data set: packing, and the deterministic stream."""

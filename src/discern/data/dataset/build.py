@@ -1,0 +1,232 @@
+"""Tokenizes documents in worker processes and writes them to shards, with statistics."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from jaxtyping import Int
+from tokenizers import Tokenizer
+
+from discern.data.dataset.manifest import COUNTS_NAME, FileInfo, SplitInfo, SplitName, Statistics
+from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter
+from discern.data.processes import WorkerPool
+from discern.data.sources.corpus import CorpusProgress
+from discern.data.sources.documents import Document
+from discern.data.tokenizer import special_ids, vocab_size
+from discern.data.tokenizer.encoding import DIGEST_BYTES, EncodedChunk, encoding_service, token_dtype
+from discern.data.tokenizer.words import SegmenterName
+from discern.storage.files import write_file
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+_EXACT = 4096
+_RATIO = 1.01
+_BUCKETS = _EXACT + 4096
+
+
+class LengthHistogram:
+    """Histogram of lengths: a bucket per length below 4096, then buckets of 1 % width."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_BUCKETS, dtype=np.int64)
+        self._largest = 0
+
+    def add(self, lengths: Int[np.ndarray, " n"]) -> None:
+        """Count some lengths."""
+        if not len(lengths):
+            return
+        logarithmic = _EXACT + np.floor(np.log(np.maximum(lengths, _EXACT) / _EXACT) / np.log(_RATIO)).astype(np.int64)
+        buckets = np.where(lengths < _EXACT, lengths, logarithmic)
+        self._counts += np.bincount(np.minimum(buckets, _BUCKETS - 1), minlength=_BUCKETS)
+        self._largest = max(self._largest, int(lengths.max()))
+
+    def quantiles(self) -> dict[str, int]:
+        """The length at each level: the smallest bucket that this fraction of the lengths does not exceed."""
+        total = int(self._counts.sum())
+        if not total:
+            return {}
+        ranks = np.maximum(np.ceil(np.array(QUANTILES) * total), 1)
+        buckets = np.searchsorted(np.cumsum(self._counts), ranks)
+        lengths = np.where(buckets < _EXACT, buckets, np.round(_EXACT * _RATIO ** (buckets - _EXACT))).astype(np.int64)
+        lengths[-1] = self._largest
+        return {f"{level:g}": int(length) for level, length in zip(QUANTILES, lengths, strict=True)}
+
+
+class StatisticsCounter:
+    """Counts chunks. Memory does not grow with the data set, except for 16 bytes per document at the end.
+
+    Args:
+        unknown_id: id of [UNK].
+    """
+
+    def __init__(self, unknown_id: int) -> None:
+        self._unknown_id = unknown_id
+        self._digests = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        self._document_lengths, self._sentence_lengths = LengthHistogram(), LengthHistogram()
+        self.documents = self.sentences = self.tokens = self.words = 0
+        self.unknown = self.empty = self.characters = 0
+
+    def __enter__(self) -> StatisticsCounter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._digests.close()
+
+    def add(self, chunk: EncodedChunk) -> None:
+        """Count one chunk."""
+        block = chunk.block
+        self.documents += block.num_documents
+        self.sentences += len(block.sentence_lengths)
+        self.tokens += len(block.tokens)
+        self.words += int(block.word_starts.sum())
+        self.unknown += int((block.tokens == self._unknown_id).sum())
+        self.empty += chunk.empty_documents
+        self.characters += chunk.characters
+        self._document_lengths.add(block.document_lengths)
+        self._sentence_lengths.add(block.sentence_lengths)
+        self._digests.write(block.digests.tobytes())
+
+    def finish(self, bytes_read: int) -> Statistics:
+        """The statistics of all chunks."""
+        return Statistics(
+            documents=self.documents,
+            sentences=self.sentences,
+            tokens=self.tokens,
+            words=self.words,
+            unknown_tokens=self.unknown,
+            unknown_fraction=self.unknown / max(self.tokens, 1),
+            tokens_per_word=self.tokens / max(self.words, 1),
+            duplicates=self._duplicates(),
+            empty_documents=self.empty,
+            characters=self.characters,
+            bytes_read=bytes_read,
+            document_lengths=self._document_lengths.quantiles(),
+            sentence_lengths=self._sentence_lengths.quantiles(),
+        )
+
+    def _duplicates(self) -> int:
+        """Number of documents whose digest occurred before: 16 bytes of memory per document, sorted in place."""
+        self._digests.seek(0)
+        digests = np.fromfile(self._digests, dtype=f"S{DIGEST_BYTES}")
+        digests.sort()
+        return int((digests[1:] == digests[:-1]).sum())
+
+
+CHUNK_CHARACTERS = 1 << 19
+"""Characters that a worker gets at a time. Independent of the number of workers, as is everything that is written."""
+
+SHARD_TOKENS = 1 << 27
+"""256 MiB of uint16."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How documents become shards.
+
+    Attributes:
+        segmenter: source of word boundaries.
+        heldout: expected fraction of held-out documents.
+        seed: seed of the choice of held-out documents.
+        shard_tokens: maximum number of tokens per shard, unless a single document is longer.
+        workers: number of processes that tokenize; the output does not depend on it.
+    """
+
+    segmenter: SegmenterName = "none"
+    heldout: float = 0.01
+    seed: int = 0
+    shard_tokens: int = SHARD_TOKENS
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class Built:
+    """The files that were written, and statistics of the documents."""
+
+    splits: dict[SplitName, SplitInfo]
+    token_counts: FileInfo
+    statistics: Statistics
+
+
+def build_shards(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    options: BuildOptions,
+    folder: Path,
+    reading: CorpusProgress,
+) -> Built:
+    """Tokenize the documents and write them to an existing folder.
+
+    Args:
+        documents: documents in the order in which they are written.
+        tokenizer: tokenizer of the data set.
+        options: how documents become shards.
+        folder: existing folder for the shards and the counts.
+        reading: progress of reading.
+
+    Raises:
+        DataError: a worker died, or the documents cannot be read.
+    """
+    counts = np.zeros(vocab_size(tokenizer), dtype=np.int64)
+    chooser = HeldoutSplit(options.heldout, options.seed)
+    with ExitStack() as stack:
+        counter = stack.enter_context(StatisticsCounter(special_ids(tokenizer)["unk"]))
+        writers = {name: stack.enter_context(SplitWriter(folder, name, options.shard_tokens)) for name in ("train", "heldout")}
+
+        def write(placed: Placed) -> None:
+            for split, block in placed:
+                writers[split].append(block)
+                if split == "train":
+                    np.add(counts, np.bincount(block.tokens, minlength=len(counts)), out=counts)
+
+        for chunk in stack.enter_context(closing(encoded(documents, tokenizer, options))):
+            counter.add(chunk)
+            write(chooser.place(chunk.block))
+            reading.show(tokens=f"{counter.tokens:,}")
+        reading.finish(tokens=f"{counter.tokens:,}")
+        write(chooser.finish())
+        splits: dict[SplitName, SplitInfo] = {"train": writers["train"].close(), "heldout": writers["heldout"].close()}
+        raw = counts.astype("<i8").tobytes()
+        write_file(folder / COUNTS_NAME, raw)
+        written = FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
+        return Built(splits, written, counter.finish(reading.bytes_read))
+
+
+def survey(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions, reading: CorpusProgress) -> Statistics:
+    """The statistics of the documents, without writing anything."""
+    with StatisticsCounter(special_ids(tokenizer)["unk"]) as counter, closing(encoded(documents, tokenizer, options)) as chunks:
+        for chunk in chunks:
+            counter.add(chunk)
+            reading.show(tokens=f"{counter.tokens:,}")
+        reading.finish(tokens=f"{counter.tokens:,}")
+        return counter.finish(reading.bytes_read)
+
+
+def encoded(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions) -> Generator[EncodedChunk]:
+    """The documents tokenized in worker processes, in order. Closing the generator ends the processes."""
+    with WorkerPool(encoding_service, (tokenizer.to_str(), options.segmenter), options.workers) as pool:
+        yield from pool.map(_chunks(documents))
+
+
+def dtype_name(tokenizer: Tokenizer) -> str:
+    """Type of the ids in the shards: `uint16` or `uint32`."""
+    return str(token_dtype(vocab_size(tokenizer)))
+
+
+def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Consecutive whole documents of about `CHUNK_CHARACTERS` together."""
+    chunk: list[Document] = []
+    size = 0
+    for document in documents:
+        chunk.append(document)
+        size += sum(map(len, document))
+        if size >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

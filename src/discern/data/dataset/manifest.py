@@ -1,0 +1,195 @@
+"""The manifest of a data set: its configuration, statistics and checksums.
+
+It contains no time, no machine and no number of workers, so that the same input, options and library versions give the same
+manifest, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from discern.config.base import Section
+from discern.data.sources.problems import Problem
+from discern.errors import DataError
+from discern.parsing import json_value
+from discern.storage.records import read_object, understood
+
+FORMAT = "discern-data"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_NAME = "tokenizer.json"
+COUNTS_NAME = "token-counts.int64"
+ADDED_NAME = "added-tokens.json"  # in a data set whose tokenizer was extended by `discern adapt --add-tokens`
+
+Setting = str | int | float | bool | None
+SplitName = Literal["train", "heldout"]
+SPLITS: tuple[SplitName, ...] = ("train", "heldout")
+
+
+class FileInfo(Section):
+    """Size in bytes and checksum of a file of the data set."""
+
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class ShardInfo(Section):
+    """A shard. `files` maps a suffix (tokens, documents, sentences, words) to the file."""
+
+    name: str = Field(pattern=r"^[\w-]+$")
+    num_tokens: int = Field(ge=0)
+    num_documents: int = Field(ge=0)
+    num_sentences: int = Field(ge=0)
+    files: dict[str, FileInfo]
+
+    def check_sizes(self, itemsize: int) -> None:
+        """Check that the sizes of the files match the counts.
+
+        Args:
+            itemsize: bytes per token.
+
+        Raises:
+            ValueError: a size does not match.
+        """
+        expected = {
+            "tokens": self.num_tokens * itemsize,
+            "documents": 8 * (self.num_documents + 1),
+            "sentences": 8 * (self.num_sentences + 1),
+            "words": (self.num_tokens + 7) // 8,
+        }
+        if self.files.keys() != expected.keys():
+            raise ValueError(f"{self.name} has files {', '.join(self.files) or 'none'}, expected {', '.join(expected)}")
+        for suffix, size in expected.items():
+            if self.files[suffix].size != size:
+                raise ValueError(f"{self.name}.{suffix} has {self.files[suffix].size:,} bytes, but its counts imply {size:,}")
+
+
+class SplitInfo(Section):
+    """The shards of a split, and their total counts."""
+
+    num_tokens: int
+    num_documents: int
+    num_sentences: int
+    shards: tuple[ShardInfo, ...]
+
+    @model_validator(mode="after")
+    def _sums_agree(self) -> SplitInfo:
+        for name in ("num_tokens", "num_documents", "num_sentences"):
+            total = sum(getattr(shard, name) for shard in self.shards)
+            if getattr(self, name) != total:
+                raise ValueError(f"{name} is {getattr(self, name):,}, but its shards add up to {total:,}")
+        return self
+
+
+class TokenizerInfo(Section):
+    """The tokenizer of the data set. `fingerprint` covers what decides the ids, not the decoder."""
+
+    fingerprint: str
+    kind: str
+    vocab_size: int
+    special_tokens: dict[str, int]
+    lowercase: bool
+    trained_on_characters: int | None = Field(None, description="Size of the training sample; None for an existing tokenizer.")
+    trained_on_sentences: int | None = None
+
+
+class Statistics(Section):
+    """Counts over both splits. Quantiles map a level ("0.5") to a length in tokens, exact below 4096 and otherwise within 1 %."""
+
+    documents: int
+    sentences: int
+    tokens: int
+    words: int
+    unknown_tokens: int
+    unknown_fraction: float
+    tokens_per_word: float
+    duplicates: int = Field(description="Documents with exactly the text of an earlier one.")
+    empty_documents: int = Field(description="Documents left out because they have no tokens.")
+    characters: int
+    bytes_read: int = Field(description="Bytes of the input as stored, possibly compressed.")
+    document_lengths: dict[str, int]
+    sentence_lengths: dict[str, int]
+
+
+class Manifest(Section):
+    """The manifest of a data set: configuration, versions, statistics and checksums."""
+
+    format: str = FORMAT
+    format_version: int = FORMAT_VERSION
+    fingerprint: str
+    dtype: Literal["uint16", "uint32"]
+    tokenizer: TokenizerInfo
+    splits: dict[SplitName, SplitInfo]
+    token_counts: FileInfo
+    statistics: Statistics
+    problems: tuple[Problem, ...]
+    inputs: tuple[str, ...]
+    configuration: dict[str, Setting]
+    versions: dict[str, str]
+
+    @model_validator(mode="after")
+    def _counts_fit_files(self) -> Manifest:
+        missing = [name for name in SPLITS if name not in self.splits]
+        if missing:
+            raise ValueError(f"splits has no '{missing[0]}'")
+        for split in self.splits.values():
+            for shard in split.shards:
+                shard.check_sizes(int(self.dtype.removeprefix("uint")) // 8)
+        if self.token_counts.size != 8 * self.tokenizer.vocab_size:
+            raise ValueError(f"{COUNTS_NAME} has {self.token_counts.size:,} bytes for {self.tokenizer.vocab_size:,} entries")
+        beyond = [token for token, number in self.tokenizer.special_tokens.items() if not 0 <= number < self.tokenizer.vocab_size]
+        if beyond:
+            raise ValueError(f"special_tokens.{beyond[0]} is beyond the {self.tokenizer.vocab_size:,} entries of vocab_size")
+        if data_fingerprint(self.tokenizer.fingerprint, self.splits) != self.fingerprint:
+            raise ValueError("the fingerprint does not match the checksums: one of them was changed")
+        return self
+
+
+def data_fingerprint(tokenizer_fingerprint: str, splits: dict[SplitName, SplitInfo]) -> str:
+    """SHA-256 of the fingerprint of the tokenizer and the checksums of all shards, in order."""
+    total = hashlib.sha256(tokenizer_fingerprint.encode())
+    for split in SPLITS:
+        for shard in splits[split].shards:
+            for suffix in sorted(shard.files):
+                total.update(f"{shard.name}.{suffix}:{shard.files[suffix].sha256}\n".encode())
+    return total.hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a data set.
+
+    Raises:
+        DataError: the folder has no manifest, or one that is damaged or of another format or version.
+    """
+    path = folder / MANIFEST_NAME
+    none = (
+        "make one with: discern prepare TEXT --out DATA --train-tokenizer wordpiece --vocab-size 8000; "
+        "for an existing model, use its tokenizer: --tokenizer MODEL"
+    )
+    if not path.exists():
+        raise DataError(f"{folder} is not a data set: {path.name} is missing", hint=none)
+    hint = "copy the file back, or run the same `discern prepare` again with --overwrite"
+    raw = read_object(path, hint=hint)
+    if raw.get("format") != FORMAT:
+        raise DataError(f"{path} is not the manifest of a discern data set", hint=none)
+    if raw.get("format_version") != FORMAT_VERSION:
+        found = raw.get("format_version")
+        raise DataError(
+            f"{path} has data format version {found}, but this discern reads version {FORMAT_VERSION}",
+            hint="prepare the data again with this version of discern",
+        )
+    with understood(path, hint=hint):
+        return Manifest.model_validate(raw)
+
+
+def is_data_set(folder: Path) -> bool:
+    """Whether a folder has the manifest of a data set, of any version and possibly damaged."""
+    try:
+        raw = json_value((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(raw, dict) and raw.get("format") == FORMAT

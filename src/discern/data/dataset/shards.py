@@ -1,0 +1,266 @@
+"""Reads a data set on disk: token shards with indices of documents, sentences and words.
+
+DATA/ contains `manifest.json`, `tokenizer.json`, the counts per token id, and four flat little-endian files per shard:
+`.tokens` (uint16 or uint32 ids, without special tokens), `.documents` and `.sentences` (int64 starts within the shard,
+followed by the number of tokens in the shard) and `.words` (one bit per token, first token in the highest bit, 1 where a word
+begins). A document is never divided between shards. A data set does not fix sequence length, masking or batch size.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from discern.data.dataset.manifest import (
+    COUNTS_NAME,
+    TOKENIZER_NAME,
+    FileInfo,
+    Manifest,
+    ShardInfo,
+    SplitInfo,
+    SplitName,
+    read_manifest,
+)
+from discern.errors import DataError
+from discern.storage.checksums import digest_of, verification_is_on
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    import discern.types
+
+
+PREPARE_AGAIN = "the data set is damaged: copy the file back, or run the same `discern prepare` again with --overwrite"
+_CHECKED_AT_ONCE = 1 << 20
+
+
+def check_file(path: Path, expected: FileInfo) -> None:
+    """Compare a file of a data set with the checksum in its manifest, unless verification is switched off.
+
+    Raises:
+        DataError: the checksum differs.
+    """
+    if verification_is_on() and (found := digest_of(path)) != expected.sha256:
+        raise DataError(
+            f"{path} is damaged: its SHA-256 is {found[:12]}..., but the manifest has {expected.sha256[:12]}...",
+            hint=PREPARE_AGAIN,
+        )
+
+
+class Shard:
+    """A shard. Each file is mapped into memory and compared with its checksum when it is first used.
+
+    Attributes:
+        info: entry of the shard in the manifest.
+        first_token: offset of the first token within the split.
+    """
+
+    def __init__(self, folder: Path, info: ShardInfo, dtype: np.dtype, first_token: int) -> None:
+        self.info = info
+        self.first_token = first_token
+        self._folder = folder
+        self._dtype = dtype
+
+    @cached_property
+    def tokens(self) -> np.memmap:
+        """(T,) token ids."""
+        return self._map("tokens", self._dtype)
+
+    @cached_property
+    def document_starts(self) -> Int[np.ndarray, " bounds"]:
+        """(D+1,) start of each document within the shard, then the number of tokens."""
+        return self._starts("documents")
+
+    @cached_property
+    def sentence_starts(self) -> Int[np.ndarray, " bounds"]:
+        """(S+1,) start of each sentence within the shard, then the number of tokens."""
+        return self._starts("sentences")
+
+    def word_starts(self, start: int, stop: int) -> Bool[np.ndarray, " n"]:
+        """True where a word begins, for tokens `start` to `stop` of the shard."""
+        bits = np.unpackbits(self._word_bits[start // 8 : (stop + 7) // 8])
+        first = start % 8
+        return bits[first : first + stop - start].astype(bool)
+
+    @cached_property
+    def _word_bits(self) -> np.memmap:
+        return self._map("words", np.dtype("u1"))
+
+    def _starts(self, suffix: str) -> np.memmap:
+        """An index, checked to be in ascending order: readers allocate arrays of the lengths it implies."""
+        starts = self._map(suffix, np.dtype("<i8"))
+        sound = starts[0] == 0 and starts[-1] == self.info.num_tokens
+        for first in range(0, len(starts) - 1, _CHECKED_AT_ONCE):
+            sound = sound and bool((np.diff(starts[first : first + _CHECKED_AT_ONCE + 1]) >= 0).all())
+        if not sound:
+            raise DataError(
+                f"{self._folder / self.info.name}.{suffix} is damaged: expected positions from 0 to {self.info.num_tokens:,} "
+                "in ascending order",
+                hint=PREPARE_AGAIN,
+            )
+        return starts
+
+    def _map(self, suffix: str, dtype: np.dtype) -> np.memmap:
+        """A file of the shard, after a comparison with its checksum."""
+        path, expected = self._folder / f"{self.info.name}.{suffix}", self.info.files[suffix]
+        try:
+            size = path.stat().st_size
+            if size != expected.size:
+                raise DataError(f"{path} has {size:,} bytes, but the manifest has {expected.size:,}", hint=PREPARE_AGAIN)
+            check_file(path, expected)
+            return np.memmap(path, dtype=dtype, mode="r")
+        except OSError as problem:
+            raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint=PREPARE_AGAIN) from problem
+
+    def __getstate__(self) -> dict[str, object]:
+        # Pickling a memory map copies its content; the other process maps the file itself.
+        return {key: value for key, value in vars(self).items() if not isinstance(value, np.memmap)}
+
+
+class TokenSplit:
+    """The tokens of a split as one long array over its shards.
+
+    Attributes:
+        num_tokens: number of tokens in the split.
+        num_documents: number of documents in the split.
+        shards: the shards, in order.
+    """
+
+    def __init__(self, folder: Path, info: SplitInfo, dtype: np.dtype) -> None:
+        self.num_tokens = info.num_tokens
+        self.num_documents = info.num_documents
+        firsts = np.cumsum([0] + [shard.num_tokens for shard in info.shards])
+        self.shards = [Shard(folder, shard, dtype, int(first)) for shard, first in zip(info.shards, firsts, strict=False)]
+        self._bounds: Int[np.ndarray, " bounds"] = firsts
+
+    def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
+        """Token ids `start` to `stop` of the split, int64; may cross shards.
+
+        Raises:
+            IndexError: the range exceeds the split.
+        """
+        parts = [shard.tokens[first:last].astype(np.int64) for shard, first, last in self._pieces(start, stop)]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    def word_starts(self, start: int, stop: int) -> Bool[np.ndarray, " n"]:
+        """True where a word begins, for tokens `start` to `stop` of the split.
+
+        Raises:
+            IndexError: the range exceeds the split.
+        """
+        parts = [shard.word_starts(first, last) for shard, first, last in self._pieces(start, stop)]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[Shard, int, int]]:
+        """The shards that contain tokens `start` to `stop`, with the range within each."""
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise IndexError(f"tokens {start} to {stop} of a split of {self.num_tokens}")
+        index = int(np.searchsorted(self._bounds, start, side="right")) - 1
+        pieces = []
+        while start < stop:
+            shard, end = self.shards[index], min(stop, int(self._bounds[index + 1]))
+            pieces.append((shard, start - shard.first_token, end - shard.first_token))
+            start, index = end, index + 1
+        return pieces
+
+
+class TokenData:
+    """A prepared data set. Open one with `TokenData.open`.
+
+    Attributes:
+        folder: folder of the data set.
+        manifest: manifest of the data set.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._splits: dict[str, TokenSplit] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> TokenData:
+        """The data set in `folder`. Checks the size of every file; contents are checked when they are first used.
+
+        Raises:
+            DataError: the folder is not a data set, has another format version, or a file is missing or of the wrong size.
+        """
+        manifest = read_manifest(folder)
+        expected = {COUNTS_NAME: manifest.token_counts.size}
+        for split in manifest.splits.values():
+            for shard in split.shards:
+                expected |= {f"{shard.name}.{suffix}": file.size for suffix, file in shard.files.items()}
+        for name, size in expected.items():
+            found = (folder / name).stat().st_size if (folder / name).is_file() else None
+            if found != size:
+                state = "is missing" if found is None else f"has {found} bytes"
+                raise DataError(
+                    f"{folder / name} {state}, but the manifest has {size} bytes",
+                    hint=PREPARE_AGAIN,
+                )
+        if not (folder / TOKENIZER_NAME).is_file():
+            raise DataError(f"{folder / TOKENIZER_NAME} is missing", hint="copy it back, or prepare the data again")
+        return cls(folder, manifest)
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary: the largest id plus one."""
+        return self.manifest.tokenizer.vocab_size
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Hash of everything in the tokenizer that decides the ids."""
+        return self.manifest.tokenizer.fingerprint
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the data set: its tokenizer and its shards."""
+        return self.manifest.fingerprint
+
+    @property
+    def special_tokens(self) -> discern.types.SpecialTokens:
+        """Ids of [PAD], [UNK], [CLS], [SEP] and [MASK]."""
+        from discern.types import SpecialTokens  # imports torch
+
+        return SpecialTokens(**self.manifest.tokenizer.special_tokens)
+
+    def split(self, name: SplitName) -> TokenSplit:
+        """The tokens of `train` or `heldout`."""
+        if name not in self._splits:
+            dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+            self._splits[name] = TokenSplit(self.folder, self.manifest.splits[name], dtype)
+        return self._splits[name]
+
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The tokenizer of the data set.
+
+        Raises:
+            DataError: tokenizer.json does not match the manifest.
+        """
+        from discern.data.tokenizer import fingerprint, load_tokenizer
+
+        tokenizer = load_tokenizer(self.folder / TOKENIZER_NAME)
+        found = fingerprint(tokenizer)
+        if found != self.tokenizer_fingerprint:
+            raise DataError(
+                f"{self.folder / TOKENIZER_NAME} has fingerprint {found[:12]}, but the shards were made with "
+                f"{self.tokenizer_fingerprint[:12]}",
+                hint="put the original tokenizer.json back, or prepare the data again with this one",
+            )
+        return tokenizer
+
+    def token_counts(self) -> Int[np.ndarray, " V"]:
+        """(V,) number of occurrences of each id in the train split.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        path = self.folder / COUNTS_NAME
+        check_file(path, self.manifest.token_counts)
+        counts = np.fromfile(path, dtype="<i8").astype(np.int64)
+        if len(counts) != self.vocab_size or (counts < 0).any():
+            raise DataError(f"{path} is damaged: expected {self.vocab_size:,} counts of 0 or more", hint=PREPARE_AGAIN)
+        return counts

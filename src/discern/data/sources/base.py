@@ -1,0 +1,197 @@
+"""What a source is, and how an input is read by the source that recognizes it.
+
+To read another format: write a `FileSource` (or a `NamedSource`, for inputs such as `hf:NAME`) in a file of its own and
+register it in `discern.data.sources`, or from another package under the entry point group `discern.sources`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from discern.data.sources import sources
+from discern.data.sources.documents import CorpusOptions, Cut, Document, Lines, documents
+from discern.data.sources.problems import ProblemLog
+from discern.data.sources.streams import BLOCK_BYTES, Expansion, HeadStream, Readable, decompressor, naming
+from discern.errors import ConfigError, DataError
+
+MAX_NESTING = 8
+
+
+@dataclass(frozen=True)
+class ReadContext:
+    """The input being read, and how its text becomes documents.
+
+    Attributes:
+        name: path of the file, `ARCHIVE!MEMBER`, or the input as given. Messages use it.
+        explicit: True if the user named the input itself rather than a folder, a pattern or an archive that contains it.
+            Such an input must be readable as text.
+        options: how text becomes documents.
+        problems: collects what is wrong without stopping the work.
+        expansion: limits how much data may come out of the file.
+        depth: number of archives and compressions around the content.
+    """
+
+    name: str
+    explicit: bool
+    options: CorpusOptions
+    problems: ProblemLog
+    expansion: Expansion
+    depth: int = 0
+
+    def cut_records(self, lines: Iterator[Lines]) -> Iterator[Document]:
+        """Documents of an input that consists of records."""
+        rule = self.options.documents
+        cut = Cut(at_record=rule != "file", at_blank=rule == "blank-line", at_line=rule == "line")
+        return documents(lines, cut, self.name, self.options.limits, self.problems)
+
+    def cut_text(self, lines: Iterator[Lines]) -> Iterator[Document]:
+        """Documents of running text."""
+        rule = self.options.documents
+        cut = Cut(at_blank=rule in ("auto", "blank-line"), at_line=rule == "line")
+        return documents(lines, cut, self.name, self.options.limits, self.problems)
+
+    def read_member(self, stream: Readable, name: str) -> Iterator[Document]:
+        """Documents of a file inside this one, read by the source that recognizes it.
+
+        Raises:
+            DataError: the file is damaged, or decompresses to too much data.
+        """
+        inner = replace(self, name=name, explicit=False, depth=self.depth + 1)
+        return read_stream(self.expansion.watched(stream, inner.depth), inner)
+
+
+class FileSource(abc.ABC):
+    """A file format, recognized by content. Instances hold no state.
+
+    Attributes:
+        is_binary: True if files of this format are not UTF-8 text. Other sources are never asked about binary files.
+        priority: sources are asked in order of descending priority, and among equals by name; the first that recognizes a
+            file reads it.
+    """
+
+    is_binary: ClassVar[bool] = False
+    priority: ClassVar[int] = 0
+
+    @abc.abstractmethod
+    def recognizes(self, name: str, head: bytes) -> bool:
+        """Whether a file is of this format.
+
+        Args:
+            name: of the file or of the member of an archive. It should decide only where content cannot.
+            head: the first 64 KiB of the file, decompressed, or all of it if it is shorter.
+        """
+
+    @abc.abstractmethod
+    def documents(self, stream: HeadStream, context: ReadContext) -> Iterator[Document]:
+        """The documents of a file, usually made by `context.cut_records` or `context.cut_text`.
+
+        Raises:
+            DataError: the file is damaged.
+            ConfigError: its records have no such field, or an optional package is missing.
+        """
+
+
+class NamedSource(abc.ABC):
+    """Inputs given by name rather than by path: `hf:NAME` is read by the source registered as `hf`."""
+
+    @abc.abstractmethod
+    def documents(self, address: str, context: ReadContext) -> Iterator[Document]:
+        """The documents of an input.
+
+        Args:
+            address: what follows the colon.
+
+        Raises:
+            DataError: the input cannot be read.
+            ConfigError: its records have no such field, or an optional package is missing.
+        """
+
+
+def named_source(text: str) -> NamedSource | None:
+    """The source of an input such as `hf:NAME`; None for a path."""
+    scheme, colon, _ = text.partition(":")
+    kind = sources.load(scheme) if colon and scheme in sources.names() else None
+    return kind() if kind is not None and issubclass(kind, NamedSource) else None
+
+
+def read_stream(stream: Readable, context: ReadContext) -> Iterator[Document]:
+    """The documents of a stream of unknown content, decompressed if necessary.
+
+    Raises:
+        DataError: the stream is damaged, expands beyond the limits, or is not text although the user named it.
+        ConfigError: its records have no such field, or an optional package is missing.
+    """
+    if context.depth > MAX_NESTING:
+        raise DataError(f"{context.name}: archives nested more than {MAX_NESTING} deep", hint="unpack the outer ones first")
+    with naming(context.name):
+        whole = HeadStream(stream)
+        if decompress := decompressor(whole.head):
+            inner = replace(context, depth=context.depth + 1)
+            yield from read_stream(context.expansion.watched(decompress(whole), inner.depth), inner)
+        elif source := _recognize(context.name, whole.head):
+            yield from source.documents(whole, context)
+        else:
+            _leave_out(whole, context)
+
+
+def _recognize(name: str, head: bytes) -> FileSource | None:
+    """The source that reads a file; None if the file is binary and of no known format."""
+    kinds = [kind for kind in map(sources.load, sources.names()) if issubclass(kind, FileSource)]
+    ranked: list[FileSource] = [kind() for kind in sorted(kinds, key=lambda kind: -kind.priority)]
+    binary = next((source for source in ranked if source.is_binary and source.recognizes(name, head)), None)
+    if binary is not None or binary_reason(head) is not None:
+        return binary
+    return next(source for source in ranked if not source.is_binary and source.recognizes(name, head))
+
+
+def _leave_out(stream: HeadStream, context: ReadContext) -> None:
+    """Report a binary file, or refuse it if the user named it."""
+    while context.depth and stream.read(BLOCK_BYTES):
+        pass  # checksums come last: a damaged archive must be an error rather than a file left out
+    reason = binary_reason(stream.head)
+    if context.explicit:
+        raise DataError(
+            f"{context.name} is not text: {reason}",
+            hint="give UTF-8 text, CSV, TSV, JSON lines, parquet or a tar archive of them",
+        )
+    context.problems.add("file skipped, as it is not text", f"{context.name} ({reason})")
+
+
+def binary_reason(head: bytes) -> str | None:
+    """The reason why a file that begins with `head` is not UTF-8 text; None if it may be."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "it looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
+    if head.startswith(b"PK\x03\x04"):
+        return "it is a zip archive; unpack it, or convert it to tar"
+    if b"\x00" in head:
+        return "it contains NUL bytes"
+    controls = len(head) - len(head.translate(None, bytes(set(range(32)) - set(b"\t\n\r\f\v\b\x1b"))))
+    replaced = head.decode("utf-8", errors="replace").count("\ufffd") - head.count("\ufffd".encode())
+    if controls + replaced > 0.1 * len(head) + 3:
+        return f"{controls + replaced:,} of its first {len(head):,} bytes are not UTF-8; if it is text, convert it with iconv"
+    return None
+
+
+def record_lines(record: Mapping[str, Any], field: str, where: str, problems: ProblemLog, *, first: bool) -> Iterator[Lines]:
+    text = record.get(field)
+    if first and field not in record:
+        raise missing_field(field, where, list(record))
+    if not isinstance(text, str):
+        problems.add(f"record skipped, as it has no text in '{field}'", where)
+        return
+    if not text.isascii():
+        clean = text.encode("utf-8", errors="replace").decode("utf-8")
+        if clean != text:  # half of a surrogate pair, which is valid in JSON but not in UTF-8
+            problems.add("half of a surrogate pair, replaced", where)
+            text = clean
+    yield Lines(text.split("\n"), ends_record=True)
+
+
+def missing_field(field: str, where: str, names: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{where} has no field '{field}'; its fields: {', '.join(names) or 'none'}",
+        hint="name the field of the text with --text-field",
+    )

@@ -1,0 +1,194 @@
+"""Finds the input files and reads their documents.
+
+The format of a file is detected from its content. Inputs are read in the order given, the files of a folder or pattern sorted
+by path, and the members of an archive in their order there. Files and folders whose names begin with a dot are skipped.
+Archives are read as streams and never unpacked to disk, so the names of their members cannot do any harm.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from discern.data.sources.base import ReadContext, named_source, read_stream
+from discern.data.sources.documents import CorpusOptions, Document
+from discern.data.sources.problems import ProblemLog
+from discern.data.sources.streams import CountingStream, Expansion, PipeStream, naming
+from discern.errors import ConfigError, DataError, DiscernError
+from discern.progress import Progress
+
+_STEP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input: a file, standard input, or an input given by name, such as a data set of the hub.
+
+    Attributes:
+        name: path or name of the input, used in messages.
+        path: path of a file; None for standard input and inputs given by name.
+        explicit: whether the user named the input rather than a folder or pattern. It must then be readable as text.
+        size: size in bytes; None if unknown.
+    """
+
+    name: str
+    path: Path | None
+    explicit: bool
+    size: int | None
+
+
+class Corpus:
+    """The documents of some inputs. Every reading gives the same documents.
+
+    Args:
+        inputs: files, folders, glob patterns, `-` or `hf:NAME`.
+        options: how text becomes documents.
+        exclude: folder that is not input although it may lie in one: the output folder.
+
+    Raises:
+        DataError: an input does not exist or contains no file.
+    """
+
+    def __init__(self, inputs: Sequence[str], options: CorpusOptions, exclude: Path | None = None) -> None:
+        self.options = options
+        excluded = exclude.resolve() if exclude is not None else None
+        self.inputs = [found for text in inputs for found in _inputs(text, excluded)]
+        if sum(item.name == "-" for item in self.inputs) > 1:
+            raise ConfigError("'-' (standard input) can be given only once")
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Size of the input in bytes as stored; None if unknown."""
+        sizes = [item.size for item in self.inputs]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def rereadable(self) -> bool:
+        """Whether the input can be read twice."""
+        return all(item.path is None or item.path.is_file() for item in self.inputs) and not any(
+            item.name == "-" for item in self.inputs
+        )
+
+    def documents(
+        self,
+        problems: ProblemLog,
+        count_bytes: Callable[[int], None] = lambda _: None,
+        errors: list[DiscernError] | None = None,
+    ) -> Iterator[Document]:
+        """Every document in order.
+
+        Args:
+            problems: collects what is wrong without stopping the work.
+            count_bytes: called with the number of bytes of each read.
+            errors: collects errors, after which the next input is read; if None, errors are raised.
+
+        Raises:
+            DataError: an input cannot be read, is damaged, or is not text although the user named it.
+            ConfigError: the records have no such field, or an optional package is missing.
+        """
+        for item in self.inputs:
+            expansion = Expansion(item.name)
+            context = ReadContext(item.name, item.explicit, self.options, problems, expansion)
+            try:
+                if item.path is None and (source := named_source(item.name)) is not None:
+                    yield from source.documents(item.name.partition(":")[2], context)
+                else:
+                    with naming(item.name), closing(_open(item)) as file:
+                        counted = CountingStream(CountingStream(file, count_bytes), expansion.count_read)
+                        yield from read_stream(counted, context)
+            except DiscernError as error:
+                if errors is None:
+                    raise
+                errors.append(error)
+
+
+def _inputs(text: str, excluded: Path | None) -> Iterator[Input]:
+    if text == "-" or named_source(text) is not None:
+        yield Input(text, None, True, None)
+        return
+    path = Path(text)
+    if path.is_dir():
+        yield from _folder(path, excluded)
+    elif path.exists():
+        yield Input(text, path, True, path.stat().st_size if path.is_file() else None)
+    elif glob.has_magic(text):
+        matches = sorted(glob.glob(text, recursive=True))
+        if not matches:
+            raise DataError(f"nothing matches the pattern {text}", hint="quote the pattern if the shell should not expand it")
+        for match in map(Path, matches):
+            if match.is_dir():
+                yield from _folder(match, excluded)
+            else:
+                yield Input(str(match), match, False, match.stat().st_size)
+    else:
+        raise DataError(f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, '-' or hf:NAME")
+
+
+def _folder(folder: Path, excluded: Path | None) -> Iterator[Input]:
+    """The regular files below a folder, sorted by path. Names that begin with a dot are skipped."""
+    found = []
+    for parent, folders, files in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if not name.startswith(".") and (Path(parent) / name).resolve() != excluded]
+        found += [Path(parent) / name for name in files if not name.startswith(".")]
+    regular = sorted((path for path in found if path.is_file()), key=lambda path: path.parts)
+    if not regular:
+        raise DataError(f"folder {folder} contains no files", hint="give a folder with text files, or the files themselves")
+    for path in regular:
+        yield Input(str(path), path, False, path.stat().st_size)
+
+
+def _refuse(problem: OSError) -> None:
+    raise DataError(f"{problem.filename} cannot be read: {problem.strerror}") from problem
+
+
+def _open(item: Input) -> BinaryIO | PipeStream:
+    place = sys.stdin.fileno() if item.path is None else item.path
+    file = open(place, "rb", closefd=item.path is not None)  # noqa: SIM115 (the caller closes it)
+    return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else PipeStream(file)
+
+
+class CorpusProgress:
+    """Reads a corpus once, with a progress bar in bytes of the input.
+
+    Attributes:
+        bytes_read, documents, sentences, characters: counts of what has been read so far.
+    """
+
+    def __init__(self, progress: Progress, description: str, corpus: Corpus) -> None:
+        self.bytes_read = self.documents = self.sentences = self.characters = 0
+        self._corpus = corpus
+        self._progress = progress
+        self._shown = 0
+        progress.start(description, corpus.total_bytes, "bytes")
+
+    def read(self, problems: ProblemLog, errors: list[DiscernError] | None = None) -> Iterator[Document]:
+        """The documents of the corpus; see `Corpus.documents`."""
+        for document in self._corpus.documents(problems, self._count, errors):
+            self.documents += 1
+            self.sentences += len(document)
+            self.characters += sum(map(len, document))
+            yield document
+
+    def show(self, **metrics: str) -> None:
+        """Move the bar to the current position, at most once per megabyte."""
+        if self.bytes_read - self._shown >= _STEP_BYTES:
+            self._move(metrics)
+
+    def finish(self, **metrics: str) -> None:
+        """Finish the bar at the end of the corpus."""
+        self._move(metrics)
+        self._progress.finish()
+
+    def _move(self, metrics: dict[str, str]) -> None:
+        self._progress.advance(self.bytes_read - self._shown, **metrics)
+        self._shown = self.bytes_read
+
+    def _count(self, size: int) -> None:
+        self.bytes_read += size

@@ -1,0 +1,44 @@
+"""Data sets of the Hugging Face hub, given as `hf:NAME[:CONFIGURATION[:SPLIT]]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, final
+
+from discern.data.sources.base import NamedSource, ReadContext, record_lines
+from discern.data.sources.documents import Document, Lines
+from discern.data.sources.problems import ProblemLog
+from discern.errors import ConfigError, DataError, DiscernError
+
+
+@final
+class HubSource(NamedSource):
+    """The rows of a data set on the hub, streamed, each of them a record."""
+
+    def documents(self, address: str, context: ReadContext) -> Iterator[Document]:
+        return context.cut_records(hub_records(address, context.options.record_field, context.problems))
+
+
+def hub_records(name: str, field: str, problems: ProblemLog) -> Iterator[Lines]:
+    """The text of each row of a data set `NAME[:CONFIGURATION[:SPLIT]]` on the hub, streamed. The default split is `train`.
+
+    Raises:
+        ConfigError: the extra `hf` is not installed, or the rows have no such field.
+        DataError: the data set cannot be loaded.
+    """
+    try:
+        import datasets
+    except ImportError as problem:
+        raise ConfigError(f"hf:{name} needs the package datasets", hint="pip install 'discern-nlp[hf]'") from problem
+    path, _, rest = name.partition(":")
+    configuration, _, split = rest.partition(":")
+    try:
+        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
+            path, configuration or None, split=split or "train", streaming=True
+        )
+        for number, row in enumerate(rows, start=1):
+            yield from record_lines(row, field, f"hf:{name}: row {number:,}", problems, first=number == 1)
+    except DiscernError:
+        raise
+    except Exception as problem:  # the library passes on any error of its many back ends
+        raise DataError(f"hf:{name} cannot be read: {problem}", hint="the form is hf:NAME[:CONFIGURATION[:SPLIT]]") from problem

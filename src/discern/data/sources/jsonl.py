@@ -1,0 +1,89 @@
+"""JSON lines, of which one field holds the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+from discern.data.sources.base import FileSource, ReadContext, record_lines
+from discern.data.sources.documents import Document, Limits, Lines
+from discern.data.sources.problems import ProblemLog
+from discern.data.sources.streams import BLOCK_BYTES, HeadStream, Readable
+from discern.errors import DataError
+from discern.parsing import json_value
+
+
+@final
+class JsonLinesSource(FileSource):
+    """One JSON object per line, each of them a record."""
+
+    def recognizes(self, name: str, head: bytes) -> bool:
+        return is_json_lines(head)
+
+    def documents(self, stream: HeadStream, context: ReadContext) -> Iterator[Document]:
+        field, limits = context.options.record_field, context.options.limits
+        return context.cut_records(json_records(stream, context.name, field, limits, context.problems))
+
+
+def is_json_lines(head: bytes) -> bool:
+    """Whether the first line of text is a JSON object. If it is longer than the head, its beginning decides."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not text.startswith(b"{"):
+        return False
+    line, newline, _ = text.partition(b"\n")
+    if not newline and len(text) > BLOCK_BYTES // 32:
+        return text[1:].lstrip().startswith(b'"')
+    try:
+        return isinstance(json_value(line), dict)
+    except ValueError:
+        return False
+
+
+def json_records(stream: Readable, name: str, field: str, limits: Limits, problems: ProblemLog) -> Iterator[Lines]:
+    """The text of each JSON object, one per line. Other lines are left out and reported.
+
+    Raises:
+        ConfigError: the first record has no such field.
+        DataError: a line is longer than a record may be.
+    """
+    for number, line in _byte_lines(stream, name, limits.record_bytes):
+        where = f"{name}: line {number:,}"
+        try:
+            record = json_value(line)
+        except ValueError:
+            problems.add("line skipped, as it is not JSON", where)
+            continue
+        if not isinstance(record, dict):
+            problems.add("record skipped, as it is not a JSON object", where)
+            continue
+        yield from record_lines(record, field, where, problems, first=number == 1)
+
+
+def _byte_lines(stream: Readable, name: str, limit: int) -> Iterator[tuple[int, bytes]]:
+    """Numbers, from 1, and content of the lines of a stream. Blank lines are left out.
+
+    Raises:
+        DataError: a line is longer than the limit.
+    """
+    parts: list[bytes] = []
+    size, number = 0, 0
+    while block := stream.read(BLOCK_BYTES):
+        *whole, rest = block.split(b"\n")
+        for line in whole:
+            number += 1
+            if parts:
+                line = b"".join([*parts, line])
+                parts, size = [], 0
+            if line and not line.isspace():
+                yield number, line
+        if rest:
+            parts.append(rest)
+            size += len(rest)
+        if size > limit:
+            raise DataError(
+                f"{name}: a record of more than {limit:,} bytes on one line",
+                hint="is it one JSON array? discern reads JSON lines: jq -c '.[]' FILE > FILE.jsonl",
+            )
+    last = b"".join(parts)
+    if last.strip():
+        yield number + 1, last

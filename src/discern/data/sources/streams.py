@@ -1,0 +1,248 @@
+"""Byte streams of unknown content: inspected, decompressed, and limited in how far they may expand."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import select
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol, runtime_checkable
+
+import zstandard
+
+from discern.errors import DataError, nearest
+
+BLOCK_BYTES = 1 << 20
+HEAD_BYTES = 1 << 16
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """Anything that bytes can be read from."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class HeadStream:
+    """A stream whose first bytes can be inspected before they are read.
+
+    Attributes:
+        head: the first 64 KiB, or all of it if there is less.
+    """
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self.head = read_fully(stream, HEAD_BYTES)
+        self._unread = self.head
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes; empty only at the end."""
+        if size < 0:
+            data, self._unread = self._unread, b""
+            return data + self._stream.read()
+        if self._unread:
+            data, self._unread = self._unread[:size], self._unread[size:]
+            return data
+        return self._stream.read(size)
+
+
+class PipeStream:
+    """Reads a pipe or terminal without blocking for longer than half a second.
+
+    A signal that arrives just before a blocking read is handled only when that read returns, which may be never.
+    """
+
+    _WAKE_SECONDS = 0.5
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The bytes available now, at most `size`; empty only at the end."""
+        assert size >= 0
+        while not select.select([self._file], [], [], self._WAKE_SECONDS)[0]:
+            pass
+        return os.read(self._file.fileno(), size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ZstdStream:
+    """Decompresses zstd frames. Unlike the reader of the library, it detects a last frame that is cut short."""
+
+    # A block of 4 compressed bytes may hold 128 KiB, so small reads limit what one call can return.
+    _BITE = 2048
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._input = b""
+        self._output = bytearray()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes.
+
+        Raises:
+            EOFError: the stream ends inside a frame.
+        """
+        while size < 0 or len(self._output) < size:
+            if not self._input:
+                self._input = self._stream.read(self._BITE)
+                if not self._input:
+                    if self._frame is not None:
+                        raise EOFError("zstd stream ends inside a frame")
+                    break
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            self._output += self._frame.decompress(self._input)
+            self._input = b""
+            if self._frame.eof:
+                self._input, self._frame = self._frame.unused_data, None
+        size = len(self._output) if size < 0 else size
+        data = bytes(self._output[:size])
+        del self._output[:size]
+        return data
+
+
+_COMPRESSIONS: dict[bytes, Callable[[Readable], Readable]] = {
+    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=_as_file(stream), mode="rb"),
+    b"\xfd7zXZ\x00": lambda stream: lzma.LZMAFile(_as_file(stream)),  # noqa: SIM115 (closed with the file beneath)
+    b"BZh": lambda stream: bz2.BZ2File(_as_file(stream)),
+    b"\x28\xb5\x2f\xfd": ZstdStream,
+}
+
+
+def decompressor(head: bytes) -> Callable[[Readable], Readable] | None:
+    """The decompressor of a stream that begins with `head`; None if it is not compressed."""
+    return next((open_ for magic, open_ in _COMPRESSIONS.items() if head.startswith(magic)), None)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Turn errors of reading and decompressing into a DataError that names the file."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno is None:  # from a decompressor
+            raise _damaged(name, problem) from problem
+        raise DataError(f"{name} cannot be read: {problem.strerror}", hint=_other_path(name, problem)) from problem
+    except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError) as problem:
+        raise _damaged(name, problem) from problem
+
+
+def _other_path(name: str, problem: OSError) -> str | None:
+    """A hint for a file that cannot be opened: the most similar name in its folder."""
+    if isinstance(problem, PermissionError):
+        return f"ls -l '{name}' shows who may read it"
+    if not isinstance(problem, FileNotFoundError):
+        return None
+    path = Path(name)
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; paths start at {Path.cwd()}"
+    with suppress(OSError):
+        if match := nearest(path.name, os.listdir(path.parent)):
+            return f"did you mean {path.parent / match}?"
+    return f"check the path; it starts at {Path.cwd()}"
+
+
+def _damaged(name: str, problem: Exception) -> DataError:
+    return DataError(f"{name} is damaged or cut short: {problem}", hint="fetch it again, or leave it out of the input")
+
+
+def read_fully(stream: Readable, size: int) -> bytes:
+    """Exactly `size` bytes, fewer only at the end. A single read may return less."""
+    parts = []
+    while size > 0 and (data := stream.read(size)):
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
+
+
+class _File(io.RawIOBase):
+    """A stream as a file object, which the decompressors require."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _as_file(stream: Readable) -> io.BufferedReader:
+    return io.BufferedReader(_File(stream), BLOCK_BYTES)
+
+
+FREE_BYTES = 1 << 26
+"""Bytes that any file may expand to."""
+LARGEST_RATIO = 250
+"""Bytes per byte read that a file may expand to beyond that. Text compresses 3 to 10 times, logs and markup up to 100 times."""
+
+
+class Expansion:
+    """Compares the content of a file with its size as stored, in each layer of compression and archives.
+
+    Decompression must be limited: a few kilobytes can expand to terabytes of zeros or empty lines.
+
+    Args:
+        name: name of the file, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._read = 0
+        self._made: Counter[int] = Counter()
+
+    def count_read(self, count: int) -> None:
+        """Count bytes read from the file as stored."""
+        self._read += count
+
+    def count_made(self, count: int, layer: int) -> None:
+        """Count bytes of content.
+
+        Args:
+            layer: number of decompressors and archives that they came through.
+
+        Raises:
+            DataError: the content is larger than compressed text can be.
+        """
+        self._made[layer] += count
+        if self._made[layer] > FREE_BYTES + LARGEST_RATIO * self._read:
+            raise DataError(
+                f"{self._name} decompresses to too much data: {self._made[layer]:,} bytes came out of "
+                f"{self._read:,}, and the limit is {LARGEST_RATIO} times the bytes read and {FREE_BYTES >> 20} MiB",
+                hint="if it contains real text, decompress it first and pass the result",
+            )
+
+    def watched(self, stream: Readable, layer: int) -> Readable:
+        """A stream from a decompressor or an archive, whose bytes are counted."""
+        return CountingStream(stream, lambda count: self.count_made(count, layer))
+
+
+class CountingStream:
+    """Reports how many bytes are read from a stream."""
+
+    def __init__(self, stream: Readable, report: Callable[[int], None]) -> None:
+        self._stream = stream
+        self._report = report
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes of the stream. All of it is read in pieces, which are reported one by one."""
+        if size < 0:
+            return b"".join(iter(lambda: self.read(1 << 20), b""))
+        data = self._stream.read(size)
+        self._report(len(data))
+        return data

@@ -1,0 +1,263 @@
+"""CSV and TSV files, of which one column holds the text. Labels and headers are never read as text.
+
+A file is a table if its name ends in .csv, .tsv or .tab, or if its first lines have equally many fields and the first one
+looks like a header. Rows that do not fit the header are left out and reported.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import final
+
+from discern.data.sources.base import FileSource, ReadContext
+from discern.data.sources.documents import Document, Lines
+from discern.data.sources.problems import ProblemLog
+from discern.data.sources.streams import HeadStream
+from discern.data.sources.text import text_lines
+from discern.errors import ConfigError, DataError, did_you_mean
+
+TEXT_NAMES = (
+    "text sentence content review comment document body utterance message abstract article paragraph passage question answer "
+    "tweet post description caption title headline premise hypothesis text_a text_b sentence1 sentence2 question1 question2"
+).split()
+"""Usual names of text columns."""
+
+_LABEL_NAMES = (
+    "id idx index label labels class category target sentiment stars rating score intent topic language lang date author url "
+    "source split tags"
+).split()
+_ENDINGS = {"csv": ",;\t|", "tsv": "\t", "tab": "\t"}
+_COMPRESSED = {"gz", "xz", "zst", "bz2"}
+_SAMPLE_ROWS = 100
+_LONGEST_FIELD = 10_000_000  # characters
+_FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
+_IDEOGRAPHS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The format of a table.
+
+    Attributes:
+        delimiter: character between fields.
+        by_name: whether the name of the file decided that it is a table, rather than its content.
+    """
+
+    delimiter: str
+    by_name: bool
+
+
+@final
+class TableSource(FileSource):
+    """The rows of a CSV or TSV file, each of them a record."""
+
+    priority = -1  # after JSON lines and WikiExtractor: their content says more than a name that ends in .csv
+
+    def recognizes(self, name: str, head: bytes) -> bool:
+        return table_dialect(name, head) is not None
+
+    def documents(self, stream: HeadStream, context: ReadContext) -> Iterator[Document]:
+        dialect = table_dialect(context.name, stream.head)
+        assert dialect is not None
+        lines = text_lines(stream, context.name, context.problems, squeeze=False)
+        column = context.options.text_field
+        rows = table_records(lines, context.name, dialect, column, context.problems, required=context.explicit)
+        return context.cut_records(rows)
+
+
+def table_dialect(name: str, head: bytes) -> Dialect | None:
+    """The format of a file; None if it is not a table.
+
+    Args:
+        name: name of the file or of the member of an archive.
+        head: first bytes of the file.
+    """
+    lines = _whole_lines(head)
+    if not lines:
+        return None
+    marks = _ENDINGS.get(_ending(name))
+    if marks is not None:
+        return Dialect(max(marks, key=lambda mark: len(_fields(lines[0], mark))), by_name=True)
+    for mark in "\t,;|":
+        widths = {len(_fields(line, mark)) for line in lines}
+        named = {field.strip().lower() for field in _fields(lines[0], mark)} & {*TEXT_NAMES, *_LABEL_NAMES}
+        if len(widths) == 1 and widths != {1} and len(lines) > 2 and named and _is_header(_fields(lines[0], mark)):
+            return Dialect(mark, by_name=False)
+    return None
+
+
+def table_records(
+    lines: Iterator[Lines], name: str, dialect: Dialect, field: str | None, problems: ProblemLog, *, required: bool
+) -> Iterator[Lines]:
+    """The text of each row, one record per row.
+
+    Args:
+        lines: lines of the file.
+        field: name of the text column; if None, it is detected.
+        problems: collects rows that are left out, and the choice of column.
+        required: whether to raise an error if no column looks like text, rather than leave the file out.
+
+    Raises:
+        ConfigError: there is no such column, or it is not clear which one holds the text.
+        DataError: a quotation mark is never closed.
+    """
+    rows = _rows(_strings(lines, name), name, dialect.delimiter)
+    number, first = next(rows, (0, []))
+    if not first:
+        return
+    has_header = _is_header(first)
+    columns = tuple((text.strip() if has_header else "") or f"column {place}" for place, text in enumerate(first, start=1))
+    sample = list(islice(rows, _SAMPLE_ROWS))
+    if not has_header:
+        sample.insert(0, (number, first))
+    fitting = [row for _, row in sample if len(row) == len(columns)]
+    chosen = _chosen(columns, fitting, field, name, required=required)
+    if chosen is None:
+        problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", name)
+        return
+    if len(columns) > 1:
+        others = ", ".join(column for place, column in enumerate(columns) if place != chosen)
+        problems.note(f"tables: the text is read from the column '{columns[chosen]}'; ignored: {others}")
+    elif has_header:  # a short first line of text looks like a name: the reader of a table without header must notice
+        problems.note(f"tables: the first line, '{columns[0]}', is taken as the header")
+    for number, row in chain(sample, rows):
+        if len(row) != len(columns):
+            problems.add("row skipped, as its number of fields differs from the header", f"{name}: line {number:,}")
+        elif text := row[chosen].strip():
+            yield Lines(text.split("\n"), ends_record=True)
+        else:
+            problems.add(f"record skipped, as it has no text in '{columns[chosen]}'", f"{name}: line {number:,}")
+
+
+def _chosen(columns: Sequence[str], rows: list[list[str]], field: str | None, name: str, *, required: bool) -> int | None:
+    """Index of the column that holds the text; None if no column does and none is required."""
+    listed = ", ".join(columns)
+    if field is not None:
+        if field not in columns:
+            raise ConfigError(
+                f"{name} has no column '{field}'; its columns: {listed}",
+                hint=f"--text-field NAME; {did_you_mean(field, columns)}",
+            )
+        return columns.index(field)
+    lowered = [column.lower() for column in columns]
+    if len(columns) == 1 or "text" in lowered:
+        return lowered.index("text") if "text" in lowered else 0
+    named = [place for place, column in enumerate(lowered) if column in TEXT_NAMES]
+    wordy = [place for place in range(len(columns)) if _is_text([row[place] for row in rows])]
+    plausible = named or wordy
+    if len(plausible) == 1:
+        return plausible[0]
+    if not plausible and not required:
+        return None
+    found = f": {' or '.join(repr(columns[place]) for place in plausible)}" if plausible else ""
+    raise ConfigError(
+        f"{name} is a table, and it is not clear which column holds the text{found}; its columns: {listed}",
+        hint=f"name it: --text-field '{columns[plausible[0]] if plausible else columns[0]}'",
+    )
+
+
+def _is_header(fields: Sequence[str]) -> bool:
+    """Whether these look like column names: short, distinct, not numbers. The first may be empty, for an index."""
+    names = [field.strip() for field in fields]
+    filled = names[1:] if names and not names[0] and len(names) > 1 else names
+    if len({name.lower() for name in filled}) < len(filled) or not all(filled):
+        return False
+    return all(
+        len(name) <= 40 and len(name.split()) <= 4 and not _is_number(name) and name[-1] not in ".!?。！？" for name in filled
+    )
+
+
+def _is_text(values: Sequence[str]) -> bool:
+    """Whether the cells of a column contain several words on average."""
+    filled = [value for value in values if value.strip()]
+    if not filled or all(_is_number(value) for value in filled):
+        return False
+    words = sum(len(value.split()) for value in filled) / len(filled)
+    ideographs = sum(len(_IDEOGRAPHS.findall(value)) for value in filled) / len(filled)
+    return words >= _FEWEST_WORDS or ideographs >= _FEWEST_CHARACTERS
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _ending(name: str) -> str:
+    """The extension without that of a compression: "csv" for "reviews.csv.gz"."""
+    parts = name.rsplit("/", 1)[-1].lower().split(".")[1:]
+    while parts and parts[-1] in _COMPRESSED:
+        parts.pop()
+    return parts[-1] if parts else ""
+
+
+def _whole_lines(head: bytes) -> list[str]:
+    """The non-empty lines at the beginning of a file, without the last one if it may be incomplete."""
+    lines = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").split("\n")
+    whole = lines[:-1] if len(lines) > 1 and len(head) >= 1 << 16 else lines
+    return [line.rstrip("\r") for line in whole if line.strip()]
+
+
+def _fields(line: str, delimiter: str) -> list[str]:
+    if delimiter == "\t":
+        return line.split("\t")
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def _strings(batches: Iterator[Lines], name: str) -> Iterator[str]:
+    """Whole lines, joined where a batch ends in the middle of one."""
+    begun = ""
+    for batch in batches:
+        *whole, last = batch.lines
+        for line in whole:
+            yield begun + line
+            begun = ""
+        if batch.continues:
+            begun += last
+            if len(begun) > _LONGEST_FIELD:
+                raise DataError(f"{name}: a line of more than {_LONGEST_FIELD:,} characters", hint="is it a table? Rename a text")
+        else:
+            yield begun + last
+            begun = ""
+    if begun:
+        yield begun
+
+
+def _rows(lines: Iterator[str], name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows and the line number where each begins. In TSV, quotation marks are text unless they enclose a whole field."""
+    if delimiter == "\t":
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield number, [_unquoted(field) for field in line.rstrip("\r").split("\t")]
+        return
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
+    reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
+    while True:
+        begins = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as problem:
+            raise DataError(
+                f"{name}: line {begins:,}: the row that begins here cannot be read as CSV ({problem})",
+                hint='check for an unclosed quotation mark; inside a quoted field, double it: "he said ""yes"""',
+            ) from problem
+        if row is None:
+            return
+        if row:
+            yield begins, row
+
+
+def _unquoted(field: str) -> str:
+    if len(field) < 2 or not (field.startswith('"') and field.endswith('"')):
+        return field
+    inner = field[1:-1].replace('""', "\0")
+    return field if '"' in inner else inner.replace("\0", '"')

@@ -1,0 +1,33 @@
+"""Tokenizers: loaded, trained, extended, and run over documents."""
+
+from discern.data.tokenizer.loading import (
+    END_OF_DOCUMENT,
+    SPECIAL_TOKENS,
+    bert_wordpiece,
+    fingerprint,
+    frame,
+    load_tokenizer,
+    lowercases,
+    naming_panics,
+    prepared,
+    special_ids,
+    special_names,
+    special_tokens,
+    vocab_size,
+)
+
+__all__ = [
+    "END_OF_DOCUMENT",
+    "SPECIAL_TOKENS",
+    "bert_wordpiece",
+    "fingerprint",
+    "frame",
+    "load_tokenizer",
+    "lowercases",
+    "naming_panics",
+    "prepared",
+    "special_ids",
+    "special_names",
+    "special_tokens",
+    "vocab_size",
+]

@@ -1,0 +1,99 @@
+"""The tokenizer of a data set: an existing one, or one trained on the text itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from discern.data.processes import WorkerProcess
+from discern.data.sources.corpus import Corpus, CorpusProgress
+from discern.data.sources.problems import ProblemLog
+from discern.data.tokenizer import prepared
+from discern.data.tokenizer.training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, training_service
+from discern.errors import ConfigError
+from discern.progress import Progress
+
+DEFAULT_VOCAB_SIZE = 30522
+
+
+@dataclass(frozen=True)
+class TokenizerChoice:
+    """The tokenizer to use or to train: exactly one of `path` and `train`.
+
+    Attributes:
+        path: an existing tokenizer.
+        train: kind of tokenizer to train.
+        vocab_size: number of entries to train; if None, 30522.
+        lowercase: whether to lower-case. If None, the existing tokenizer decides; of trained ones, only WordPiece lower-cases.
+    """
+
+    path: Path | None = None
+    train: TokenizerKind | None = None
+    vocab_size: int | None = None
+    lowercase: bool | None = None
+
+    def check(self) -> None:
+        """Check the choice before any work.
+
+        Raises:
+            ConfigError: both or neither of path and kind are given, or the vocabulary is too small.
+        """
+        if self.path is not None and self.train is not None:
+            raise ConfigError("both --tokenizer and --train-tokenizer are given", hint="omit one of them")
+        if self.path is None and self.train is None:
+            raise ConfigError(
+                "no tokenizer is given",
+                hint="add --tokenizer PATH to use one, or --train-tokenizer wordpiece --vocab-size 8000 to train one",
+            )
+        if self.path is not None and self.vocab_size is not None:
+            raise ConfigError(
+                "--vocab-size goes with --train-tokenizer; the size of an existing tokenizer is fixed", hint="omit it"
+            )
+        if self.train is not None:
+            check_vocab_size(self.train, self.size)
+
+    @property
+    def size(self) -> int:
+        """Number of entries to train."""
+        return self.vocab_size or DEFAULT_VOCAB_SIZE
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """A trained tokenizer and the size of its training sample."""
+
+    tokenizer: Tokenizer
+    sentences: int
+    characters: int
+
+
+def train_on(corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, progress: Progress) -> TrainedTokenizer:
+    """Train a tokenizer on a sample of the whole input.
+
+    Raises:
+        ConfigError: the input cannot be read twice.
+        DataError: the input contains no text.
+    """
+    assert choice.train is not None
+    if not corpus.rereadable:
+        raise ConfigError(
+            "the input is read twice to train a tokenizer, which is not possible with standard input or a pipe",
+            hint="save the text to a file first, or give a --tokenizer",
+        )
+    sample = SentenceSample(seed, SAMPLE_BYTES[choice.train])
+    meter = CorpusProgress(progress, "reading a sample for the tokenizer", corpus)
+    for document in meter.read(ProblemLog()):
+        sample.add(document)
+        meter.show()
+    meter.finish()
+    texts = sample.sentences()
+    progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "")
+    lowercase = choice.train == "wordpiece" if choice.lowercase is None else choice.lowercase
+    # In a separate process, because the library cannot be interrupted while it trains.
+    with WorkerProcess[Any, Any](training_service, (choice.train, choice.size, lowercase), threads) as process:
+        tokenizer = prepared(Tokenizer.from_str(process.ask(texts)), f"the trained {choice.train} tokenizer")
+    progress.finish()
+    return TrainedTokenizer(tokenizer, len(texts), sum(map(len, texts)))

@@ -1,0 +1,286 @@
+"""Loads tokenizers, checks that they can be used, and identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from discern.errors import ConfigError, DataError
+from discern.parsing import json_value
+from discern.storage.checksums import verify
+from discern.storage.records import read_object
+
+if TYPE_CHECKING:
+    import discern.types
+
+SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_XLNET_NAMES = {role: token.lower().replace("[", "<").replace("]", ">") for role, token in SPECIAL_TOKENS.items()}
+END_OF_DOCUMENT = "<eod>"  # as in XLNet's vocabulary; of tokenizers trained here, only Unigram ones have it
+_TRAIN_HINT = "or train one on your text: --train-tokenizer wordpiece --vocab-size 8000"
+PANIC = "PanicException"
+"""Name of the class that Rust code raises when it panics. It cannot be imported from pyo3."""
+_DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
+
+
+def load_tokenizer(path: Path, lowercase: bool | None = None) -> Tokenizer:
+    """The tokenizer in a tokenizer.json, a vocab.txt of BERT's kind, or a model folder that holds either.
+
+    The tokenizer is set up for use: no truncation, no padding, no dropout, and input framed as `[CLS] A [SEP] B [SEP]`. A
+    "[MASK]" written in the text is ordinary text.
+
+    Args:
+        path: file or folder.
+        lowercase: whether to lower-case, for a vocab.txt. If None, the settings of the model or the entries decide.
+
+    Raises:
+        DataError: the path does not exist, is not a tokenizer, or lacks one of the special tokens.
+        ConfigError: `lowercase` contradicts a tokenizer.json.
+    """
+    file = _tokenizer_file(path)
+    content = _read(file)
+    if file.suffix == ".json" or content.lstrip().startswith("{"):
+        tokenizer = _from_json(content, file)
+        if lowercase is not None and lowercases(tokenizer) != lowercase:
+            found, asked = ("lower-cases", "--cased") if not lowercase else ("keeps case", "--lowercase")
+            raise ConfigError(
+                f"{file} {found}, which contradicts {asked}",
+                hint=f"leave out {asked}; a tokenizer.json fixes its own normalization",
+            )
+    else:
+        tokenizer = _from_vocabulary(content, file, lowercase)
+    return prepared(tokenizer, str(file))
+
+
+def prepared(tokenizer: Tokenizer, name: str) -> Tokenizer:
+    """The same tokenizer, checked and set up for use.
+
+    Args:
+        name: name of the tokenizer, for messages.
+
+    Raises:
+        DataError: a special token is missing, or the id of [PAD] is not 0.
+    """
+    special_ids(tokenizer, name)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
+    with naming_panics(name):
+        if not _frames_correctly(tokenizer):
+            tokenizer.post_processor = frame(tokenizer)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def special_names(tokenizer: Tokenizer) -> dict[str, str]:
+    """The special tokens by role, in BERT's spelling, or in XLNet's if the vocabulary has only those."""
+    known = tokenizer.get_vocab(with_added_tokens=True)
+    theirs = SPECIAL_TOKENS["cls"] not in known and all(token in known for token in _XLNET_NAMES.values())
+    return _XLNET_NAMES if theirs else SPECIAL_TOKENS
+
+
+def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> dict[str, int]:
+    """Ids of the special tokens by role: pad, unk, cls, sep, mask, and eod if the vocabulary has an end-of-document token.
+
+    Raises:
+        DataError: a special token is missing, or the id of [PAD] is not 0.
+    """
+    names = special_names(tokenizer)
+    ids = {role: tokenizer.token_to_id(token) for role, token in names.items()}
+    missing = [SPECIAL_TOKENS[role] for role, number in ids.items() if number is None]
+    if missing:
+        raise DataError(
+            f"{name}: the vocabulary has no {' and no '.join(missing)}; discern needs {' '.join(SPECIAL_TOKENS.values())}",
+            hint=f"add {'it' if len(missing) == 1 else 'them'} to the vocabulary, one token per line, {_TRAIN_HINT}",
+        )
+    if ids["pad"] != 0 and names is SPECIAL_TOKENS:
+        raise DataError(
+            f"{name}: [PAD] has id {ids['pad']}, but it must be 0",
+            hint=f"move [PAD] to the first line of the vocabulary, {_TRAIN_HINT}",
+        )
+    ids["eod"] = tokenizer.token_to_id(END_OF_DOCUMENT)
+    return {role: int(number) for role, number in ids.items() if number is not None}
+
+
+def special_tokens(tokenizer: Tokenizer) -> discern.types.SpecialTokens:
+    """Ids of the special tokens.
+
+    Raises:
+        DataError: a special token is missing, or the id of [PAD] is not 0.
+    """
+    from discern.types import SpecialTokens  # imports torch
+
+    return SpecialTokens(**special_ids(tokenizer))
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """Number of rows that an embedding table needs: the largest id plus one."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def lowercases(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer lower-cases text."""
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and "a" in normalizer.normalize_str("A")
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """SHA-256 of everything that decides the ids: vocabulary, merges, normalization, splitting and framing, not the decoder."""
+    whole = json_value(tokenizer.to_str())
+    decisive = {key: whole.get(key) for key in _DECIDES_IDS}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def frame(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """The post-processor that frames input as `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, with type ids 0 and 1."""
+    ids, names = special_ids(tokenizer), special_names(tokenizer)
+    cls, sep = names["cls"], names["sep"]
+    return processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, ids["cls"]), (sep, ids["sep"])],
+    )
+
+
+def bert_wordpiece(
+    vocabulary: dict[str, int], lowercase: bool, strip_accents: bool | None = None, chinese: bool = True
+) -> Tokenizer:
+    """BERT's tokenizer over a vocabulary.
+
+    Args:
+        vocabulary: token to id.
+        lowercase: whether text is lower-cased.
+        strip_accents: whether accents are removed; if None, only when lower-casing, as in BERT.
+        chinese: whether each CJK ideograph is a word.
+
+    Words of more than 200 characters become [UNK], as in the released ELECTRA code.
+    """
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=200))
+    strip = lowercase if strip_accents is None else strip_accents
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip, lowercase=lowercase
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS.values() if token in vocabulary])
+    return tokenizer
+
+
+def _tokenizer_file(path: Path) -> Path:
+    """The file to read: `path` itself, or the tokenizer in a model folder."""
+    if not path.exists():
+        raise DataError(
+            f"tokenizer {path} does not exist", hint=f"give a tokenizer.json, a vocab.txt or a model folder, {_TRAIN_HINT}"
+        )
+    if not path.is_dir():
+        return path
+    for name in ("tokenizer.json", "vocab.txt"):
+        if (path / name).is_file():
+            return path / name
+    raise DataError(f"tokenizer folder {path} has neither tokenizer.json nor vocab.txt", hint=f"name the file, {_TRAIN_HINT}")
+
+
+def _read(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise DataError(f"tokenizer {file} cannot be read: {reason}", hint="check its permissions") from problem
+    verify(file, content)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise DataError(
+            f"tokenizer {file} is not text; a SentencePiece .model is not read directly",
+            hint="convert it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER) writes a tokenizer.json",
+        ) from problem
+
+
+@contextmanager
+def naming_panics(name: str) -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is not an `Exception`, into a DataError that names the tokenizer."""
+    try:
+        yield
+    except BaseException as problem:
+        if type(problem).__name__ != PANIC:
+            raise
+        raise DataError(
+            f"{name}: the tokenizers library cannot use it: {problem}",
+            hint="a pattern or a table in tokenizer.json is damaged, or takes too long on this text; use another tokenizer",
+        ) from problem
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Discard output on stderr: Rust announces a panic there before Python can report it."""
+    try:
+        before = os.dup(2)
+    except OSError:  # closed
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def _from_json(content: str, file: Path) -> Tokenizer:
+    try:
+        with naming_panics(str(file)), _without_stderr():
+            return Tokenizer.from_str(content)
+    except DataError:
+        raise
+    except Exception as problem:  # the library raises bare Exception
+        found = f"{file} is not a tokenizer.json: {problem}" if content.strip() else f"{file} is empty"
+        raise DataError(
+            found, hint="copy it again from where the model came from, or give the file that save_pretrained writes"
+        ) from problem
+
+
+def _from_vocabulary(content: str, file: Path, lowercase: bool | None) -> Tokenizer:
+    """The tokenizer of a vocab.txt, with the settings of a tokenizer_config.json beside it.
+
+    As in BERT, the last of equal entries counts.
+    """
+    entries = [line.strip("\r") for line in content.split("\n")]
+    while entries and not entries[-1].strip():
+        entries.pop()
+    vocabulary = {entry: number for number, entry in enumerate(entries)}
+    settings = _settings(file.parent / "tokenizer_config.json")
+    if lowercase is None:
+        lowercase = settings.get("do_lower_case")
+    if lowercase is None:
+        # Special tokens ([CLS], <S>, [unused1]) are upper-case in every vocabulary.
+        lowercase = not any(entry != entry.lower() for entry in entries if entry[:1] not in ("[", "<"))
+    return bert_wordpiece(
+        vocabulary, lowercase, settings.get("strip_accents"), chinese=settings.get("tokenize_chinese_chars") is not False
+    )
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    settings = read_object(path, hint="copy it again from where the model came from, or remove it")
+    for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        if not isinstance(settings.get(key), bool | None):
+            raise DataError(f"{path}: {key} is {settings[key]!r}", hint=f"{key} is true, false or left out")
+    return settings
+
+
+def _frames_correctly(tokenizer: Tokenizer) -> bool:
+    ids = special_ids(tokenizer)
+    single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
+    a = tokenizer.encode("a", add_special_tokens=False).ids
+    b = tokenizer.encode("b", add_special_tokens=False).ids
+    left, right = [ids["cls"], *a, ids["sep"]], [*b, ids["sep"]]
+    return single.ids == left and pair.ids == left + right and pair.type_ids == [0] * len(left) + [1] * len(right)

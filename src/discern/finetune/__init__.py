@@ -1,0 +1,1 @@
+"""Fine-tuning an encoder on labeled data. Read `run.py` first."""

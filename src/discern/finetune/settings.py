@@ -1,0 +1,415 @@
+"""The configuration of a fine-tuning: the recipe for the model's size, the defaults of encoder and tasks, a file, `--set`.
+
+Unless a length is given, `with_steps` fits it to the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field, create_model
+
+from discern.config.base import Section
+from discern.config.layers import Origin, Setting, Settings, parse_overrides, read_file
+from discern.config.resolve import Resolved, resolve
+from discern.errors import ConfigError
+from discern.finetune.task_files import TaskData
+from discern.models.base import Encoder
+from discern.tasks.base import Definition, TaskConfig
+from discern.tasks.frames import FrameName
+from discern.tasks.questions import QuestionConfig
+from discern.training.config import OptimizerConfig, TrainConfig
+
+Recipe = Literal["auto", "paper", "google"]
+# Clark et al. 2020, table 7, by maximum hidden size; the released code differs for the small model only.
+_RATES: dict[str, tuple[tuple[int, float], ...]] = {
+    "auto": ((256, 3e-4), (768, 1e-4), (1_000_000, 5e-5)),
+    "paper": ((256, 3e-4), (768, 1e-4), (1_000_000, 5e-5)),
+    "google": ((256, 1e-4), (768, 1e-4), (1_000_000, 5e-5)),
+}
+_LAYER_DECAYS = ((768, 0.8), (1_000_000, 0.9))
+# Networks narrower than the paper's smallest were pre-trained without dropout; at the paper's rates they end up predicting the
+# majority class (benchmarks/records, "tasks").
+_SMALL = 256
+_NARROW = {"optimizer.learning_rate": 1e-3, "optimizer.layer_decay": 1.0, "finetune.dropout": 0.0}
+_SWAPPED = ("mrpc", "stsb")
+# Minimum number of updates, by maximum hidden size: three epochs under-train small networks (benchmarks/records,
+# "finetune-defaults"), and all networks on small data (Zhang et al. 2021, "Revisiting Few-sample BERT Fine-tuning"; Mosbach et
+# al. 2021).
+_MIN_STEPS = ((255, 1000), (1_000_000, 300))
+_RETRIES = 2
+# With that many steps even a narrow network overfits without dropout.
+_DROPOUT = 0.1
+_LENGTHS = frozenset({"finetune.epochs", "train.max_steps"})
+
+
+class FilesConfig(Section):
+    """The user's own labeled files and their columns. Columns that are not named are detected."""
+
+    train: Path | None = Field(None, description="File to train on.")
+    dev: Path | None = Field(None, description="File to evaluate on (default: a held-out part of the training file).")
+    test: Path | None = Field(
+        None, description="File to predict after training. It is never used for evaluation, even if it has labels."
+    )
+    format: str | None = Field(
+        None, description="csv, tsv, jsonl, json, parquet, text or conll (default: recognized by name and content)."
+    )
+    text: str | None = Field(None, description="Column of the text.")
+    pair: str | None = Field(None, description="Column of a second text.")
+    label: str | None = Field(None, description="Column of the label: a class, a number, or a list of classes.")
+    label_kind: Literal["label", "labels", "number"] | None = Field(
+        None, description="Kind of label: one class, several classes, or a number (default: recognized by the values)."
+    )
+    label_separator: str | None = Field(None, description="Separator of several classes in one cell.")
+    words: str | None = Field(
+        None,
+        coerce_numbers_to_str=True,
+        description="Column of the words to tag; in a file with one word per line, its index, counted from 0.",
+    )
+    tags: str | None = Field(
+        None, coerce_numbers_to_str=True, description="Column of the tags, or its index; -1 is the last column."
+    )
+    question: str | None = Field(None, description="Column of the question.")
+    context: str | None = Field(None, description="Column of the text that contains the answer.")
+    answer: str | None = Field(None, description="Column of the answer.")
+    start: str | None = Field(None, description="Column of the position of the answer's first character.")
+
+
+class FinetuneSection(Section):
+    """Settings of fine-tuning, apart from optimizer and loop."""
+
+    recipe: Recipe = Field(
+        "auto",
+        description="'auto': learning rates of 'paper'. Unless a length is given, it is fitted to the data: training runs for at "
+        "least finetune.min_steps, keeps the weights that score best on held-out examples, and retries failed seeds. 'paper': "
+        "table 7 of the ELECTRA paper. 'google': optimizer, schedule, loss and swapped pairs of the released code; "
+        "docs/howto/finetune.md lists the differences.",
+    )
+    epochs: float = Field(3.0, gt=0, description="Passes over the training rows; train.max_steps overrides it.")
+    min_steps: int = Field(
+        0,
+        ge=0,
+        description="Minimum number of updates, up to 50 passes over the training rows. Ignored if finetune.epochs or "
+        "train.max_steps is given.",
+    )
+    retries: int = Field(
+        0,
+        ge=0,
+        description="Maximum number of retries, with other random numbers, of a seed that diverges or predicts the same for "
+        "every "
+        "example.",
+    )
+    rate_search: bool = Field(
+        False,
+        description="First run short trainings with the learning rate, a third of it and three times it, then train with the one "
+        "that scores best on held-out examples.",
+    )
+    warmup_fraction: float = Field(
+        0.1, ge=0, le=1, description="Fraction of the steps used for warm-up; optimizer.warmup_steps overrides it."
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states, of attention, and before the heads.")
+    reduction: Literal["mean", "sum"] = Field(
+        "mean",
+        description="Reduction of the loss over a batch. 'mean': mean over the items of each task, weighted by its share of the "
+        "batch's rows. 'sum': as in the released code; gradients are then clipped at nearly every step.",
+    )
+    frame: FrameName = Field(
+        "cls-first",
+        description="Order of the encoder's input. 'cls-first': [CLS] A [SEP] B [SEP], padded on the right. 'cls-last': A "
+        "[SEP] B "
+        "[SEP] [CLS], padded on the left, the default for XLNet.",
+    )
+    task_alpha: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Exponent of the task size in the sampling of several tasks. 1: proportional to size; 0: uniform.",
+    )
+    heldout_fraction: float = Field(
+        0.1, gt=0, lt=1, description="Fraction of the training file held out if there is no dev file."
+    )
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="Weights that are kept: the last ones, or those of the best evaluation (train.evaluate_every_steps).",
+    )
+    patience: int = Field(0, ge=0, description="Stop after this many evaluations without a better score; 0: never.")
+    train_rows: int | None = Field(None, ge=1, description="Number of training examples, sampled at random (default: all).")
+
+
+class FinetuneConfig(Section):
+    """The sections of every fine-tuning configuration; `load_finetune_config` adds those of the tasks."""
+
+    finetune: FinetuneSection = Field(default_factory=FinetuneSection)
+    files: FilesConfig = Field(default_factory=FilesConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+
+    def task_config(self, name: str) -> TaskConfig:
+        """The settings of a task."""
+        several = getattr(self, "tasks", None)
+        config: TaskConfig = getattr(several, name) if several is not None else getattr(self, "task")  # noqa: B009
+        return config
+
+
+def given_settings(file: Path | None, overrides: Sequence[str]) -> Settings:
+    """The settings of a TOML file, overridden by "section.key=value" strings.
+
+    Raises:
+        ConfigError: the file or an override cannot be parsed.
+    """
+    return (read_file(file) if file is not None else {}) | parse_overrides(overrides)
+
+
+def load_finetune_config(
+    definitions: Sequence[Definition[Any]],
+    hidden_size: int,
+    given: Settings,
+    *,
+    recipe: Recipe = "auto",
+    encoder: type[Encoder] = Encoder,
+) -> Resolved[FinetuneConfig]:
+    """Resolve the configuration: the recipe, then the defaults of encoder and tasks, then the given settings.
+
+    The settings of one task are in `[task]`; those of several tasks in `[tasks.NAME]`.
+
+    Args:
+        given: settings of the user, see `given_settings`.
+        recipe: 'auto' uses the rates of 'paper', fits the length to the data, and extracts answers with a head that
+            transformers has too.
+        encoder: class of the encoder that is fine-tuned.
+
+    Raises:
+        ConfigError: at least one setting is wrong; the message names all problems.
+    """
+    chosen = _chosen_recipe(given, recipe)
+    published = {} if chosen == "auto" else _published_heads(definitions, chosen)
+    fitted = is_fitted(chosen, given.keys())
+    recipe_layer = _recipe_layer(definitions, hidden_size, chosen, fitted=fitted)
+    settings = recipe_layer | published | _encoder_layer(definitions, encoder) | given
+    if len(definitions) > 1:
+        _refuse_single_section(settings, definitions)
+    resolved = resolve(_model(definitions), settings)
+    if not fitted:
+        _refuse_unseen_best(resolved.config)
+    _refuse_part_of_a_split(resolved.config)
+    return resolved
+
+
+def is_fitted(recipe: Recipe, given: Set[str]) -> bool:
+    """Whether the length of training is fitted to the data: true unless a recipe or a length is given.
+
+    Args:
+        given: dotted keys of the settings that the user gave.
+    """
+    return recipe == "auto" and not _LENGTHS & given
+
+
+def _chosen_recipe(given: Settings, asked: Recipe) -> Recipe:
+    """The recipe that the settings name, or else the requested one."""
+    setting = given.get("finetune.recipe")
+    named = next((recipe for recipe in get_args(Recipe) if setting is not None and setting.value == recipe), None)
+    if setting is None or named is None:  # `resolve` reports any other value
+        return asked
+    if asked not in ("auto", named):
+        raise ConfigError(
+            f"--recipe {asked}, but finetune.recipe is {named} ({setting.origin.where})", hint="leave one of the two out"
+        )
+    recipe: Recipe = named
+    return recipe
+
+
+def _refuse_part_of_a_split(config: FinetuneConfig) -> None:
+    """Raise a ConfigError for partial evaluation: F1 and correlations on a part of the split are different metrics."""
+    rows = config.train.evaluate_sequences
+    if rows:
+        raise ConfigError(
+            f"train.evaluate_sequences is {rows}, but fine-tuning evaluates on the whole dev file",
+            hint="leave it out; a larger train.evaluate_every_steps, or a shorter dev file, saves time",
+        )
+
+
+def _refuse_unseen_best(config: FinetuneConfig) -> None:
+    """Raise a ConfigError if settings depend on evaluations that never happen."""
+    finetuning = config.finetune
+    asked = "finetune.keep=best" if finetuning.keep == "best" else "finetune.patience" if finetuning.patience else None
+    if asked is not None and config.train.evaluate_every_steps == 0:
+        raise ConfigError(
+            f"{asked} needs evaluations during training, but train.evaluate_every_steps is 0",
+            hint="--set train.evaluate_every_steps=100",
+        )
+
+
+def _model(definitions: Sequence[Definition[Any]]) -> type[FinetuneConfig]:
+    configs: dict[str, Any] = {each.name: (each.family.Config, Field(default_factory=each.family.Config)) for each in definitions}
+    if len(definitions) == 1:
+        return create_model("FinetuneConfig", __base__=FinetuneConfig, task=configs[definitions[0].name])
+    tasks = create_model("TasksSection", __base__=Section, **configs)
+    return create_model("FinetuneConfig", __base__=FinetuneConfig, tasks=(tasks, Field(default_factory=tasks)))
+
+
+def _recipe_layer(definitions: Sequence[Definition[Any]], hidden_size: int, recipe: Recipe, *, fitted: bool) -> Settings:
+    """The settings of the recipe for a network of this size, and the defaults of the tasks."""
+    size = "small" if hidden_size <= 256 else "base" if hidden_size <= 768 else "large"
+    values: dict[str, object] = {
+        "finetune.recipe": recipe,
+        "optimizer.learning_rate": next(rate for width, rate in _RATES[recipe] if hidden_size <= width),
+        "optimizer.layer_decay": next(decay for width, decay in _LAYER_DECAYS if hidden_size <= width),
+        "optimizer.weight_decay": 0.0,
+        "train.sequences_per_step": 32,
+        "train.evaluate_every_steps": 0,
+        "train.evaluate_sequences": 0,
+    }
+    if recipe != "google" and hidden_size < _SMALL:
+        size = "narrower than small"
+        values |= _NARROW
+    if fitted:
+        values["finetune.dropout"] = _DROPOUT
+        values["finetune.min_steps"] = next(steps for width, steps in _MIN_STEPS if hidden_size <= width)
+        values["finetune.retries"] = _RETRIES
+    if recipe == "google":
+        values |= {
+            "optimizer.weight_decay": 0.01,
+            "optimizer.bias_correction": False,
+            "optimizer.schedule": "released",
+            "optimizer.layer_decay_gap": True,
+            "finetune.reduction": "sum",
+        }
+    origin = Origin("preset", f"recipe {recipe}, {size}")
+    layer = {key: Setting(value, origin) for key, value in values.items()}
+    for each in definitions:
+        own = dict(each.defaults)
+        if recipe == "google" and each.name in _SWAPPED:
+            own["task.swap_pairs"] = True
+        # A task's defaults for training apply only to a single task: several tasks share one training.
+        chosen = own if len(definitions) == 1 else {k: v for k, v in own.items() if k.startswith("task.")}
+        for key, value in chosen.items():
+            name = key if len(definitions) == 1 else key.replace("task.", f"tasks.{each.name}.", 1)
+            layer[name] = Setting(value, Origin("preset", f"task {each.name}"))
+    return layer
+
+
+def _published_heads(definitions: Sequence[Definition[Any]], recipe: Recipe) -> Settings:
+    """The joint head for question answering, which the paper and the released code use."""
+    keys = (
+        "task.head" if len(definitions) == 1 else f"tasks.{each.name}.head" for each in definitions if _answers_questions(each)
+    )
+    return {key: Setting("joint", Origin("preset", f"recipe {recipe}")) for key in keys}
+
+
+def _answers_questions(definition: Definition[Any]) -> bool:
+    return issubclass(definition.family.Config, QuestionConfig)
+
+
+def _encoder_layer(definitions: Sequence[Definition[Any]], encoder: type[Encoder]) -> Settings:
+    """The defaults of the encoder's class."""
+    layer: dict[str, Setting] = {}
+    for key, value in encoder.fine_tuning.items():
+        setting = Setting(value, Origin("preset", f"encoder {encoder.__name__}"))
+        section, name = key.split(".", 1)
+        if section == "finetune":
+            layer[key] = setting
+        for each in definitions:
+            if each.family.family == section:
+                layer[f"task.{name}" if len(definitions) == 1 else f"tasks.{each.name}.{name}"] = setting
+    return layer
+
+
+def _refuse_single_section(settings: Mapping[str, Setting], definitions: Sequence[Definition[Any]]) -> None:
+    for key in settings:
+        if key.startswith("task."):
+            names = " or ".join(f"tasks.{each.name}.{key.partition('.')[2]}" for each in definitions)
+            raise ConfigError(
+                f"{key} is given, but there are {len(definitions)} tasks", hint=f"specify the task: --set {names}=..."
+            )
+
+
+# benchmarks/records/2026-11-22-finetune-defaults.md: of twenty evaluations the best comes late, as the learning rate falls to
+# zero, and after dips of up to six evaluations; a patience of less than a third of them is often too short.
+_EVALUATIONS = 20
+_PATIENCE = 0.4
+_MIN_EVALUATIONS = 3
+# Evaluating a row takes a third of the time of training on it; evaluations should take a fifth of the time at most.
+_EVALUATED_PER_TRAINED_ROW = 0.6
+# Small data sets are repeated at most this many times, whatever the minimum number of steps.
+_MAX_EPOCHS = 50
+
+
+def with_steps(
+    config: FinetuneConfig, data: Mapping[str, TaskData], user_set: Set[str], *, debug: bool
+) -> tuple[FinetuneConfig, str | None]:
+    """Set the steps, the warm-up and the evaluations from the settings and the size of the data.
+
+    Args:
+        user_set: dotted keys of settings that the user gave, which are not changed.
+        debug: train for a few steps only.
+
+    Returns:
+        The configuration, and a line about a fitted length or None.
+    """
+    rows = sum(len(each.train.features) for each in data.values())
+    steps = config.train.max_steps if "train.max_steps" in user_set else _steps(config, rows, user_set, debug=debug)
+    updates: dict[str, Any] = {"train.max_steps": steps}
+    if "optimizer.warmup_steps" not in user_set:
+        updates["optimizer.warmup_steps"] = int(steps * config.finetune.warmup_fraction)
+    if not is_fitted(config.finetune.recipe, user_set):
+        return _with_values(config, updates), None
+    if debug:
+        updates["finetune.retries"] = 0
+    every = _evaluations(config, data, steps, user_set)
+    keeps = config.finetune.keep if "finetune.keep" in user_set else "best" if every else "last"
+    updates |= {"train.evaluate_every_steps": every, "finetune.keep": keeps}
+    if "finetune.patience" not in user_set:
+        waits = every > 0 and keeps == "best"
+        updates["finetune.patience"] = max(_MIN_EVALUATIONS, round(_PATIENCE * steps / every)) if waits else 0
+    fitted = _with_values(config, updates)
+    return fitted, _length_note(fitted, rows)
+
+
+def _steps(config: FinetuneConfig, rows: int, user_set: Set[str], *, debug: bool) -> int:
+    """The number of steps of the epochs, at least `finetune.min_steps` unless the epochs are given."""
+    per_step = config.train.sequences_per_step
+    epochs = min(config.finetune.epochs, 3.0) if debug else config.finetune.epochs
+    # The released code fills up the last batch of an epoch.
+    google = config.finetune.recipe == "google"
+    steps = max(1, int(-(-rows // per_step) * epochs) if google else round(rows / per_step * epochs))
+    if debug or "finetune.epochs" in user_set:
+        return steps
+    return max(steps, min(config.finetune.min_steps, round(rows / per_step * _MAX_EPOCHS)))
+
+
+def _evaluations(config: FinetuneConfig, data: Mapping[str, TaskData], steps: int, user_set: Set[str]) -> int:
+    """Steps between evaluations; 0 if the selection is missing, or too large for the length of the training."""
+    if "train.evaluate_every_steps" in user_set:
+        return config.train.evaluate_every_steps
+    selections = [each.selection for each in data.values()]
+    chosen = [each for each in selections if each is not None]
+    if len(chosen) < len(selections):
+        return 0
+    rows = sum(len(each.split.features) for each in chosen)
+    cheapest = rows / (_EVALUATED_PER_TRAINED_ROW * config.train.sequences_per_step)
+    every = max(1, -(-steps // _EVALUATIONS), round(cheapest))
+    return every if every * _MIN_EVALUATIONS <= steps else 0
+
+
+def _length_note(config: FinetuneConfig, rows: int) -> str:
+    train, finetune = config.train, config.finetune
+    epochs = train.max_steps * train.sequences_per_step / max(rows, 1)
+    line = f"{train.max_steps:,} steps, {epochs:.1f} passes over {rows:,} rows"
+    if finetune.keep == "best" and train.evaluate_every_steps:
+        line += f"; evaluated every {train.evaluate_every_steps:,} steps, the best weights are kept"
+    if finetune.patience:
+        line += f", and training stops after {finetune.patience} evaluations without a better score"
+    return line
+
+
+def _with_values(config: FinetuneConfig, updates: Mapping[str, Any]) -> FinetuneConfig:
+    """The configuration with other values, given by dotted key."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in updates.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return config.model_copy(
+        update={section: getattr(config, section).model_copy(update=values) for section, values in sections.items()}
+    )

@@ -1,0 +1,23 @@
+"""Apply trained models to text: detect replaced tokens, score and re-rank sentences, fill masks, predict, embed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from discern.registry import Registry
+
+# Each scorer is a `TokenScorer` and one line here.
+scorers: Registry[Any] = Registry("scorer", "discern.scorers")
+scorers.register("electric", "discern.inference.discriminative_scorers:Energies")
+scorers.register("rtd", "discern.inference.discriminative_scorers:ReplacedTokenOdds")
+scorers.register("pll", "discern.inference.likelihood_scorers:PseudoLikelihood")
+scorers.register("pll-word-l2r", "discern.inference.likelihood_scorers:WordwisePseudoLikelihood")
+scorers.register("two-tower", "discern.inference.likelihood_scorers:TwoTowerLikelihood")
+scorers.register("inversion", "discern.inference.discriminative_scorers:Inversion")
+scorers.register("permutation-lm", "discern.inference.likelihood_scorers:PermutationLikelihood")
+
+PREFERRED = ("electric", "rtd", "pll", "two-tower", "permutation-lm")
+"""Order of preference: without a name, the first scorer that the model has the networks for."""
+
+PREFERRED_TO_RERANK = ("pll", "electric", "two-tower", "permutation-lm", "rtd")
+"""Order for hypotheses of different lengths: likelihoods first, as the log-odds of `rtd` grow with every further token."""

@@ -1,0 +1,407 @@
+"""The threshold of a detector: found on corrupted held-out text, kept beside the model, and looked up there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
+from torch import Tensor
+
+from discern.corruption.masking import MaskingContext, maskable_positions, uniform
+from discern.corruption.randomness import Randomness, key_of
+from discern.corruption.sampling import replace_positions, sample_tokens
+from discern.data.batching.packed import PackedRows
+from discern.data.batching.stream import ExampleStream
+from discern.data.dataset.shards import TokenData
+from discern.errors import ConfigError, DataError
+from discern.inference.detection import DetectionModel, Detector, load_detection_model
+from discern.inference.proposals import Proposer
+from discern.inference.rows import TOKENS_PER_BATCH
+from discern.interop.names import CALIBRATION_NAME
+from discern.models.base import Network
+from discern.objectives.metrics import area_under_curve
+from discern.progress import Progress
+from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
+from discern.storage.files import write_text
+from discern.storage.records import Record, read_record
+from discern.types import TokenBatch
+
+_QUANTILE = 1.959964  # of the normal distribution: 95 % lie between minus and plus this
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Precision and recall of one threshold. 0/0 is 0.
+
+    Attributes:
+        threshold: items with this score or more are marked.
+        precision: fraction of the marked items that are wrong.
+        recall: fraction of the wrong items that are marked.
+        f1: harmonic mean of precision and recall.
+        marked: number of marked items.
+        hits: number of marked items that are wrong.
+    """
+
+    threshold: float
+    precision: float
+    recall: float
+    f1: float
+    marked: int
+    hits: int
+
+    def precision_interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the precision, as if the marked items were independent.
+
+        Reference: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+        """
+        if not self.marked:
+            return 0.0, 1.0
+        n, z2 = self.marked, _QUANTILE**2
+        middle = (self.precision + z2 / (2 * n)) / (1 + z2 / n)
+        spread = _QUANTILE * math.sqrt(self.precision * (1 - self.precision) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+        return max(0.0, middle - spread), min(1.0, middle + spread)
+
+
+class ThresholdCurve:
+    """Precision and recall at every distinct threshold. Scores are compared as `score >= threshold`.
+
+    Args:
+        scores: any finite numbers; larger ones are more suspicious.
+        wrong: whether each item is wrong.
+    """
+
+    def __init__(self, scores: ArrayLike, wrong: ArrayLike) -> None:
+        given, truth = np.asarray(scores, np.float64), np.asarray(wrong, np.bool_)
+        if given.shape != truth.shape or given.ndim != 1:
+            raise ValueError(
+                f"scores of shape {given.shape} and labels of shape {truth.shape}; expected two vectors of the same length"
+            )
+        self._wrong = int(truth.sum())
+        order = np.argsort(-given, kind="stable")
+        ranked = given[order]
+        # Equal scores are marked together, so only the last of each group is a possible threshold.
+        last = np.flatnonzero(np.diff(ranked, append=-np.inf))
+        self._scores: NDArray[np.float64] = ranked[last]
+        self._marked: NDArray[np.int64] = last.astype(np.int64) + 1
+        self._hits: NDArray[np.int64] = np.cumsum(truth[order], dtype=np.int64)[last]
+
+    def at(self, threshold: float) -> Rates:
+        """Precision and recall at this threshold."""
+        stop = int(np.searchsorted(-self._scores, -threshold, side="right")) - 1
+        return self._rates(threshold, *((int(self._marked[stop]), int(self._hits[stop])) if stop >= 0 else (0, 0)))
+
+    def reaching(self, precision: float, min_marked: int = 1) -> Rates | None:
+        """The threshold with the highest recall among those of at least this precision; None if there is none.
+
+        Args:
+            min_marked: thresholds that mark fewer items are ignored, as their precision is mostly chance.
+        """
+        enough = (self._marked >= min_marked) & (self._hits >= precision * self._marked - 1e-9)
+        places = np.flatnonzero(enough)
+        return self._stop(int(places[-1])) if len(places) else None
+
+    def most_precise(self, min_marked: int = 1) -> Rates | None:
+        """The threshold with the highest precision, of several the one with the highest recall; None for too few items."""
+        places = np.flatnonzero(self._marked >= min_marked)
+        if not len(places):
+            return None
+        precision = self._hits[places] / self._marked[places]
+        return self._stop(int(places[np.flatnonzero(precision == precision.max())[-1]]))
+
+    def best_f1(self) -> Rates | None:
+        """The threshold with the highest F1, of several the highest one; None if no item is wrong."""
+        if not self._wrong:
+            return None
+        return self._stop(int(np.argmax(2 * self._hits / (self._marked + self._wrong))))
+
+    def _stop(self, place: int) -> Rates:
+        """Rates when marking down to a group of equal scores. The threshold is midway to the next score, for safe rounding."""
+        below = self._scores[place + 1] if place + 1 < len(self._scores) else self._scores[place]
+        threshold = float((self._scores[place] + below) / 2)
+        if threshold <= below:  # adjacent floats, or the last group
+            threshold = float(self._scores[place])
+        return self._rates(threshold, int(self._marked[place]), int(self._hits[place]))
+
+    def _rates(self, threshold: float, marked: int, hits: int) -> Rates:
+        precision, recall = hits / marked if marked else 0.0, hits / self._wrong if self._wrong else 0.0
+        f1 = 2 * hits / (marked + self._wrong) if marked + self._wrong else 0.0
+        return Rates(threshold, precision, recall, f1, marked, hits)
+
+
+# The corruption is the same for every model, so that thresholds differ only because networks do.
+_SEED = key_of("calibration")
+MIN_MARKED = 20
+"""Number of marked tokens below which a precision is considered chance."""
+
+
+@dataclass(frozen=True)
+class TokenPredictions:
+    """Predictions of a detector on corrupted text, without special tokens and padding.
+
+    Attributes:
+        probability: (T,) predicted probability that each token was replaced.
+        is_replaced: (T,) whether it was; a sample equal to the original token counts as original.
+    """
+
+    probability: NDArray[np.float32]
+    is_replaced: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Result of a search for a precision.
+
+    Attributes:
+        wanted: the requested precision.
+        reached: whether a threshold reaches it.
+        rates: rates of that threshold, or else of the most precise one.
+    """
+
+    wanted: float
+    reached: bool
+    rates: Rates
+
+
+def find_threshold(predictions: TokenPredictions, precision: float, min_marked: int = MIN_MARKED) -> Threshold | None:
+    """The threshold of this precision with the highest recall, or else the most precise one; None if there are too few tokens.
+
+    Args:
+        min_marked: thresholds that mark fewer tokens are ignored.
+    """
+    curve = ThresholdCurve(predictions.probability, predictions.is_replaced)
+    found = curve.reaching(precision, min_marked)
+    if found is not None:
+        return Threshold(precision, True, found)
+    best = curve.most_precise(min_marked)
+    return None if best is None else Threshold(precision, False, best)
+
+
+@torch.inference_mode()
+def detect_corrupted(
+    discriminator: Network,
+    proposer: Proposer,
+    stream: ExampleStream,
+    *,
+    corruption: float,
+    sequences: int,
+    progress: Progress,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+) -> TokenPredictions:
+    """Corrupt rows with samples of the generator, as in training, and let the discriminator predict every token.
+
+    Positions and samples depend on the row alone, not on how rows are batched.
+
+    Args:
+        corruption: fraction of the tokens to mask and fill, in 0-1; at least one per row.
+        sequences: number of rows, evenly spaced; 0: all.
+        progress: advanced by rows.
+
+    Reference: Clark et al. 2020, section 2; samples at temperature 1.
+    """
+    count = min(sequences, stream.num_rows) if sequences else stream.num_rows
+    chosen = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))
+    size = max(1, tokens_per_batch // stream.batch(chosen[:1], chosen[:1]).input_ids.shape[1])
+    probability, is_replaced = [], []
+    for start in range(0, len(chosen), size):
+        rows = chosen[start : start + size]
+        batch = stream.batch(rows, rows)
+        corrupted = _corrupted(proposer, batch, corruption)
+        logits = discriminator.token_logits(corrupted, *batch.context)
+        predicted = maskable_positions(batch)
+        probability.append(logits[predicted].sigmoid().numpy())
+        is_replaced.append((corrupted != batch.input_ids)[predicted].numpy())
+        progress.advance(len(rows))
+    return TokenPredictions(np.concatenate(probability), np.concatenate(is_replaced))
+
+
+def head_fingerprint(network: Network) -> str:
+    """SHA-256 of the weights of a network's head: they are few and change with every step of training."""
+    digest = hashlib.sha256()
+    parts = [part for part in (network.head, network.bilinear) if part is not None]
+    for tensor in (tensor for part in parts for tensor in part.parameters()):
+        digest.update(tensor.detach().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _corrupted(proposer: Proposer, batch: TokenBatch, corruption: float) -> Tensor:
+    """(B, L) The rows with samples at the chosen positions."""
+    randomness = Randomness(_SEED, 0, batch.example_index)
+    places = uniform(batch, MaskingContext(corruption, randomness)).positions
+    uniforms = randomness.uniforms("replacements", places.shape[1])[places]
+    sampled, at = [], 0
+    for logits in proposer.logits(batch.input_ids, places, *batch.context):
+        sampled.append(sample_tokens(logits, uniforms[at : at + len(logits)]))
+        at += len(logits)
+    return replace_positions(batch.input_ids, places, torch.cat(sampled)) if sampled else batch.input_ids
+
+
+DEFAULT_THRESHOLD = 0.5
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ChosenThreshold:
+    """The probability from which a token is marked.
+
+    Attributes:
+        value: the probability.
+        origin: 'given' by the user, 'calibrated' and stored beside the model, or the 'default', one half.
+        precision: precision that it was calibrated for; None if it was not.
+    """
+
+    value: float
+    origin: Literal["given", "calibrated", "default"]
+    precision: float | None = None
+
+    @property
+    def described(self) -> str:
+        """Origin in a few words."""
+        return f"calibrated for precision {self.precision:g}" if self.precision is not None else self.origin
+
+
+def calibrate(
+    model: Path,
+    data: Path,
+    progress: Progress,
+    warn: Callable[[str], None],
+    *,
+    precision: float = 0.9,
+    corruption: float = 0.15,
+    sequences: int = 2000,
+) -> dict[str, Any]:
+    """Find the threshold that reaches a precision on held-out text that the model's own generator corrupted.
+
+    If there is one, it is stored in the model's folder, and `detect` uses it from then on. If not, the result is the most precise
+    threshold, nothing is stored, and an earlier calibration is kept.
+
+    Args:
+        model: a run, or an export or import that also has the generator.
+        data: data set with held-out text, made with the model's tokenizer.
+        warn: called with messages about damaged checkpoints that were skipped and a folder that cannot be written to.
+        precision: wanted fraction of the marked tokens that are replaced, in 0-1.
+        corruption: fraction of the tokens to mask and fill, in 0-1.
+        sequences: number of held-out rows, evenly spaced; 0: all.
+
+    Raises:
+        ConfigError: the model has no discriminator or no generator.
+        DataError: the folder has no model; the data set is missing, has another tokenizer, or too little held-out text.
+        CheckpointError: the weights are missing or damaged.
+    """
+    loaded = load_detection_model(model, warn)
+    if loaded.proposer is None:
+        raise ConfigError(
+            f"{model} has no generator, which is needed to corrupt the text to calibrate on",
+            hint="give the run, or export it again: discern export RUN --out DIR --all-networks",
+        )
+    data_set, stream = _heldout(data, model, loaded)
+    progress.start("calibrating", min(sequences or stream.num_rows, stream.num_rows), "rows")
+    try:
+        predictions = detect_corrupted(
+            loaded.detector.network, loaded.proposer, stream, corruption=corruption, sequences=sequences, progress=progress
+        )
+    finally:
+        progress.finish()
+    found = find_threshold(predictions, precision)
+    if found is None or not predictions.is_replaced.any():
+        raise DataError(
+            f"{data_set.folder} has too little held-out text: {len(predictions.probability):,} tokens, "
+            f"{int(predictions.is_replaced.sum()):,} of them replaced; calibration needs {MIN_MARKED} marked tokens",
+            hint="prepare the data again with a larger --heldout, or add more text",
+        )
+    values = {
+        "reached": found.reached,
+        "wanted_precision": found.wanted,
+        **rate_values(found.rates),
+        "precision_interval": list(found.rates.precision_interval()),
+        "auc": area_under_curve(predictions.probability, predictions.is_replaced),
+        "tokens": len(predictions.probability),
+        "replaced": int(predictions.is_replaced.sum()),
+        "corruption": corruption,
+        "data_fingerprint": data_set.fingerprint,
+    }
+    kept = found.reached and _keep(model, values, head_fingerprint(loaded.detector.network), warn)
+    return {**values, "kept": model / CALIBRATION_NAME if kept else None}
+
+
+def chosen_threshold(model: Path, detector: Detector, given: float | None, warn: Callable[[str], None]) -> ChosenThreshold:
+    """The given threshold, or else the one stored beside the model if it was calibrated for these weights, or else one half.
+
+    Raises:
+        DataError: the calibration file is damaged.
+    """
+    if given is not None:
+        return ChosenThreshold(given, "given")
+    path = model / CALIBRATION_NAME
+    if not path.is_file():
+        return ChosenThreshold(DEFAULT_THRESHOLD, "default")
+    kept = _read(path)
+    if kept["head_fingerprint"] != head_fingerprint(detector.network):
+        warn(f"{path} was calibrated for other weights: using threshold {DEFAULT_THRESHOLD:g}; run --calibrate again")
+        return ChosenThreshold(DEFAULT_THRESHOLD, "default")
+    return ChosenThreshold(float(kept["threshold"]), "calibrated", float(kept["wanted_precision"]))
+
+
+def rate_values(rates: Rates) -> dict[str, float | int]:
+    """Rates as in `--json`."""
+    return {
+        "threshold": rates.threshold,
+        "precision": rates.precision,
+        "recall": rates.recall,
+        "f1": rates.f1,
+        "marked": rates.marked,
+        "hits": rates.hits,
+    }
+
+
+def _heldout(folder: Path, model: Path, loaded: DetectionModel) -> tuple[TokenData, ExampleStream]:
+    """The data set and its held-out rows, of the length that both networks can read."""
+    data = TokenData.open(folder)
+    if data.tokenizer_fingerprint not in loaded.tokenizer_fingerprints:
+        raise DataError(
+            f"{folder} was made with another tokenizer than {model}",
+            hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {model} --heldout 0.5",
+        )
+    split = data.split("heldout")
+    if split.num_tokens == 0:
+        raise DataError(
+            f"{folder} has no held-out split",
+            hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
+        )
+    rows = PackedRows(split, data.special_tokens, loaded.proposer_window + 2, 0, rotate=False)
+    return data, ExampleStream(rows, 0, shuffle=False)
+
+
+def _keep(model: Path, values: Mapping[str, Any], weights: str, warn: Callable[[str], None]) -> bool:
+    """Store the threshold; return False, with a warning, if the folder cannot be written to."""
+    try:
+        text = json.dumps({"format": _FORMAT, **values, "head_fingerprint": weights}, indent=1) + "\n"
+        if (model / CHECKSUMS_NAME).is_file():
+            write_recorded(model, {CALIBRATION_NAME: text})
+        else:
+            write_text(model / CALIBRATION_NAME, text)
+    except OSError as problem:
+        warn(f"the threshold is not stored: {model / CALIBRATION_NAME}: {problem.strerror}; set it with --threshold")
+        return False
+    return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_record(path, _Kept, hint="delete it, calibrate again, or set --threshold", version=_FORMAT)
+
+
+class _Kept(Record):
+    """Required contents of the calibration file."""
+
+    format: int
+    threshold: Annotated[float, Field(ge=0, le=1)]
+    wanted_precision: Annotated[float, Field(ge=0, le=1)]
+    head_fingerprint: str

@@ -1,0 +1,122 @@
+"""Evaluate a detector on sentences whose wrong words are marked: precision, recall and F1 by word."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from discern.errors import DataError
+from discern.inference.calibration import ThresholdCurve, chosen_threshold, rate_values
+from discern.inference.detection import Detection, detect_each, load_detector
+from discern.inference.texts import CheckedText, Span, overlapping, read_checked, words_of
+from discern.objectives.metrics import area_under_curve
+from discern.progress import Progress
+
+THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+
+@dataclass
+class _Words:
+    """Probability and label of every word, and the kinds of the wrong ones."""
+
+    sentences: int = 0
+    probabilities: list[float] = field(default_factory=list)
+    wrong: list[bool] = field(default_factory=list)
+    kinds: list[tuple[str, float]] = field(default_factory=list)
+
+    def add(self, checked: CheckedText, detection: Detection) -> None:
+        """Add a sentence. A word is wrong if it shares a character with a wrong span."""
+        words = words_of(checked.text)
+        probabilities = word_probabilities(detection, words)
+        wrong = [False] * len(words)
+        for span in checked.wrong:
+            touched = overlapping(words, (span.start, span.end))
+            for number in touched:
+                wrong[number] = True
+            self.kinds.append((span.kind, max(probabilities[number] for number in touched)))
+        self.sentences += 1
+        self.probabilities += probabilities
+        self.wrong += wrong
+
+
+def evaluate_detection(
+    model: Path,
+    sentences: Path,
+    progress: Progress,
+    warn: Callable[[str], None],
+    *,
+    text_field: str | None = None,
+    threshold: float | None = None,
+) -> dict[str, Any]:
+    """Precision, recall and F1 by word, at many thresholds and at the model's own.
+
+    The probability of a word is the highest of its tokens. `auc` is None if every word is wrong.
+
+    Args:
+        model: a run, an export, or a Hugging Face ELECTRA discriminator.
+        sentences: file as in `read_checked`; `-` is standard input.
+        text_field: field of JSON lines, as in `read_checked`.
+        threshold: threshold to report besides the usual ones; None: the calibrated one, or one half.
+
+    Raises:
+        ConfigError: the model has no discriminator.
+        DataError: the folder has no model, or the file has no sentence, no wrong word, or a line that cannot be read.
+        CheckpointError: the weights are missing or damaged.
+    """
+    detector = load_detector(model, warn)
+    chosen = chosen_threshold(model, detector, threshold, warn)
+    gathered = _Words()
+    for each, detection in detect_each(detector, read_checked(sentences, text_field), progress, warn):
+        gathered.add(each, detection)
+    name = "standard input" if str(sentences) == "-" else sentences
+    if not any(gathered.wrong):
+        contents = "no sentences" if not gathered.sentences else f"{gathered.sentences:,} sentences but no wrong words"
+        raise DataError(f"{name} has {contents}", hint="mark what is wrong: The chef [[eight]] it.")
+    curve = ThresholdCurve(gathered.probabilities, gathered.wrong)
+    best = curve.best_f1()
+    area = area_under_curve(np.array(gathered.probabilities, np.float32), np.array(gathered.wrong))
+    return {
+        "sentences": gathered.sentences,
+        "words": len(gathered.wrong),
+        "wrong": sum(gathered.wrong),
+        "auc": None if all(gathered.wrong) else area,
+        "threshold": chosen.value,
+        "threshold_origin": chosen.origin,
+        "at_threshold": rate_values(curve.at(chosen.value)),
+        "best_f1": rate_values(best) if best is not None else None,
+        "thresholds": [rate_values(curve.at(value)) for value in THRESHOLDS],
+        "by_kind": _by_kind(gathered.kinds, chosen.value),
+    }
+
+
+def word_probabilities(detection: Detection, words: Sequence[Span]) -> list[float]:
+    """The highest probability among the tokens of each word; 0 for a word that the tokenizer drops.
+
+    Args:
+        words: words of the detection's text, in order, not overlapping.
+    """
+    found = [0.0] * len(words)
+    first = 0
+    for (start, end), probability in zip(detection.offsets, detection.replaced_probability, strict=True):
+        while first < len(words) and words[first][1] <= start:
+            first += 1
+        word = first
+        while word < len(words) and words[word][0] < end:
+            if words[word][1] > start and end > start:
+                found[word] = max(found[word], probability)
+            word += 1
+    return found
+
+
+def _by_kind(kinds: Sequence[tuple[str, float]], threshold: float) -> dict[str, dict[str, float | int]]:
+    """Fraction of the wrong spans of each kind that have a marked word; empty if the file names no kinds."""
+    if not any(kind for kind, _ in kinds):
+        return {}
+    total = Counter(kind for kind, _ in kinds)
+    found = Counter(kind for kind, probability in kinds if probability >= threshold)
+    return {kind: {"wrong": total[kind], "recall": found[kind] / total[kind]} for kind in sorted(total)}

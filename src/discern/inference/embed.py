@@ -1,0 +1,107 @@
+"""Texts as vectors: hidden states of the encoder, one per token or one per text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from discern.data.tokenizer import special_tokens
+from discern.inference.rows import TextWindow, batches, best_places, framed, read, windows_of
+from discern.models.base import Encoder
+
+States: TypeAlias = Float[np.ndarray, "T D"]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An encoder, in evaluation mode, with its tokenizer.
+
+    Attributes:
+        max_length: number of positions it was trained on, including [CLS] and [SEP]; at least 3.
+    """
+
+    encoder: Encoder
+    tokenizer: Tokenizer
+    max_length: int
+
+    @property
+    def window_size(self) -> int:
+        """Number of tokens of text that are read at a time."""
+        return self.max_length - 2
+
+
+def token_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> list[States]:
+    """The state of every token of each text, without [CLS] and [SEP]; float32.
+
+    A text of more than `reader.window_size` tokens is read in overlapping windows; each token is taken from the window where it
+    has most context.
+
+    Args:
+        warn: called about such texts.
+    """
+    ids = _ids(reader, texts)
+    _tell(reader, ids, "read in overlapping windows", warn)
+    width = reader.encoder.config.hidden_size
+    found = [np.zeros((len(each), width), np.float32) for each in ids]
+    windows = windows_of([len(each) for each in ids], reader.window_size)
+    counting = best_places(windows)
+    for number, states in _read(reader, ids, windows):
+        window, places = windows[number], list(counting[number])
+        found[window.text][[window.start + place for place in places]] = states[1:-1][places]
+    return found
+
+
+def mean_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> Float[np.ndarray, "N D"]:
+    """The mean of the token states of each text; zeros for a text without tokens."""
+    states = token_states(reader, texts, warn)
+    means = [each.mean(0) if len(each) else np.zeros(each.shape[1], np.float32) for each in states]
+    return _stacked(means, reader)
+
+
+def first_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> Float[np.ndarray, "N D"]:
+    """The state of [CLS], a summary of the text in fine-tuned encoders; texts are truncated to `reader.window_size` tokens."""
+    ids = _ids(reader, texts)
+    _tell(reader, ids, "the rest is not read", warn)
+    windows = [TextWindow(number, 0, min(len(each), reader.window_size), len(each)) for number, each in enumerate(ids)]
+    found = {windows[number].text: states[0] for number, states in _read(reader, ids, windows)}
+    return _stacked([found[number] for number in range(len(ids))], reader)
+
+
+def _ids(reader: Reader, texts: Sequence[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in reader.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+
+def _read(reader: Reader, ids: Sequence[Sequence[int]], windows: Sequence[TextWindow]) -> Iterator[tuple[int, States]]:
+    """The index of each window with its states, including those of [CLS] and [SEP], in any order."""
+    for batch in batches([window.stop - window.start + 2 for window in windows]):
+        chosen = [windows[number] for number in batch]
+        states = _states(reader, [ids[each.text][each.start : each.stop] for each in chosen])
+        for number, window, row in zip(batch, chosen, states, strict=True):
+            yield number, row[: window.stop - window.start + 2]
+
+
+@torch.inference_mode()
+def _states(reader: Reader, rows: Sequence[Sequence[int]]) -> Float[np.ndarray, "B L D"]:
+    """The states of rows, which are framed and padded."""
+    device = reader.encoder.embeddings.weights.device
+    states: Tensor = read(reader.encoder, *framed(rows, special_tokens(reader.tokenizer), device))
+    found: np.ndarray = states.float().cpu().numpy()
+    return found
+
+
+def _tell(reader: Reader, ids: Sequence[Sequence[int]], what: str, warn: Callable[[str], None]) -> None:
+    too_long = sum(len(each) > reader.window_size for each in ids)
+    if too_long:
+        length = reader.window_size
+        warn(f"{too_long} of {len(ids)} texts are longer than the {length} tokens that the model was trained on: {what}")
+
+
+def _stacked(rows: Sequence[np.ndarray], reader: Reader) -> Float[np.ndarray, "N D"]:
+    return np.array(rows, np.float32).reshape(len(rows), reader.encoder.config.hidden_size)

@@ -1,0 +1,203 @@
+"""Fill the [MASK] tokens of a text, by the masked language model of a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from tokenizers import AddedToken, Tokenizer
+from torch import Tensor
+
+from discern.artifacts.opening import open_model
+from discern.data.tokenizer import SPECIAL_TOKENS, special_tokens
+from discern.data.tokenizer.unknown import UnknownTokens
+from discern.errors import ConfigError
+from discern.inference.rows import read
+from discern.models.base import Network
+from discern.models.electra.two_tower import TwoTowerEncoder
+from discern.models.heads import CopyMLMHead, LanguageHead, TiedLMHead
+from discern.training.parallel import choose_device
+
+MASK = SPECIAL_TOKENS["mask"]
+_MASKS_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class FilledToken:
+    """A prediction for a mask.
+
+    Attributes:
+        token: token as in the vocabulary; '##ing' continues a word.
+        probability: its probability among all tokens of the vocabulary, in 0-1.
+    """
+
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Filler:
+    """A masked language model, in evaluation mode, with its tokenizer.
+
+    Attributes:
+        tokenizer: tokenizer that reads "[MASK]" in a text as the mask, see `reading_masks`.
+        max_length: number of positions the model was trained on, including [CLS] and [SEP]; at least 3.
+    """
+
+    network: Network
+    tokenizer: Tokenizer
+    max_length: int
+
+    @property
+    def window_size(self) -> int:
+        """Number of tokens of text that are read at a time."""
+        return self.max_length - 2
+
+
+def reading_masks(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy of the tokenizer that reads "[MASK]" in a text as the mask, including the spaces before it.
+
+    In BPE and Unigram vocabularies, a token includes the space before it, and so did a mask in training. A separate space before
+    the mask would ask for the rest of a word.
+    """
+    reading = Tokenizer.from_str(tokenizer.to_str())
+    reading.add_special_tokens([AddedToken(MASK, special=True, normalized=False, lstrip=True)])
+    reading.encode_special_tokens = False
+    return reading
+
+
+def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None]) -> list[list[FilledToken]]:
+    """The likeliest tokens at each mask, best first; equally likely ones in the order of their ids.
+
+    Each mask is predicted with all other masks in place. Special tokens are not returned, but keep their probability. In a text
+    that is too long, each mask is predicted from as many tokens around it as the model was trained on.
+
+    Args:
+        top: number of tokens per mask.
+        warn: called if the text is too long.
+
+    Raises:
+        ConfigError: the text has no mask, or `top` is not positive.
+    """
+    if top < 1:
+        raise ConfigError(f"top is {top}, expected 1 or more", hint="--top 5")
+    special = special_tokens(filler.tokenizer)
+    ids = filler.tokenizer.encode(text, add_special_tokens=False).ids
+    masks = [position for position, token in enumerate(ids) if token == special.mask]
+    if not masks:
+        raise ConfigError(
+            f"the text has no {MASK}: {_shortened(text)!r}",
+            hint=f"write {MASK}, in capitals and brackets, where a token is to be predicted: 'The {MASK} sat on the mat.'",
+        )
+    if len(ids) > filler.window_size:
+        warn(
+            f"the text is longer than the {filler.window_size} tokens that the model was trained on: "
+            "each mask is predicted from those around it"
+        )
+    allowed = _allowed(filler.tokenizer)
+    words = {number: token for token, number in filler.tokenizer.get_vocab(with_added_tokens=True).items()}
+    found: list[list[FilledToken]] = []
+    for first in range(0, len(masks), _MASKS_AT_ONCE):
+        probabilities = _mask_logits(filler, ids, masks[first : first + _MASKS_AT_ONCE]).softmax(-1).cpu()[:, allowed]
+        # A stable sort rather than topk, which leaves the order of equals open.
+        order = probabilities.sort(dim=-1, descending=True, stable=True)
+        for values, places in zip(order.values[:, :top].tolist(), order.indices[:, :top], strict=True):
+            chosen = allowed[places].tolist()
+            found.append([FilledToken(words[number], value) for number, value in zip(chosen, values, strict=True)])
+    return found
+
+
+def window_start(position: int, length: int, window_size: int) -> int:
+    """Start of a window of `window_size` tokens around a position: centered, or at an edge of the text of `length`."""
+    return max(0, min(position - window_size // 2, length - window_size))
+
+
+@torch.inference_mode()
+def _mask_logits(filler: Filler, ids: Sequence[int], positions: Sequence[int]) -> Float[Tensor, "M V"]:
+    """Float32 logits at each position. All rows have the same length, so there is no padding."""
+    special, device = special_tokens(filler.tokenizer), filler.network.encoder.embeddings.weights.device
+    starts = [window_start(position, len(ids), filler.window_size) for position in positions]
+    distinct = sorted(set(starts))
+    rows = [[special.cls, *ids[start : start + filler.window_size], special.sep] for start in distinct]
+    hidden = read(filler.network.encoder, torch.tensor(rows, device=device))
+    row = torch.tensor([distinct.index(start) for start in starts])
+    place = torch.tensor([1 + position - start for position, start in zip(positions, starts, strict=True)])
+    logits: Tensor = filler.network.head(hidden[row.to(device), place.to(device)])
+    return logits.float()
+
+
+def _allowed(tokenizer: Tokenizer) -> Tensor:
+    """Ids that may be predicted: neither special tokens nor rows of the embedding table without a token."""
+    special = set(SPECIAL_TOKENS.values())
+    words = [number for token, number in tokenizer.get_vocab(with_added_tokens=True).items() if token not in special]
+    return torch.tensor(sorted(words))
+
+
+def _shortened(text: str, length: int = 60) -> str:
+    return text if len(text) <= length else text[:length] + "…"
+
+
+def fill(
+    model: Path,
+    text: str,
+    top: int,
+    warn: Callable[[str], None],
+    device: str = "auto",
+    note: Callable[[str], None] = lambda _: None,
+) -> list[list[FilledToken]]:
+    """The likeliest tokens at each mask of a text, best first, in float32.
+
+    Args:
+        model: folder of a run, an export, or a Hugging Face ELECTRA generator or BERT.
+        text: text with one or more "[MASK]".
+        top: number of tokens per mask.
+        warn: called with messages about texts that are too long, less reliable predictions, and damaged checkpoints that were
+            skipped.
+        note: called with the fraction of unknown tokens.
+
+    Raises:
+        ConfigError: the model has no head over the vocabulary, the text has no mask, or there is no such device.
+        DataError: the folder is neither a run nor a model, or has no tokenizer.
+        CheckpointError: the weights are missing or damaged.
+    """
+    filler = load_filler(model, warn, device)
+    found = filled(filler, text, top, warn)
+    unknown = UnknownTokens(filler.tokenizer)
+    unknown.add_ids(filler.tokenizer.encode(text, add_special_tokens=False).ids)
+    unknown.report(note, warn)
+    return found
+
+
+def filled(filler: Filler, text: str, top: int, warn: Callable[[str], None]) -> list[list[FilledToken]]:
+    """Like `fill`, with a loaded model."""
+    found = fill_masks(filler, text, top, warn)
+    if len(found) > 1 and isinstance(filler.network.encoder, TwoTowerEncoder):
+        warn("this generator was trained on text without [MASK]; with several, each prediction depends on the other masks too")
+    return found
+
+
+def load_filler(model: Path, warn: Callable[[str], None], device: str = "auto") -> Filler:
+    """Load the masked language model of a folder, preferably its generator; raises the errors of `fill`."""
+    place = choose_device(device)
+    loaded = open_model(model, warn=warn)
+    networks, objective = loaded.networks(), loaded.pretraining_objective
+    fillers = {name: network for name, network in networks.items() if isinstance(network.head, LanguageHead | CopyMLMHead)}
+    permuted = objective is None or objective.permutes
+    if permuted and any(isinstance(network.head, TiedLMHead) for network in fillers.values()):
+        raise ConfigError(
+            f"{model} is an XLNet: it predicts by its query stream and was trained without [MASK]",
+            hint=f"discern score {model} FILE scores sentences; a model trained with objective 'mlm' fills masks",
+        )
+    if not fillers:
+        raise ConfigError(
+            f"{model} has no head over the vocabulary to fill masks with: its only networks are {' and '.join(networks)}",
+            hint="give the run, or export it again: discern export RUN --out DIR --all-networks (or --network generator)",
+        )
+    # If both have such a head, the encoder was trained on samples in place of [MASK], so only the generator knows [MASK].
+    network = fillers.get("generator") or next(iter(fillers.values()))
+    network.encoder.to(place)
+    network.head.to(place)
+    return Filler(network, reading_masks(loaded.tokenizer), loaded.max_length)

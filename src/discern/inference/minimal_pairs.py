@@ -1,0 +1,193 @@
+"""Minimal pairs: how often a scorer prefers the acceptable sentence to the unacceptable one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from discern.artifacts.run import is_run
+from discern.errors import ConfigError, DataError
+from discern.inference.scoring import TextScorer, load_scorer
+from discern.parsing import json_value
+from discern.progress import Progress
+from discern.report.evaluation import BLIMP_FILE, read_blimp_results
+from discern.storage.files import write_text
+from discern.tasks.readers.files import numbered_lines
+
+_KEYS = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """An acceptable sentence and an unacceptable one.
+
+    Attributes:
+        paradigm: contrast that the pair is an instance of.
+        phenomenon: linguistic phenomenon that the paradigm belongs to.
+    """
+
+    good: str
+    bad: str
+    paradigm: str
+    phenomenon: str
+
+
+@dataclass
+class _Count:
+    pairs: int = 0
+    right: float = 0.0
+
+    def share(self) -> float:
+        return self.right / self.pairs
+
+
+class Preferences:
+    """Counts of the pairs whose acceptable sentence has the higher score.
+
+    Equal scores count one half, so that a scorer without any preference is at 0.5, as by guessing. They occur, for example,
+    where a tokenizer makes the same tokens of both sentences.
+
+    Differs: the paper does not mention ties; its strict inequality would count them as wrong.
+    Reference: Warstadt et al. 2020 (BLiMP), section 4: the fraction of pairs whose acceptable sentence is more likely.
+    """
+
+    def __init__(self) -> None:
+        self._all = _Count()
+        self._phenomena: dict[str, _Count] = {}
+        self._paradigms: dict[str, _Count] = {}
+        self._ties = 0
+
+    def add(self, pair: MinimalPair, good: float, bad: float) -> None:
+        """Add the scores of a pair."""
+        counts = (
+            self._all,
+            self._phenomena.setdefault(pair.phenomenon, _Count()),
+            self._paradigms.setdefault(pair.paradigm, _Count()),
+        )
+        for count in counts:
+            count.pairs += 1
+            count.right += 1.0 if good > bad else 0.5 if good == bad else 0.0
+        self._ties += good == bad
+
+    def metrics(self) -> dict[str, Any]:
+        """`accuracy` over all pairs, `by_phenomenon`, `by_paradigm`, the number of `pairs` and of `ties` among them."""
+        return {
+            "accuracy": self._all.share(),
+            "by_phenomenon": {name: count.share() for name, count in sorted(self._phenomena.items())},
+            "by_paradigm": {name: count.share() for name, count in sorted(self._paradigms.items())},
+            "pairs": self._all.pairs,
+            "ties": self._ties,
+        }
+
+
+def read_blimp(folder: Path, limit: int | None = None) -> list[MinimalPair]:
+    """The pairs of BLiMP, paradigm by paradigm, in the order of the file names.
+
+    `linguistics_term` is the phenomenon. It has 13 values in the data; the paper counts s-selection as argument structure.
+
+    Args:
+        folder: folder with one .jsonl file per paradigm, as in BLiMP's repository.
+        limit: maximum number of pairs per file, from the beginning; None: all.
+
+    Raises:
+        DataError: the folder is missing or has no such file, or a line is not a pair; the message names it.
+    """
+    paths = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
+    if not paths:
+        state = "has no .jsonl files" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
+        raise DataError(
+            f"{folder} {state}", hint="give the folder with one .jsonl file per paradigm: data/ in BLiMP's repository"
+        )
+    pairs = [pair for path in paths for pair in islice(_pairs(path), limit)]
+    if not pairs:
+        raise DataError(f"{folder}: no pairs in the {len(paths)} .jsonl files", hint=_EXPECTED)
+    return pairs
+
+
+def blocks(pairs: Sequence[MinimalPair], size: int) -> Iterator[Sequence[MinimalPair]]:
+    """The pairs in blocks of `size`."""
+    return (pairs[start : start + size] for start in range(0, len(pairs), size))
+
+
+def _pairs(path: Path) -> Iterator[MinimalPair]:
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            values = json_value(line)
+        except (ValueError, RecursionError) as problem:
+            raise DataError(f"{path}:{number}: not JSON: {problem}", hint=_EXPECTED) from problem
+        missing = [key for key in _KEYS if not isinstance(values, Mapping) or not isinstance(values.get(key), str)]
+        if missing:
+            raise DataError(f"{path}:{number}: no text under {' and '.join(missing)}", hint=_EXPECTED)
+        yield MinimalPair(*(values[key] for key in _KEYS))
+
+
+_EXPECTED = f"expected a JSON object per line with {', '.join(_KEYS)}"
+
+
+_BLOCK = 512
+
+
+def run_blimp(
+    model: Path,
+    data: Path | None,
+    progress: Progress,
+    warn: Callable[[str], None],
+    *,
+    limit: int | None = None,
+    scorers: Sequence[str] = (),
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Accuracy overall, by phenomenon and by paradigm: of the first scorer, and of every scorer by name under `by_scorer`.
+
+    The results of a run are also stored in its folder, for `discern report`.
+
+    Args:
+        model: a run, an export, or a Hugging Face ELECTRA.
+        data: folder with the files of BLiMP.
+        limit: maximum number of pairs per paradigm; None: all.
+        scorers: names of scorers; empty: the default scorer of the model.
+
+    Raises:
+        ConfigError: no folder of data is given, or the model lacks a network that a scorer needs.
+        DataError: the data or the model is missing or damaged.
+        CheckpointError: the weights are missing or damaged.
+    """
+    if data is None:
+        raise ConfigError("the BLiMP suite needs a folder of data", hint="add --data DIR, the folder of its .jsonl files")
+    pairs = read_blimp(data, limit)
+    chosen = [load_scorer(model, name, device, warn=warn) for name in scorers or (None,)]
+    found = {scorer.name: _evaluated(scorer, pairs, limit, progress) for scorer in chosen}
+    if is_run(model):
+        _keep(model, found, warn)
+    return {**found[chosen[0].name], "by_scorer": found}
+
+
+def _evaluated(scorer: TextScorer, pairs: Sequence[MinimalPair], limit: int | None, progress: Progress) -> dict[str, Any]:
+    preferences = Preferences()
+    progress.start(f"BLiMP by '{scorer.name}'", len(pairs), "pairs")
+    try:
+        for block in blocks(pairs, _BLOCK):
+            scores = scorer.score([text for pair in block for text in (pair.good, pair.bad)])
+            for pair, good, bad in zip(block, scores[::2], scores[1::2], strict=True):
+                preferences.add(pair, good.total, bad.total)
+            progress.advance(len(block))
+    finally:
+        progress.finish()
+    return {"suite": "blimp", "scorer": scorer.name, "step": scorer.step, "limit": limit, **preferences.metrics()}
+
+
+def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None:
+    """Store the results in the run's folder, beside those of other scorers; warn if this fails."""
+    try:
+        with suppress(DataError):  # a damaged file is replaced
+            found = read_blimp_results(run) | found
+        write_text(run / BLIMP_FILE, json.dumps(found, indent=1) + "\n")
+    except OSError as problem:
+        warn(f"the results are not stored for the report: {run / BLIMP_FILE}: {problem.strerror}")

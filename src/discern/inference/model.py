@@ -1,0 +1,254 @@
+"""A model in Python: text vectors, suspicious tokens, scores, filled masks, and predictions of fine-tuned models."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar, final, overload
+
+import numpy as np
+from jaxtyping import Float
+from tokenizers import Tokenizer
+
+from discern.artifacts.finetuned import FinetunedFolder
+from discern.artifacts.opening import open_model
+from discern.artifacts.task_model import TaskModel
+from discern.data.tokenizer import load_tokenizer
+from discern.data.tokenizer.unknown import UnknownTokens
+from discern.errors import ConfigError
+from discern.inference.detection import Detection, Detector, detect_replaced, load_detector
+from discern.inference.embed import Reader, first_states, mean_states, token_states
+from discern.inference.fill import FilledToken, Filler, filled, load_filler
+from discern.inference.predict import examples_of, predictions_of
+from discern.inference.scoring import Score, TextScorer, load_scorer
+from discern.interop.hub import local_model
+from discern.progress import Silent
+from discern.tasks.base import Prediction
+from discern.training.parallel import choose_device
+
+# Number of texts whose states, tokens and scores are held in memory at a time, besides the results.
+_BLOCK = 1024
+T = TypeVar("T")
+
+
+def load(path: str | Path, *, device: str = "auto") -> Model:
+    """Load a model for use from Python, in float32.
+
+    Networks other than the encoder (a generator, an energy, the head of a task) are loaded when they are first
+    used; an error is raised if the folder has none.
+
+    Args:
+        path: folder of a run, a fine-tuned model, an export of either, or a Hugging Face ELECTRA or BERT; or the name of
+            such a model on the Hugging Face Hub, which is downloaded once.
+        device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
+
+    Raises:
+        DataError: the folder has no such model, or no matching tokenizer.
+        CheckpointError: the weights are missing or damaged.
+        ConfigError: there is no such device.
+    """
+    folder = local_model(path, Silent().note)
+    place = str(choose_device(device))
+    opened = open_model(folder, warn=_warn)
+    if isinstance(opened, FinetunedFolder):
+        tuned = opened.task_model()
+        model = Model(folder, Reader(tuned.objective.encoder.to(place), tuned.tokenizer, opened.max_length), place)
+        model._task_models[None] = tuned
+        return model
+    loaded = opened.encoder
+    reader = Reader(loaded.encoder.to(place), load_tokenizer(loaded.tokenizer_path), loaded.max_length)
+    return Model(folder, reader, place)
+
+
+@final
+class Model:
+    """A model loaded by `discern.load`.
+
+    Texts are batched internally. Results are in the order of the texts, and the result for a text does not depend on the other
+    texts, up to rounding. A text longer than the model was trained on is read in overlapping windows, with a `UserWarning`.
+
+    Attributes:
+        path: folder of the model.
+        device: device that it computes on.
+    """
+
+    def __init__(self, path: Path, reader: Reader, device: str) -> None:
+        self.path = path
+        self.device = device
+        self._reader = reader
+        self._scorers: dict[str | None, TextScorer] = {}
+        self._task_models: dict[int | None, TaskModel] = {}
+
+    def __repr__(self) -> str:
+        return f"discern.load({str(self.path)!r}, device={self.device!r})"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """A tokenizer of the library `tokenizers`; `encode(text, add_special_tokens=False)` returns tokens and offsets."""
+        return self._reader.tokenizer
+
+    @property
+    def hidden_size(self) -> int:
+        """D, the size of a vector."""
+        return self._reader.encoder.config.hidden_size
+
+    @property
+    def max_length(self) -> int:
+        """Number of tokens that the model was trained to read at a time, including [CLS] and [SEP]."""
+        return self._reader.max_length
+
+    @overload
+    def encode(self, texts: Sequence[str], pooling: Literal["mean", "first"] = "mean") -> Float[np.ndarray, "N D"]: ...
+    @overload
+    def encode(self, texts: Sequence[str], pooling: Literal["none"]) -> list[Float[np.ndarray, "T D"]]: ...
+    def encode(self, texts: Sequence[str], pooling: str = "mean") -> Float[np.ndarray, "N D"] | list[Float[np.ndarray, "T D"]]:
+        """Texts as vectors: hidden states of the last layer, float32.
+
+        Args:
+            pooling: 'mean': the mean over the tokens without [CLS] and [SEP], zeros for a text without tokens; 'first': the
+                state of [CLS], where long texts are truncated; 'none': one array per text, with a row for each token.
+
+        Raises:
+            ConfigError: `texts` is a single text, or there is no such pooling.
+        """
+        if pooling == "none":
+            return self._by_blocks(texts, lambda block: token_states(self._reader, block, _warn))
+        pools = {"mean": mean_states, "first": first_states}
+        if pooling not in pools:
+            raise ConfigError(f"unknown pooling {pooling!r}", hint="one of 'mean', 'first', 'none'")
+        vectors = self._by_blocks(texts, lambda block: list(pools[pooling](self._reader, block, _warn)))
+        return np.array(vectors, np.float32).reshape(len(vectors), self.hidden_size)
+
+    def detect(self, text: str) -> Detection:
+        """The probability that each token of a text was replaced.
+
+        Raises:
+            ConfigError: the model has no discriminator.
+        """
+        return self.detect_many([text])[0]
+
+    def detect_many(self, texts: Sequence[str]) -> list[Detection]:
+        """Like `detect`, for many texts."""
+
+        def detected(block: Sequence[str]) -> list[Detection]:
+            encodings = self._detector.tokenizer.encode_batch(list(block), add_special_tokens=False)
+            too_long = sum(len(encoding) > self._detector.window_size for encoding in encodings)
+            if too_long:
+                _warn(f"{too_long} of {len(block)} texts are longer than {self._detector.window_size} tokens: read in windows")
+            return detect_replaced(self._detector, block, encodings, Silent().advance)
+
+        return self._by_blocks(texts, detected)
+
+    def score(self, texts: Sequence[str], scorer: str | None = None) -> Float[np.ndarray, "N"]:
+        """How likely each text is, in nats; higher is likelier.
+
+        Args:
+            scorer: as in `discern score`; None: the default scorer of the model.
+
+        Raises:
+            ConfigError: there is no such scorer, or the model lacks a network that it needs.
+        """
+        return np.array([score.total for score in self.score_tokens(texts, scorer)], np.float64)
+
+    def score_tokens(self, texts: Sequence[str], scorer: str | None = None) -> list[Score]:
+        """Like `score`, with the score of each token."""
+        if scorer not in self._scorers:
+            self._scorers[scorer] = load_scorer(self.path, scorer, self.device, warn=_warn)
+        return self._by_blocks(texts, self._scorers[scorer].score)
+
+    def fill(self, text: str, top: int = 5) -> list[list[FilledToken]]:
+        """The likeliest tokens at each "[MASK]" of a text, best first: one list per mask.
+
+        Raises:
+            ConfigError: the model has no head over the vocabulary, or the text has no mask.
+        """
+        return filled(self._filler, text, top, _warn)
+
+    def predict(self, texts: Iterable[Any], *, task: str | None = None, seed: int | None = None) -> list[dict[str, Any]]:
+        """Predict for each text: a dictionary with the keys of a line of `discern predict`.
+
+        - Classification: `label`, its `probability`, and `probabilities` by label. With several labels at once: `labels`
+          and `probabilities`. Regression: `score`.
+        - Tagging: `words`, `tags`, `probabilities` (of the tags), and, where tags mark spans, `spans`: each
+          `[start, stop, type]` covers the words `start` to `stop - 1`.
+        - Questions: `answer` (empty: none), `start` and `end` (characters of the context; None without an answer), its
+          `probability` among the answers found, `best_answer`, `nbest`, and, where questions may have no answer,
+          `no_answer`, its score.
+
+        Args:
+            texts: for classification and regression, texts or pairs of texts, as in training; for tagging, texts
+                (split at white space) or lists of words; for question answering, pairs
+                (question, context). A list, an array, or a column of a data frame.
+            task: task to predict, if the model was fine-tuned on several.
+            seed: seed whose weights are used; None: the best seed.
+
+        Raises:
+            ConfigError: there is no such task or seed, or an item of `texts` is not what the task reads.
+            DataError: the model has not been fine-tuned.
+        """
+        model = self._task_model(seed)
+        chosen = model.task(task)
+        examples = examples_of(chosen, model.record["tasks"][chosen.name], texts)
+        unknown = UnknownTokens(model.tokenizer)
+        blocks = predictions_of(model, chosen, iter(examples), "float32", _Warned(), unknown)
+        found = [_shown(prediction, chosen.labels.kind) for block in blocks for prediction in block]
+        unknown.report(Silent().note, _warn)
+        return found
+
+    def labels(self, task: str | None = None) -> tuple[str, ...]:
+        """The classes or tags of a fine-tuned model, in the order of its outputs; empty if the task has none."""
+        return self._task_model(None).task(task).labels.names
+
+    def _task_model(self, seed: int | None) -> TaskModel:
+        if seed not in self._task_models:
+            self._task_models[seed] = open_model(self.path, warn=_warn).task_model(seed)
+        model = self._task_models[seed]
+        model.objective.to(self.device)
+        return model
+
+    @cached_property
+    def _detector(self) -> Detector:
+        detector = load_detector(self.path, _warn)
+        for part in (detector.network.encoder, detector.network.head, detector.network.bilinear):
+            if part is not None:
+                part.to(self.device)
+        return detector
+
+    @cached_property
+    def _filler(self) -> Filler:
+        return load_filler(self.path, _warn, self.device)
+
+    def _by_blocks(self, texts: Sequence[str], work: Callable[[Sequence[str]], list[T]]) -> list[T]:
+        """Results of blocks of texts, so that little more than the results is held in memory."""
+        if isinstance(texts, str):  # a sequence of characters, by its type
+            raise ConfigError("expected a list of texts, found a single text", hint="put it into a list: [text]")
+        return [each for first in range(0, len(texts), _BLOCK) for each in work(texts[first : first + _BLOCK])]
+
+
+def _shown(prediction: Prediction, kind: str) -> dict[str, Any]:
+    """A prediction as `Model.predict` returns it.
+
+    Args:
+        kind: kind of the task's labels.
+    """
+    shown = {name: value for name, value in prediction.items() if name not in ("id", "logits")}
+    if kind == "single":
+        return {"label": shown["label"], "probability": shown["probabilities"][shown["label"]], **shown}
+    if kind == "spans":
+        best = shown["nbest"][0] if shown["nbest"] and shown["answer"] else None
+        place = {"start": best["start"], "end": best["start"] + len(best["text"])} if best else {"start": None, "end": None}
+        return {"answer": shown["answer"], **place, "probability": best["probability"] if best else None, **shown}
+    return shown
+
+
+class _Warned(Silent):
+    """A listener that turns messages into Python warnings."""
+
+    def note(self, message: str) -> None:
+        _warn(message)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=2)

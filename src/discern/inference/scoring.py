@@ -1,0 +1,394 @@
+"""How likely sentences are: the score of a text, what computes it, and scoring a file line by line."""
+
+from __future__ import annotations
+
+import abc
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import ClassVar, final
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from discern.artifacts.model_folder import ModelFolder
+from discern.artifacts.opening import open_model
+from discern.corruption.masking import chosen_share
+from discern.corruption.sampling import Sampling
+from discern.data.tokenizer import special_tokens
+from discern.data.tokenizer.unknown import UnknownTokens
+from discern.data.tokenizer.words import Sentences, word_finder
+from discern.errors import ConfigError, DataError, NumericsError
+from discern.inference import PREFERRED, scorers
+from discern.inference.rows import best_places, windows_of
+from discern.models.base import Network
+from discern.models.electra.two_tower import TwoTowerEncoder
+from discern.models.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
+from discern.models.xlnet.encoder import XLNetEncoder
+from discern.objectives.config import ObjectiveConfig
+from discern.progress import Progress
+from discern.tasks.readers.files import numbered_lines, stream_lines
+from discern.training.parallel import choose_device
+from discern.types import SpecialTokens
+
+UNIT = "nats"
+"""Unit of every score."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score of one text, without special tokens.
+
+    Attributes:
+        text: the text, unchanged.
+        total: sum of `token_scores`, in nats; higher is likelier; 0 for a text without tokens.
+        tokens: tokens as in the vocabulary.
+        offsets: (start, end) of each token in the text, in characters.
+        token_scores: score of each token given the other tokens, in nats; the definition depends on the scorer.
+        windows: number of overlapping windows that the text was read in; 1 if it fits in one, 0 if it has no tokens.
+    """
+
+    text: str
+    total: float
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+    token_scores: list[float]
+    windows: int
+
+
+@dataclass(frozen=True)
+class ScoredWindow:
+    """A window of a text, and the tokens in it to score.
+
+    Attributes:
+        ids: token ids, without [CLS] and [SEP].
+        word_starts: True for the first token of a word.
+        wanted: indices in `ids` of the tokens to score, ascending.
+    """
+
+    ids: tuple[int, ...]
+    word_starts: tuple[bool, ...]
+    wanted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ScoringModel:
+    """The networks of a model that scorers can use, and how they were trained.
+
+    Attributes:
+        networks: networks by name, in evaluation mode and on the device to compute on; only those that were trained to read
+            text as it is scored.
+        special: ids of the special tokens.
+        chosen_share: expected fraction of the tokens for which the generator drew a sample when the discriminator was trained;
+            None if there is no discriminator, it was not trained on all tokens, or the fraction is not defined.
+        chosen_evenly: False if the probability of masking depended on the token, as with masking 'rarity'.
+        sampling: how the replacements were sampled.
+        is_permuted: whether an XLNet among the networks was trained to predict by its query stream, in permuted orders, rather
+            than as a masked language model.
+    """
+
+    networks: Mapping[str, Network]
+    special: SpecialTokens
+    chosen_share: float | None = None
+    chosen_evenly: bool = True
+    sampling: Sampling = field(default_factory=Sampling)
+    is_permuted: bool = False
+
+
+def kind_of(network: Network) -> str:
+    """Kind of a network, in words."""
+    if isinstance(network.head, EnergyHead):
+        return "an energy model"
+    if isinstance(network.head, ReplacedTokenHead):
+        return "a discriminator"
+    if isinstance(network.encoder, XLNetEncoder):
+        return "an XLNet"
+    if not isinstance(network.head, MaskedLMHead):
+        return "a network that restores whole texts"
+    return "a two-tower generator" if isinstance(network.encoder, TwoTowerEncoder) else "a masked language model"
+
+
+class Perplexity:
+    """exp of the negative mean score of the tokens of many texts.
+
+    Attributes:
+        tokens: number of tokens of all texts so far.
+
+    Reference: Salazar et al. 2020, section 2.3, for pseudo-log-likelihoods: PPPL = exp(-(1/N) sum of PLL), N all tokens.
+    """
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self.tokens = 0
+
+    def add(self, scores: Sequence[Score]) -> None:
+        """Add the scores of some texts."""
+        self._total += math.fsum(score.total for score in scores)
+        self.tokens += sum(len(score.tokens) for score in scores)
+
+    def value(self) -> float:
+        """Perplexity of all texts so far; infinite if it overflows, 1 without tokens."""
+        mean = -self._total / max(self.tokens, 1)
+        return math.exp(mean) if mean < 700 else math.inf
+
+
+class TokenScorer(abc.ABC):
+    """Computes the score of each token of a text. A subclass is final and has one line in the registry `scorers`.
+
+    Attributes:
+        needs_chosen_share: whether the scores depend on `ScoringModel.chosen_share`.
+        reads_ahead: whether the score of a token depends on the tokens after it.
+        quantity: name of the sum over the tokens of a text; its unit is nats.
+        perplexity_name: name of exp of the negative mean score of all tokens; None if it has no name, as the scores are not
+            log-probabilities.
+    """
+
+    quantity: ClassVar[str] = "score"
+    perplexity_name: ClassVar[str | None] = None
+    needs_chosen_share: ClassVar[bool] = False
+    reads_ahead: ClassVar[bool] = True
+
+    @classmethod
+    @abc.abstractmethod
+    def lacks(cls, model: ScoringModel) -> str | None:
+        """What the model lacks for this scorer, worded to follow "needs"; None if it lacks nothing."""
+
+    @classmethod
+    @abc.abstractmethod
+    def of(cls, model: ScoringModel) -> TokenScorer:
+        """The scorer with the networks of a model that lacks nothing."""
+
+    @abc.abstractmethod
+    def token_scores(self, pieces: Sequence[ScoredWindow]) -> list[list[float]]:
+        """Scores of the wanted tokens of each window, in nats; the same in any batch, up to rounding."""
+
+
+@final
+@dataclass(frozen=True)
+class TextScorer:
+    """Scores texts: a token scorer with the tokenizer of its networks.
+
+    Attributes:
+        name: name of the scorer in the registry.
+        max_length: number of positions that the networks were trained on, including [CLS] and [SEP]; at least 3.
+        step: training step of the weights; None if unknown.
+    """
+
+    name: str
+    method: TokenScorer
+    tokenizer: Tokenizer
+    max_length: int
+    step: int | None = None
+
+    @property
+    def described(self) -> str:
+        """Description of the scores in words."""
+        return f"scorer '{self.name}': {self.method.quantity} in {UNIT}, summed over the tokens; higher is likelier"
+
+    @property
+    def window_size(self) -> int:
+        """Number of tokens of text that are read at a time."""
+        return self.max_length - 2
+
+    def score(self, texts: Sequence[str]) -> list[Score]:
+        """One score per text, in order. Texts with the same tokens get exactly the same score.
+
+        A text of more than `window_size` tokens is read in overlapping windows; each token is scored where it has most context.
+        All texts and their scores are held in memory: pass some thousands at a time.
+
+        Raises:
+            NumericsError: a score is not finite.
+        """
+        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        starts = self._word_starts(texts, encodings)
+        windows = windows_of([len(encoding) for encoding in encodings], self.window_size)
+        pieces = [
+            ScoredWindow(tuple(encodings[at.text].ids[at.start : at.stop]), starts[at.text][at.start : at.stop], wanted)
+            for at, wanted in zip(windows, best_places(windows, reads_ahead=self.method.reads_ahead), strict=True)
+        ]
+        distinct = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+        found = self.method.token_scores(list(distinct))
+        token_scores = [[0.0] * len(encoding) for encoding in encodings]
+        counts = [0] * len(encodings)
+        for window, piece in zip(windows, pieces, strict=True):
+            counts[window.text] += 1
+            for place, value in zip(piece.wanted, found[distinct[piece]], strict=True):
+                token_scores[window.text][window.start + place] = value
+        wrong = next((row for row in token_scores if not all(map(math.isfinite, row))), None)
+        if wrong is not None:
+            raise NumericsError(
+                f"text {token_scores.index(wrong) + 1} has a score that is not finite",
+                hint="the weights are damaged, or the training diverged: discern doctor RUN",
+            )
+        return [
+            Score(text, math.fsum(values), encoding.tokens, encoding.offsets, values, count)
+            for text, encoding, values, count in zip(texts, encodings, token_scores, counts, strict=True)
+        ]
+
+    def _word_starts(self, texts: Sequence[str], encodings: Sequence[Encoding]) -> list[tuple[bool, ...]]:
+        """Whether each token starts a word, as in a data set prepared without a segmenter."""
+        lengths = np.array([len(encoding) for encoding in encodings], dtype=np.int64)
+        ids = np.array([number for encoding in encodings for number in encoding.ids], dtype=np.uint32)
+        starts = word_finder(self.tokenizer).starts(Sentences(list(texts), ids, lengths, encodings))
+        ends = np.cumsum(lengths)
+        return [tuple(starts[end - length : end].tolist()) for end, length in zip(ends, lengths, strict=True)]
+
+
+# Sentences are sorted by length in blocks of this size: large enough for little padding, small enough to be held in memory.
+_BLOCK = 512
+
+# Mask probability of the released ELECTRAs, by maximum hidden size: assumed by `inversion` if a model does not record it.
+# They drew positions with replacement in rows of 512.
+_RELEASED_MASK_PROBABILITIES = ((768, 0.15), (1_000_000, 0.25))
+_RELEASED_ROW_LENGTH = 512
+
+
+def load_scorer(
+    model: Path,
+    name: str | None = None,
+    device: str = "auto",
+    *,
+    warn: Callable[[str], None],
+    preferred: Sequence[str] = PREFERRED,
+) -> TextScorer:
+    """Load a scorer with the networks of a folder, in float32.
+
+    Args:
+        model: a run, an export, or a Hugging Face ELECTRA.
+        name: name of the scorer; None: the first of `preferred` that the model supports.
+        warn: called with messages about damaged checkpoints that were skipped and about assumptions.
+
+    Raises:
+        ConfigError: there is no such scorer or device, or the model lacks a network that the scorer needs.
+        DataError: the folder is neither a run nor a model, or has no tokenizer.
+        CheckpointError: the weights are missing or damaged.
+    """
+    if name is not None:
+        scorers.load(name)
+    place = choose_device(device)
+    loaded = open_model(model, warn=warn)
+    for network in loaded.networks().values():
+        for part in (network.encoder, network.head, network.bilinear):
+            if part is not None:
+                part.to(place).eval()
+    tokenizer = loaded.tokenizer
+    served = _served(loaded, special_tokens(tokenizer))
+    chosen = name or next((known for known in preferred if _method(known).lacks(served) is None), None)
+    if chosen is None or (lack := _method(chosen).lacks(served)) is not None:
+        needs = "no scorer can use it" if chosen is None else f"scorer '{chosen}' needs {lack}"
+        raise ConfigError(f"{model}: {needs}; it has {_described(served, loaded.pretraining_objective)}", hint=_others(served))
+    if loaded.pretraining_objective is None and _method(chosen).needs_chosen_share:
+        share = f"{served.chosen_share:.3g}, that of the released ELECTRAs of this width,"
+        warn(f"{model} does not record the fraction of tokens that were masked in training: {share} is assumed")
+    return TextScorer(chosen, _method(chosen).of(served), tokenizer, loaded.max_length, loaded.step)
+
+
+def score_lines(scorer: TextScorer, source: Path, progress: Progress, warn: Callable[[str], None]) -> Iterator[list[Score]]:
+    """Scores of a text with one sentence per line, in order, in blocks; memory is bounded.
+
+    Args:
+        source: UTF-8 file, plain or compressed; `-` is standard input.
+        warn: called with messages about sentences that are read in several windows and skipped empty lines at the end.
+
+    Raises:
+        DataError: the file cannot be read or has no lines, or a line has no tokens; the scores before it were returned.
+    """
+    name = "standard input" if str(source) == "-" else str(source)
+    lines = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
+    lines = _without_blank_end(lines, name, warn)
+    progress.start("scoring", None, "sentences")
+    unknown = UnknownTokens(scorer.tokenizer)
+    longer = done = 0
+    try:
+        while block := list(islice(lines, _BLOCK)):
+            scores = scorer.score([text for _, text in block])
+            empty = next((place for place, score in enumerate(scores) if not score.tokens), len(scores))
+            for (number, _), score in zip(block[:empty], scores, strict=False):
+                if score.windows > 1 and not longer:
+                    warn(f"{name}:{number}: {_too_long(score, scorer)}")
+                longer += score.windows > 1
+                unknown.add_tokens(score.tokens)
+            yield scores[:empty]
+            if empty < len(scores):
+                raise _nothing(name, *block[empty])
+            done += len(scores)
+            progress.advance(len(scores))
+    finally:
+        progress.finish()
+    if not done:
+        raise DataError(f"{name} has no lines", hint="give a text with one sentence per line")
+    if longer > 1:
+        warn(f"{longer:,} of {done:,} sentences were scored in several windows")
+    unknown.report(progress.note, warn)
+
+
+def _without_blank_end(lines: Iterator[tuple[int, str]], name: str, warn: Callable[[str], None]) -> Iterator[tuple[int, str]]:
+    """The lines without empty ones at the end; of each group of empty lines elsewhere, only the first."""
+    begins: tuple[int, str] | None = None
+    number = 0
+    for number, text in lines:
+        if not text.strip():
+            begins = begins or (number, text)
+            continue
+        if begins is not None:
+            yield begins
+            begins = None
+        yield number, text
+    if begins is not None:
+        where = f"{begins[0]} to {number}" if number > begins[0] else f"{number}"
+        warn(f"{name}:{where}: empty lines at the end, skipped")
+
+
+def _too_long(score: Score, scorer: TextScorer) -> str:
+    return (
+        f"{len(score.tokens):,} tokens, and the model was trained on {scorer.window_size:,} at a time: "
+        f"scored in {score.windows:,} overlapping windows, each token where it has most context"
+    )
+
+
+def _nothing(name: str, number: int, text: str) -> DataError:
+    why = "has nothing that the tokenizer keeps" if text.strip() else "is empty"
+    return DataError(
+        f"{name}:{number}: the line {why}, so there is nothing to score",
+        hint="remove it, so that sentences and scores stay aligned: grep '[^[:space:]]' FILE removes empty lines",
+    )
+
+
+def _served(loaded: ModelFolder, special: SpecialTokens) -> ScoringModel:
+    """The networks of a model that scorers can use."""
+    networks, objective = loaded.networks(), loaded.pretraining_objective
+    if objective is not None and objective.detects_every_token:
+        share = objective.replaced_share(loaded.step or 0, loaded.max_length)
+        return ScoringModel(networks, special, share, share is not None, objective.sampling)
+    if objective is None:
+        width = max(network.encoder.config.hidden_size for network in networks.values())
+        masked = next(probability for widest, probability in _RELEASED_MASK_PROBABILITIES if width <= widest)
+        share = chosen_share("with-replacement", masked, _RELEASED_ROW_LENGTH)
+        return ScoringModel(networks, special, share, is_permuted=True)
+    if objective.encoder_reads_samples:
+        # This encoder reads a generator's samples where a masked language model reads [MASK].
+        networks = {name: network for name, network in networks.items() if name != "encoder"}
+    return ScoringModel(networks, special, is_permuted=objective.permutes)
+
+
+def _method(name: str) -> type[TokenScorer]:
+    found: type[TokenScorer] = scorers.load(name)
+    return found
+
+
+def _described(model: ScoringModel, objective: ObjectiveConfig | None) -> str:
+    """The networks in words; for an XLNet with its objective, which decides which scorers can use it."""
+    by = "" if objective is None else f" trained by '{objective.name}'"
+    kinds = (kind_of(network) + (by if isinstance(network.encoder, XLNetEncoder) else "") for network in model.networks.values())
+    return " and ".join(dict.fromkeys(kinds)) or "no network for scoring"
+
+
+def _others(model: ScoringModel) -> str:
+    """A hint at what works instead."""
+    usable = [name for name in scorers.names() if _method(name).lacks(model) is None]
+    if usable:
+        return f"for this model: --scorer {' or '.join(usable)}"
+    return "give a run, or export it again: discern export RUN --out DIR --all-networks"

@@ -1,0 +1,224 @@
+"""Texts to check, read from a file or standard input; sentences whose wrong words are marked; the words of a text."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discern.errors import DataError, did_you_mean
+from discern.tasks.readers.files import COMPRESSED, clean_text, numbered_lines, parsed_json, stream_lines
+
+_JSON_LINES = (".jsonl", ".ndjson")
+_OPEN, _CLOSE = "[[", "]]"
+_EXAMPLE = '{"text": "The chef eight it.", "wrong": [[9, 14]]}'
+
+
+@dataclass(frozen=True)
+class InputText:
+    """A text to check.
+
+    Attributes:
+        where: its origin, for messages.
+        number: line number, from 1.
+        text: the line without its end; may be empty.
+    """
+
+    where: str
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class WrongSpan:
+    """One or more wrong words.
+
+    Attributes:
+        start, end: position in the text, in characters.
+        kind: kind of mistake; "" if the file names none.
+    """
+
+    start: int
+    end: int
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class CheckedText(InputText):
+    """A text whose wrong words are marked.
+
+    Attributes:
+        wrong: spans of the wrong words, in order.
+    """
+
+    wrong: tuple[WrongSpan, ...] = ()
+
+
+def read_texts(source: Path, field: str | None = None) -> Iterator[InputText]:
+    """One text per line, from plain text or JSON lines, possibly compressed; an empty line is an empty text.
+
+    Args:
+        source: file; `-` is standard input.
+        field: field of the text in JSON lines; None: "text" in files named .jsonl or .ndjson, plain text in others.
+
+    Raises:
+        DataError: raised while reading, with the line: it is not UTF-8 or not JSON, or has no such field.
+    """
+    field = _field(source, field)
+    for where, number, line in _lines(source):
+        plain = field is None or not line.strip()
+        yield InputText(where, number, line if plain else _text(_record(line, where), str(field), where))
+
+
+def read_checked(source: Path, field: str | None = None) -> Iterator[CheckedText]:
+    """Sentences with marked wrong words, one per line; empty lines are skipped.
+
+    Plain text has [[double brackets]] around each wrong word. JSON lines have the text, and under "wrong" a list of
+    [start, end] in characters, or of {"start": 9, "end": 14, "kind": "homophone"}.
+
+    Args:
+        source: as in `read_texts`.
+        field: as in `read_texts`.
+
+    Raises:
+        DataError: raised while reading, with the line: as in `read_texts`, or its brackets or spans are invalid.
+    """
+    field = _field(source, field)
+    for where, number, line in _lines(source):
+        if not line.strip():
+            continue
+        if field is None:
+            text, spans = _from_brackets(line, where)
+        else:
+            record = _record(line, where)
+            text, spans = _text(record, field, where), _spans(record, where)
+        _check(spans, text, where)
+        yield CheckedText(where, number, text, tuple(sorted(spans, key=lambda span: (span.start, span.end))))
+
+
+def _lines(source: Path) -> Iterator[tuple[str, int, str]]:
+    name = "standard input" if str(source) == "-" else str(source)
+    lines: Iterable[tuple[int, str]] = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
+    for number, line in lines:
+        yield f"{name}:{number}", number, line
+
+
+def _field(source: Path, field: str | None) -> str | None:
+    """The field of the text; None for plain text."""
+    if field is not None:
+        return field
+    ending = next((ending for ending in reversed(source.suffixes) if ending.lower() not in COMPRESSED), "")
+    return "text" if ending.lower() in _JSON_LINES else None
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    record = parsed_json(line, where)
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: a JSON {type(record).__name__}, expected an object", hint=f"like {_EXAMPLE}")
+    return record
+
+
+def _text(record: dict[str, Any], field: str, where: str) -> str:
+    if field not in record:
+        raise DataError(
+            f"{where}: no field '{field}'; its fields: {', '.join(record) or 'none'}",
+            hint=f"name the field of the text: --text-field NAME ({did_you_mean(field, record)})" if record else None,
+        )
+    if not isinstance(record[field], str):
+        raise DataError(f"{where}: '{field}' is not a text but {str(record[field])[:40]}", hint="expected a string in quotes")
+    return clean_text(record[field])
+
+
+def _spans(record: dict[str, Any], where: str) -> list[WrongSpan]:
+    wrong = record.get("wrong")
+    if not isinstance(wrong, list):
+        found = "no field 'wrong'" if "wrong" not in record else f"'wrong' is {str(wrong)[:40]}"
+        raise DataError(f"{where}: {found}, expected a list of the wrong words", hint=f"like {_EXAMPLE}; [] if there are none")
+    return [_span(value, where) for value in wrong]
+
+
+def _span(value: Any, where: str) -> WrongSpan:
+    kind = ""
+    if isinstance(value, dict):
+        kind = value.get("kind", "")
+        value = [value.get("start"), value.get("end")]
+    whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
+    if not whole or not isinstance(kind, str):
+        raise DataError(
+            f"{where}: {str(value)[:40]} is not a span", hint="expected [start, end] in characters, as in " + _EXAMPLE
+        )
+    return WrongSpan(value[0], value[1], kind)
+
+
+def _check(wrong: list[WrongSpan], text: str, where: str) -> None:
+    for span in wrong:
+        if not 0 <= span.start < span.end <= len(text) or not text[span.start : span.end].strip():
+            raise DataError(
+                f"{where}: span {span.start} to {span.end} has no word of the text of {len(text)} characters",
+                hint="count characters from 0; the end is the position after the last character",
+            )
+
+
+def _from_brackets(line: str, where: str) -> tuple[str, list[WrongSpan]]:
+    """The text without the brackets, and the spans that were in brackets."""
+    spans: list[WrongSpan] = []
+    text, rest = "", line
+    while _OPEN in rest:
+        before, _, rest = rest.partition(_OPEN)
+        word, closed, rest = rest.partition(_CLOSE)
+        if not closed or _OPEN in word or not word.strip():
+            problem = "are not closed" if not closed else f"contain '{word}'"
+            raise DataError(
+                f"{where}: the brackets at character {len(text) + len(before) + 1} {problem}; "
+                "expected one wrong word in each [[pair]]",
+                hint="for texts with such brackets of their own, use JSON lines: " + _EXAMPLE,
+            )
+        text += before
+        spans.append(WrongSpan(len(text), len(text) + len(word)))
+        text += word
+    return text + rest, spans
+
+
+Span = tuple[int, int]
+_APOSTROPHES = "'\u2019"
+
+
+def words_of(text: str) -> list[Span]:
+    """(start, end) of each word in characters, in order: a run of letters, marks and digits, with the apostrophes inside it.
+
+    Every Han ideograph is a word, and so is every other character that is not white space. In other scripts without spaces,
+    such as Thai, whole phrases are words.
+    """
+    spans: list[Span] = []
+    start = 0
+    while start < len(text):
+        if text[start].isspace():
+            start += 1
+            continue
+        end = start + 1
+        if _joins(text[start]):
+            while end < len(text) and (_joins(text[end]) or _inside(text, end)):
+                end += 1
+        spans.append((start, end))
+        start = end
+    return spans
+
+
+def overlapping(words: Sequence[Span], span: Span) -> list[int]:
+    """Indices of the words that share a character with a span."""
+    return [number for number, (start, end) in enumerate(words) if start < span[1] and span[0] < end]
+
+
+def _joins(character: str) -> bool:
+    return (unicodedata.category(character)[0] in "LMN" and not _is_han(character)) or character == "_"
+
+
+def _inside(text: str, place: int) -> bool:
+    return text[place] in _APOSTROPHES and place + 1 < len(text) and _joins(text[place + 1])
+
+
+def _is_han(character: str) -> bool:
+    return character >= "\u2e80" and unicodedata.name(character, "").startswith("CJK ")

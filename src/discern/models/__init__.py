@@ -1,0 +1,9 @@
+"""Encoders, their parts and heads."""
+
+from __future__ import annotations
+
+from discern.registry import Registry
+
+encoders: Registry[type] = Registry("encoder", "discern.encoders")
+encoders.register("bert", "discern.models.electra.encoder:BertEncoder")
+encoders.register("xlnet", "discern.models.xlnet.encoder:XLNetEncoder")

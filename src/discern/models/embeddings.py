@@ -1,0 +1,221 @@
+"""Embeddings: of words alone, or of words, positions and segments, and two ways to share them between networks."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parameter import Parameter
+
+from discern.models.config import ModelConfig
+from discern.models.dropout import Dropout
+
+
+class TokenEmbeddings(nn.Module, abc.ABC):
+    """Input of an encoder: a vector for each token.
+
+    Attributes:
+        dropout: applied last.
+    """
+
+    dropout: Dropout
+
+    @property
+    @abc.abstractmethod
+    def embedding_size(self) -> int:
+        """E."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """V."""
+
+    @property
+    @abc.abstractmethod
+    def weights(self) -> Tensor:
+        """The word table; an encoder computes on its device and in its precision."""
+
+    @abc.abstractmethod
+    def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        """Word vectors, without positions, segments and LayerNorm."""
+
+    def detached_parameters(self) -> Iterable[Parameter]:
+        """Parameters of another network that are read without gradient."""
+        return ()
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None,
+        position_ids: Int[Tensor, "B L"] | None,
+    ) -> Float[Tensor, "B L E"]:
+        """Embeddings of the ids; segments default to 0, positions to 0, 1, 2, ..."""
+
+
+class WordTable(TokenEmbeddings, abc.ABC):
+    """Embeddings with a word table of their own.
+
+    Attributes:
+        word: (V, E).
+    """
+
+    word: nn.Embedding
+
+    @property
+    def embedding_size(self) -> int:
+        return self.word.embedding_dim
+
+    @property
+    def vocab_size(self) -> int:
+        return self.word.num_embeddings
+
+    @property
+    def weights(self) -> Tensor:
+        return self.word.weight
+
+    def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        return self.word(input_ids)  # type: ignore[no-any-return]
+
+
+class WordEmbeddings(WordTable):
+    """Word vectors with dropout, for encoders that handle positions and segments elsewhere.
+
+    Args:
+        vocab_size: V.
+        embedding_size: E.
+        config: settings of the encoder; its dropout is used.
+    """
+
+    def __init__(self, vocab_size: int, embedding_size: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.word = nn.Embedding(vocab_size, embedding_size)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None = None,
+        position_ids: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L E"]:
+        return self.dropout(self.word(input_ids))  # type: ignore[no-any-return]
+
+
+class PlacedEmbeddings(TokenEmbeddings, abc.ABC):
+    """The sum of word, position and segment vectors, normalized and with dropout.
+
+    Attributes:
+        norm: LayerNorm of the sum of word, position and segment.
+    """
+
+    norm: nn.LayerNorm
+
+    @abc.abstractmethod
+    def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
+        """Vectors of the positions."""
+
+    @abc.abstractmethod
+    def segments(self, token_type_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        """Vectors of the segments."""
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None,
+        position_ids: Int[Tensor, "B L"] | None,
+    ) -> Float[Tensor, "B L E"]:
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None, :]
+        if token_type_ids is None:
+            token_type_ids = torch.zeros_like(input_ids)
+        total = self.words(input_ids) + self.positions(position_ids) + self.segments(token_type_ids)
+        return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+
+
+class Embeddings(WordTable, PlacedEmbeddings):
+    """Tables of words, positions and segments. Generator and discriminator share one by default.
+
+    Reference: Clark et al. 2020, section 3.2 (weight sharing). The released code shares the LayerNorm too.
+
+    Args:
+        vocab_size: V.
+        embedding_size: E, which may differ from the hidden size of the encoders that read it.
+        config: sizes of the tables of positions and segments, dropout and epsilon.
+    """
+
+    def __init__(self, vocab_size: int, embedding_size: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.word = nn.Embedding(vocab_size, embedding_size)
+        self.position = nn.Embedding(config.max_positions, embedding_size)
+        self.token_type = nn.Embedding(config.num_token_types, embedding_size)
+        self.norm = nn.LayerNorm(embedding_size, eps=config.layer_norm_epsilon)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
+        return self.position(position_ids)  # type: ignore[no-any-return]
+
+    def segments(self, token_type_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        return self.token_type(token_type_ids)  # type: ignore[no-any-return]
+
+
+class DisentangledEmbeddings(PlacedEmbeddings):
+    """Another network's embeddings, read without gradient, plus a trained difference.
+
+    The discriminator then benefits from the words that the generator learns, and its loss, which weighs fifty times as much,
+    does not change them. The difference starts at zero.
+
+    Args:
+        shared: the generator's embeddings.
+        config: settings of the network that reads them.
+
+    Reference: He et al. 2021 (DeBERTaV3), section 3.2, gradient-disentangled embedding sharing.
+    """
+
+    def __init__(self, shared: Embeddings, config: ModelConfig) -> None:
+        super().__init__()
+        self.shared = shared
+        self.difference = nn.Embedding(shared.vocab_size, shared.embedding_size)
+        self.norm = nn.LayerNorm(shared.embedding_size, eps=config.layer_norm_epsilon)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    def detached_parameters(self) -> Iterable[Parameter]:
+        return self.shared.parameters()
+
+    @torch.no_grad()
+    def merged(self) -> Embeddings:
+        """Ordinary embeddings with the same vectors: the shared tables plus the difference."""
+        tables = copy.deepcopy(self.shared)
+        tables.word.weight += self.difference.weight
+        tables.norm = copy.deepcopy(self.norm)
+        tables.dropout = copy.deepcopy(self.dropout)
+        return tables
+
+    @property
+    def embedding_size(self) -> int:
+        return self.shared.embedding_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.shared.vocab_size
+
+    @property
+    def weights(self) -> Tensor:
+        return self.shared.word.weight
+
+    def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        return _fixed(self.shared.word, input_ids) + self.difference(input_ids)  # type: ignore[no-any-return]
+
+    def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
+        return _fixed(self.shared.position, position_ids)
+
+    def segments(self, token_type_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
+        return _fixed(self.shared.token_type, token_type_ids)
+
+
+def _fixed(table: nn.Embedding, ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
+    return F.embedding(ids, table.weight.detach())

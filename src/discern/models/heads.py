@@ -1,0 +1,178 @@
+"""Heads: logits over the vocabulary, and one number per token, such as the logit of *replaced*."""
+
+from __future__ import annotations
+
+import abc
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parameter import Parameter
+
+from discern.models.config import ModelConfig
+from discern.models.flops import parts_flops
+from discern.models.fused_ops import linear_gelu, normalized
+
+
+def gather_positions(hidden: Float[Tensor, "B L D"], positions: Bool[Tensor, "B L"]) -> Float[Tensor, "M D"]:
+    """Hidden states at the chosen positions, row by row; M = positions.sum()."""
+    # By index rather than by mask: its backward pass is a copy of rows.
+    return hidden.flatten(0, 1).index_select(0, positions.flatten().nonzero().flatten())
+
+
+class MaskedLMHead(nn.Module):
+    """Logits over the vocabulary: dense, GELU, LayerNorm, product with the word embeddings, bias.
+
+    Args:
+        config: settings of the encoder.
+        word_embeddings: tied output matrix, (V, E).
+
+    Reference: Devlin et al. 2019; released ELECTRA, where the inner width is the embedding size.
+    """
+
+    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
+        super().__init__()
+        width = word_embeddings.embedding_dim
+        self.dense = nn.Linear(config.hidden_size, width)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_epsilon)
+        self.word_embeddings = word_embeddings
+        self.bias = Parameter(word_embeddings.weight.new_zeros(word_embeddings.num_embeddings))
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per position."""
+        return parts_flops(length, self.dense) + _words_flops(self.word_embeddings)
+
+    def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits at the given states. Pass only those of the masked positions: this is the most expensive product."""
+        inner = normalized(self.norm, linear_gelu(self.dense, hidden)).operand
+        return F.linear(inner, self.word_embeddings.weight, self.bias)
+
+
+class TiedLMHead(nn.Module):
+    """Logits over the vocabulary: product with the word embeddings, bias; no layer in between.
+
+    Args:
+        config: settings of the encoder.
+        word_embeddings: tied output matrix, (V, D), as wide as the hidden states.
+
+    Reference: Yang et al. 2019 (XLNet), released code.
+    """
+
+    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
+        super().__init__()
+        self.word_embeddings = word_embeddings
+        self.bias = Parameter(word_embeddings.weight.new_zeros(word_embeddings.num_embeddings))
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per position."""
+        return _words_flops(self.word_embeddings)
+
+    def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits at the given states. Pass only those that are needed: this is the most expensive product."""
+        return F.linear(hidden, self.word_embeddings.weight, self.bias)
+
+
+LanguageHead = MaskedLMHead | TiedLMHead
+"""A head that predicts words."""
+
+
+class CopyMLMHead(nn.Module):
+    """Words at every position, and a gate: whether to copy the token that is there.
+
+    Args:
+        config: settings of the encoder.
+        word_embeddings: tied output matrix, (V, E).
+
+    Reference: Clark et al. 2020, section 3.3 (all-tokens MLM): one sigmoid layer.
+    """
+
+    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
+        super().__init__()
+        self.words = MaskedLMHead(config, word_embeddings)
+        self.copy_gate = nn.Linear(config.hidden_size, 1)
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per position."""
+        return parts_flops(length, self.words, self.copy_gate)
+
+    def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits of the words to write where the token is not copied."""
+        logits: Tensor = self.words(hidden)
+        return logits
+
+    def copy_logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
+        """Logit of each token; positive means that copying is more likely."""
+        logits: Tensor = self.copy_gate(hidden).squeeze(-1)
+        return logits
+
+
+class TokenHead(nn.Module, abc.ABC):
+    """One number per token: dense, GELU, dense. Subclasses define its meaning."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, 1)
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per token."""
+        return parts_flops(length, self.dense, self.output)
+
+    @abc.abstractmethod
+    def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        """One number per token."""
+
+    def _numbers(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        return self.output(linear_gelu(self.dense, hidden)).squeeze(-1)  # type: ignore[no-any-return]
+
+
+class ReplacedTokenHead(TokenHead):
+    """One logit per token: positive means *replaced*, as in the released code and Hugging Face.
+
+    Reference: Clark et al. 2020, section 2; the released code's dense layer and GELU in between.
+    """
+
+    def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        """Logit of each token."""
+        return self._numbers(hidden)
+
+
+class EnergyHead(TokenHead):
+    """Energy of each token in its context, in nats: high means unlikely; exp(-energy) is its unnormalized probability.
+
+    Differs: the paper's energy is one product w . h; the released code has the discriminator's dense layer and GELU before it.
+    Reference: Clark et al. 2020 (Electric), section 2.1.
+    """
+
+    def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        """Energy of each token."""
+        return self._numbers(hidden)
+
+
+class BilinearTerm(nn.Module):
+    """Compatibility of each token with its context, as a product of the two: logit_t = (U h_t) . e(x_t).
+
+    Added to the logits of the ordinary head. Whether a token fits depends on token *and* context; a hidden state is a sum of
+    both, from which a head would first have to reconstruct the product.
+
+    Args:
+        config: settings of the encoder.
+        embedding_size: E, width of the word vectors.
+    """
+
+    def __init__(self, config: ModelConfig, embedding_size: int) -> None:
+        super().__init__()
+        self.context = nn.Linear(config.hidden_size, embedding_size, bias=False)
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per token."""
+        return parts_flops(length, self.context)
+
+    def forward(self, hidden: Float[Tensor, "B L D"], words: Float[Tensor, "B L E"]) -> Float[Tensor, "B L"]:
+        """The term of each token."""
+        return (self.context(hidden) * words).sum(-1)  # type: ignore[no-any-return]
+
+
+def _words_flops(words: nn.Embedding) -> float:
+    """The product of one state with the word table."""
+    return 2.0 * words.embedding_dim * words.num_embeddings

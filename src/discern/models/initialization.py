@@ -1,0 +1,58 @@
+"""The weights at step 0: the rules that all encoders share. What an encoder does otherwise is in its `initialize`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from discern.models.base import Encoder
+from discern.models.config import ModelConfig
+from discern.models.embeddings import DisentangledEmbeddings
+from discern.models.heads import MaskedLMHead, TiedLMHead, TokenHead
+
+
+@torch.no_grad()
+def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfig) -> None:
+    """Fill every weight of a network, drawing from `generator`; a shared part is filled once.
+
+    Matrices and embeddings come from a normal that is truncated at two standard deviations, biases are 0, LayerNorms 1 and 0.
+    The projection of the embeddings and the last layer of the discriminator are Glorot uniform. Then each encoder fills what
+    its architecture begins otherwise, see `Encoder.initialize`.
+
+    Reference: google-research/electra, modeling.py; TensorFlow's truncated normal has 0.88 of the nominal deviation.
+    """
+    glorot = {id(layer) for layer in _glorot_layers(module)}
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            if id(part) in glorot:
+                nn.init.xavier_uniform_(part.weight, generator=generator)
+            else:
+                _truncated_normal(part.weight, generator, config.linear_std(part.in_features))
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.Embedding):
+            _truncated_normal(part.weight, generator, config.initializer_range)
+        elif isinstance(part, nn.LayerNorm):
+            nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)
+        elif isinstance(part, MaskedLMHead | TiedLMHead):
+            nn.init.zeros_(part.bias)
+    for part in module.modules():
+        if isinstance(part, DisentangledEmbeddings):
+            nn.init.zeros_(part.difference.weight)
+        if isinstance(part, Encoder):
+            part.initialize(generator)
+
+
+def _glorot_layers(module: nn.Module) -> list[nn.Linear]:
+    found: list[nn.Linear] = []
+    for part in module.modules():
+        if isinstance(part, Encoder):
+            found += part.glorot_layers()
+        if isinstance(part, TokenHead):
+            found.append(part.output)
+    return found
+
+
+def _truncated_normal(weight: Tensor, generator: torch.Generator, std: float) -> None:
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)

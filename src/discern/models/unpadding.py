@@ -1,0 +1,95 @@
+"""Layout of a batch inside the blocks: padded rows, or the real tokens alone; and which tokens see each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from discern import kernels
+
+Direction = Literal["both", "left-to-right", "right-to-left"]
+"""The part of its document that a token attends to: all of it, itself and what precedes it, or itself and what follows it."""
+
+
+@dataclass(frozen=True)
+class Unpadding:
+    """Padded rows, (B, L, D), or the real tokens of all rows concatenated, (T, D).
+
+    Attributes:
+        visible: (B, 1, Q, L) which keys each query of a row sees; None: all, or the tokens are concatenated.
+        offsets: (S + 1,) start of each span of tokens that see each other, and the end of the last; None: padded rows.
+        places: (T,) index of each token among the B * L positions; None: all positions are real.
+    """
+
+    visible: Bool[Tensor, "B 1 Q L"] | None = None
+    offsets: Int[Tensor, "spans_and_1"] | None = None
+    places: Int[Tensor, "T"] | None = None
+
+
+def plan_unpadding(
+    input_ids: Int[Tensor, "B L"],
+    attention_mask: Bool[Tensor, "B L"] | None,
+    document_ids: Int[Tensor, "B L"] | None,
+    weights: Tensor,
+    direction: Direction = "both",
+) -> Unpadding:
+    """The fastest layout of these rows: the real tokens alone if the kernels can attend to spans, padded rows otherwise.
+
+    Args:
+        document_ids: equal ids of a row are contiguous.
+        weights: any of the encoder's; kernels need float32 on the CPU.
+        direction: the kernels support 'both' only.
+    """
+    if direction != "both":
+        return Unpadding(visible_one_way(input_ids, attention_mask, document_ids, direction))
+    if not kernels.usable(parameters=[weights]) or not input_ids.numel():
+        if document_ids is not None and attention_mask is None:
+            attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
+        return Unpadding(None if attention_mask is None else visible_keys(attention_mask, document_ids))
+    batch, length = input_ids.shape
+    if attention_mask is None and document_ids is None:
+        return Unpadding(offsets=torch.arange(0, batch * length + 1, length))
+    places = None
+    if attention_mask is not None and not attention_mask.all():
+        places = attention_mask.flatten().nonzero().flatten()
+    row = torch.arange(batch).repeat_interleave(length)
+    document = torch.zeros_like(row) if document_ids is None else document_ids.flatten()
+    if places is not None:
+        row, document = row[places], document[places]
+    starts = (row.diff() != 0) | (document.diff() != 0)
+    middle = starts.nonzero().flatten() + 1
+    return Unpadding(offsets=torch.cat([middle.new_zeros(1), middle, middle.new_full((1,), len(row))]), places=places)
+
+
+def visible_keys(attention_mask: Bool[Tensor, "B L"], document_ids: Int[Tensor, "B L"] | None) -> Bool[Tensor, "B 1 Q L"]:
+    """True where a query may see a key: a real token of the same document piece.
+
+    Padding sees padding if it would otherwise see nothing: a softmax over no keys is 0/0, which is NaN in some fused kernels.
+    Q is 1 if all queries of a row see the same keys, and L otherwise.
+    """
+    keys = attention_mask[:, None, None, :]
+    if document_ids is None:
+        return keys | ~attention_mask.any(1)[:, None, None, None]
+    same_piece = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    return same_piece & (keys | ~attention_mask[:, None, :, None])
+
+
+def visible_one_way(
+    input_ids: Int[Tensor, "B L"],
+    attention_mask: Bool[Tensor, "B L"] | None,
+    document_ids: Int[Tensor, "B L"] | None,
+    direction: Direction,
+) -> Bool[Tensor, "#B 1 L L"]:
+    """True where a query may see a key that is not ahead of it; always itself, so that no softmax is empty."""
+    length = input_ids.shape[1]
+    square = torch.ones(length, length, dtype=torch.bool, device=input_ids.device)
+    visible = (square.tril() if direction == "left-to-right" else square.triu())[None, None]
+    if document_ids is not None:
+        visible = visible & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+    if attention_mask is not None:
+        visible = visible & (attention_mask[:, None, None, :] | torch.eye(length, dtype=torch.bool, device=input_ids.device))
+    return visible

@@ -1,0 +1,1 @@
+"""Encoder 'xlnet': relative positions, memory, and two streams of attention."""

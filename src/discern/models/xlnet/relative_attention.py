@@ -1,0 +1,242 @@
+"""Attention of two streams to the same keys, by content, distance and segment.
+
+All tensors are head-major, (H, B, ...). All rows have the same keys for the distances, so there is one product per head for the
+whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parameter import Parameter
+
+from discern import kernels
+from discern.models.dropout import Dropout
+from discern.models.xlnet.config import XLNetConfig
+
+HIDDEN, SAME, OTHER = 0, 1, 2
+"""Relation of a key to a query: not visible, in the same segment, in another segment."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The keys that the queries of one stream see.
+
+    Attributes:
+        starts: (B, Q) column of the distance between each query and the first key; see `distances`.
+        in_order: whether the queries are those of all positions, in order.
+        relation: (B, Q, K) `HIDDEN`, `SAME` or `OTHER`; None: all keys are visible and in the same segment.
+        segmented: whether `OTHER` may occur.
+        blind: (B, Q) True where a query sees no key; None: every query sees a key.
+    """
+
+    starts: Int[Tensor, "B Q"]
+    in_order: bool
+    relation: UInt8[Tensor, "B Q K"] | None = None
+    segmented: bool = False
+    blind: Bool[Tensor, "B Q"] | None = None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Inputs that all blocks share.
+
+    Attributes:
+        table: (S, K + L, D) sinusoidal embeddings of the distances, see `distances`; S = 2 for rows that run forwards and rows
+            that run backwards, or 1 if all rows have the same direction.
+        batch: B.
+        length: L.
+        forward: number of rows that run forwards, which come first.
+    """
+
+    table: Float[Tensor, "S W D"]
+    batch: int
+    length: int
+    forward: int
+
+
+def distances(length: int, keys: int, device: torch.device | None = None) -> Float[Tensor, "W"]:
+    """All distances (position of the query minus position of the key) in descending order: K, K - 1, ..., 1 - L.
+
+    The distance between the query at position i and key j is in column L - i + j.
+    """
+    return torch.arange(keys, -length, -1, device=device).float()
+
+
+def sinusoids(apart: Float[Tensor, "S W"], size: int, clamp_length: int) -> Float[Tensor, "S W D"]:
+    """Sines, then cosines, of the distances at frequencies from 1 down to almost 1/10000.
+
+    Args:
+        clamp_length: larger distances are clamped to it; 0: no clamping.
+    """
+    if clamp_length > 0:
+        apart = apart.clamp(-clamp_length, clamp_length)
+    frequencies = 1 / torch.pow(10000, torch.arange(0, size, 2, device=apart.device).float() / size)
+    angles = apart[..., None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], -1)[..., :size]
+
+
+def look(
+    input_ids: Int[Tensor, "B L"],
+    visible: Bool[Tensor, "B L L"] | None,
+    token_type_ids: Int[Tensor, "B L"] | None,
+    before: int,
+    positions: Int[Tensor, "B P"] | None = None,
+) -> Sight:
+    """The keys that the queries at `positions` see; without them, those of every position, each of which also sees itself.
+
+    Args:
+        visible: which tokens of a row see which; None: all tokens see all tokens.
+        token_type_ids: segments; None: a single segment.
+        before: number of positions of memory, which are visible to all and in segment 0.
+    """
+    length = input_ids.shape[1]
+    where = torch.arange(length, device=input_ids.device).expand_as(input_ids) if positions is None else positions
+    starts = (length - where).contiguous()
+    if positions is None and visible is None and token_type_ids is None:
+        return Sight(starts, in_order=True)
+    if visible is None:
+        visible = torch.ones(1, length, length, dtype=torch.bool, device=input_ids.device).expand(len(input_ids), -1, -1)
+    if positions is None:
+        seen = visible | torch.eye(length, dtype=torch.bool, device=input_ids.device)
+    else:
+        seen = visible.gather(1, positions[:, :, None].expand(-1, -1, length))
+    relation = F.pad(seen, (before, 0), value=True).to(torch.uint8)
+    if token_type_ids is not None:
+        own = token_type_ids if positions is None else token_type_ids.gather(1, positions)
+        other = own[:, :, None] != F.pad(token_type_ids, (before, 0))[:, None, :]
+        relation = relation * (1 + other.to(torch.uint8))
+    blind = None if positions is None or before else ~seen.any(-1)
+    return Sight(starts, positions is None, relation, token_type_ids is not None, blind)
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention whose scores are (q + r_w) k + (q + r_r) W_r R(distance) + (q + r_s) s(same segment or not).
+
+    Both streams attend to the same keys and values, those of memory and content, with the same weights.
+
+    Attributes:
+        content_bias, position_bias, segment_bias: r_w, r_r and r_s of the paper; (H, D / H) each.
+        segments: (2, H, D / H) keys of "the same segment" and "another".
+
+    Reference: Yang et al. 2019, sections 2.5 and A.2; no projection has a bias.
+    """
+
+    def __init__(self, config: XLNetConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.num_heads = config.num_heads
+        self.query, self.key, self.value = (nn.Linear(size, size, bias=False) for _ in range(3))
+        self.position = nn.Linear(size, size, bias=False)
+        self.output = nn.Linear(size, size, bias=False)
+        shape = config.num_heads, size // config.num_heads
+        self.content_bias, self.position_bias, self.segment_bias = (Parameter(torch.zeros(shape)) for _ in range(3))
+        self.segments = Parameter(torch.zeros(2, *shape))
+        self.dropout = Dropout(config.attention_dropout)
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "tokens D"],
+        memory: Float[Tensor, "B M D"] | None,
+        surroundings: Surroundings,
+        content: Sight | None,
+        query: Sight | None,
+    ) -> Float[Tensor, "asking D"]:
+        """The attended values of each query, heads concatenated. The caller applies `output`.
+
+        Args:
+            tokens: (B * (L + P), D) content, then queries.
+            content, query: what the two streams see; None for a stream that does not attend.
+        """
+        batch, length = surroundings.batch, surroundings.length
+        here, asking = tokens[: batch * length], tokens
+        if content is None:
+            asking = tokens[batch * length :]
+        seen = here.view(batch, length, tokens.shape[1])
+        if memory is not None:
+            seen = torch.cat([memory.to(seen.dtype), seen], 1)
+        both = F.linear(seen, torch.cat([self.key.weight, self.value.weight]))
+        keys, values = (self._split(part) for part in both.chunk(2, -1))
+        by_distance = self._split(self.position(surroundings.table))  # (H, S, W, d)
+        sights = [sight for sight in (content, query) if sight is not None]
+        parts = self.query(asking).split([sight.starts.numel() for sight in sights])
+        gathered = []
+        for part, sight in zip(parts, sights, strict=True):
+            asked = self._split(part.view(*sight.starts.shape, part.shape[1]))
+            terms = self._terms(asked, keys, by_distance, surroundings.forward, sight.segmented)
+            gathered.append((self._probabilities(*terms, sight) @ values).permute(1, 2, 0, 3).flatten(2).flatten(0, 1))
+        return gathered[0] if len(gathered) == 1 else torch.cat(gathered)
+
+    def _terms(
+        self,
+        asked: Float[Tensor, "H B Q d"],
+        keys: Float[Tensor, "H B K d"],
+        by_distance: Float[Tensor, "H S W d"],
+        forward: int,
+        segmented: bool,
+    ) -> tuple[Float[Tensor, "H B Q K"], Float[Tensor, "H B Q W"], Float[Tensor, "H B Q"] | None]:
+        """The terms of the scores: content, all distances, and the difference between "another segment" and "the same"."""
+        scale = 1 / math.sqrt(asked.shape[-1])
+        asked = asked * scale
+
+        def biased(bias: Float[Tensor, "H d"]) -> Float[Tensor, "H B Q d"]:
+            return asked + (bias * scale).to(asked.dtype)[:, None, None, :]
+
+        content = biased(self.content_bias) @ keys.transpose(-1, -2)
+        apart = _by_direction(biased(self.position_bias), by_distance, forward)
+        if not segmented:
+            return content, apart, None
+        # Softmax does not change if the term of "the same segment" is subtracted for all keys, so only the difference is needed.
+        difference = (self.segments[1] - self.segments[0]).to(asked.dtype)
+        return content, apart, biased(self.segment_bias).mul(difference[:, None, None, :]).sum(-1)
+
+    def _probabilities(self, content: Tensor, apart: Tensor, gain: Tensor | None, sight: Sight) -> Float[Tensor, "H B Q K"]:
+        if kernels.usable(content, apart):
+            return kernels.relative_softmax(content, apart, gain, sight.relation, sight.starts, self.dropout.active)
+        scores = content + _shifted(apart, sight, content.shape[-1])
+        if gain is not None and sight.relation is not None:
+            scores = scores + gain[..., None] * (sight.relation == OTHER).to(gain.dtype)
+        if sight.relation is not None:
+            # The smallest finite number instead of -inf: finite whatever the mask.
+            scores = scores.masked_fill(sight.relation == HIDDEN, torch.finfo(scores.dtype).min)
+        # Softmax returns float32 under autocast; the product with the values takes it back down.
+        probabilities: Tensor = self.dropout(scores.softmax(-1).to(content.dtype))
+        if sight.blind is not None:
+            # If no key is visible, softmax is uniform over all keys, including the token to predict.
+            probabilities = probabilities.masked_fill(sight.blind[..., None], 0)
+        return probabilities
+
+    def _split(self, projected: Float[Tensor, "B L D"]) -> Float[Tensor, "H B L d"]:
+        rows, length, size = projected.shape
+        return projected.view(rows, length, self.num_heads, size // self.num_heads).permute(2, 0, 1, 3)
+
+
+def _by_direction(
+    asked: Float[Tensor, "H B Q d"], by_distance: Float[Tensor, "H S W d"], forward: int
+) -> Float[Tensor, "H B Q W"]:
+    """Products of the queries with the keys for the distances; each row uses those of its direction."""
+    heads, batch, queries, size = asked.shape
+    tables = by_distance.transpose(-1, -2)
+    if tables.shape[1] == 1 or 2 * forward == batch:
+        # Both directions have the same number of rows (or there is only one): a single batched product.
+        kinds, width = tables.shape[1], tables.shape[-1]
+        return (asked.reshape(heads, kinds, batch // kinds * queries, size) @ tables).view(heads, batch, queries, width)
+    parts = (asked[:, :forward], tables[:, 0]), (asked[:, forward:], tables[:, 1])
+    products = [(rows.flatten(1, 2) @ table).view(heads, rows.shape[1], queries, table.shape[-1]) for rows, table in parts]
+    return torch.cat(products, 1)
+
+
+def _shifted(apart: Float[Tensor, "H B Q W"], sight: Sight, keys: int) -> Float[Tensor, "H B Q K"]:
+    """Scores by distance, shifted so that each query's columns are its keys."""
+    if not sight.in_order:
+        columns = sight.starts[..., None] + torch.arange(keys, device=apart.device)
+        return apart.gather(-1, columns.expand(apart.shape[0], -1, -1, -1))
+    # All positions in order: each row starts one column earlier than the previous one. Reading the same memory from element L on,
+    # in rows that are one element shorter, has that effect, without a copy.
+    heads, batch, length, width = apart.shape
+    return apart.flatten(2)[..., length:].view(heads, batch, length, width - 1)[..., :keys]

@@ -1,0 +1,6 @@
+"""Replaced token detection: the objective of ELECTRA. `objective.py` is the page to read first."""
+
+from discern.objectives.rtd.config import RTDConfig
+from discern.objectives.rtd.objective import ReplacedTokenDetection
+
+__all__ = ["RTDConfig", "ReplacedTokenDetection"]

@@ -1,0 +1,167 @@
+"""What objectives with a generator and a second network share: settings, construction and the replacement of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, TypeVar
+
+from jaxtyping import Bool, Int
+from pydantic import Field
+from torch import Tensor
+
+from discern.corruption.randomness import Randomness
+from discern.corruption.sampling import replace_positions, sample_tokens
+from discern.models.base import Encoder, Network, build_encoder
+from discern.models.config import ModelConfig
+from discern.models.embeddings import DisentangledEmbeddings, Embeddings, TokenEmbeddings
+from discern.models.heads import BilinearTerm, CopyMLMHead, MaskedLMHead, gather_positions
+from discern.objectives.base import BuildSettings
+from discern.objectives.config import MaskingConfig
+from discern.objectives.losses import masked_token_loss
+from discern.objectives.masked import MaskingObjective, sample_replacements
+from discern.types import CorruptedBatch, LossTerm
+
+
+class GeneratorConfig(MaskingConfig):
+    """Settings of a masked language model as generator. Defaults: ELECTRA-Small, table 6."""
+
+    generator_size: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="Width of the generator, a fraction of the encoder's. ELECTRA, table 6: 1/4 small and large, 1/3 base.",
+    )
+    generator_depth: float = Field(
+        1.0, gt=0, le=1, description="Depth of the generator, a fraction of the encoder's. ELECTRA keeps the depth."
+    )
+    generator_weight: float = Field(1.0, ge=0, description="Factor of the generator's loss.")
+    temperature: float = Field(1.0, gt=0, description="Divides the generator's logits before sampling, not in its loss.")
+
+
+class RestorationConfig(GeneratorConfig):
+    """Settings of the objectives that restore the original tokens after a generator."""
+
+    tying: Literal["embeddings", "token", "none"] = Field(
+        "embeddings",
+        description="What generator and encoder share. 'embeddings': words, positions, segments and their LayerNorm; "
+        "'token': words only; 'none': nothing.",
+    )
+
+    @property
+    def encoder_reads_samples(self) -> bool:
+        return True
+
+
+GeneratorConfigT = TypeVar("GeneratorConfigT", bound=GeneratorConfig)
+RestorationConfigT = TypeVar("RestorationConfigT", bound=RestorationConfig)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A batch after a generator has replaced the chosen tokens.
+
+    Attributes:
+        term: the generator's loss.
+        corrupted_ids: (B, L) samples at the chosen positions, the original ids elsewhere.
+        is_replaced: (B, L) whether the id changed; a sample equal to the original counts as original.
+        observations: for evaluation.
+    """
+
+    term: LossTerm
+    corrupted_ids: Int[Tensor, "B L"]
+    is_replaced: Bool[Tensor, "B L"]
+    observations: dict[str, Tensor]
+
+
+class ReplacementObjective(MaskingObjective[GeneratorConfigT]):
+    """An objective whose main network reads a masked language model's samples at the chosen positions.
+
+    Modules are filled from the seed in the order in which they are assigned: subclasses assign their own network first, then
+    `generator` and `generator_head`.
+    """
+
+    generator: Encoder
+    generator_head: MaskedLMHead
+
+    def replace_chosen(self, batch: CorruptedBatch, randomness: Randomness) -> Replacement:
+        """Run the generator once over the masked text: its loss and its samples come from the same logits, dropout on.
+
+        Reference: Clark et al. 2020, section 2.
+        """
+        tokens, positions = batch.tokens, batch.masked_positions
+        hidden = self.generator(batch.masked_ids, *tokens.context)
+        logits = self.generator_head(gather_positions(hidden, positions))
+        targets = tokens.input_ids[positions]
+        sample = partial(sample_tokens, temperature=self.config.temperature)
+        sampled = sample_replacements(batch, logits.detach(), randomness, sample)
+        corrupted_ids = replace_positions(tokens.input_ids, positions, sampled)
+        is_replaced = corrupted_ids != tokens.input_ids
+        observations = {
+            "generator_logits": logits.detach(),
+            "generator_targets": targets,
+            "sampled_ids": sampled,
+            "corrupted_ids": corrupted_ids,
+            "is_replaced": is_replaced,
+        }
+        term = masked_token_loss(logits, targets, self.config.generator_weight, batch.target_draws)
+        return Replacement(term, corrupted_ids, is_replaced, observations)
+
+
+class RestorationObjective(ReplacementObjective[RestorationConfigT]):
+    """An objective whose encoder restores the original tokens from text with a generator's samples.
+
+    Attributes:
+        Head: the class of the encoder's head.
+    """
+
+    Head: ClassVar[type[MaskedLMHead] | type[CopyMLMHead]]
+    head: MaskedLMHead | CopyMLMHead
+
+    def __init__(self, config: RestorationConfigT, settings: BuildSettings) -> None:
+        super().__init__(config, settings)
+        model = settings.model
+        small = model.shrunk(config.generator_size, config.generator_depth)
+        read, read_by_generator = separate_embeddings(settings.vocabulary.size, model, small, config.tying)
+        self.encoder = build_encoder(read, model, gradient_checkpointing=settings.gradient_checkpointing)
+        self.head = self.Head(model, read.word)
+        self.generator, self.generator_head = masked_lm(read_by_generator, small, settings)
+
+    def networks(self) -> dict[str, Network]:
+        return {"encoder": Network(self.encoder, self.head), "generator": Network(self.generator, self.generator_head)}
+
+
+def masked_lm(embeddings: Embeddings, sizes: ModelConfig, settings: BuildSettings) -> tuple[Encoder, MaskedLMHead]:
+    """Encoder and head of a masked language model with the given embeddings, as a generator is one."""
+    encoder = build_encoder(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)
+    return encoder, MaskedLMHead(sizes, embeddings.word)
+
+
+def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> BilinearTerm | None:
+    """The addition to a discriminator's logits that `discriminator_head` asks for."""
+    return BilinearTerm(encoder.config, encoder.embeddings.embedding_size) if kind == "bilinear" else None
+
+
+def shared_embeddings(vocab_size: int, model: ModelConfig, small: ModelConfig, tying: str) -> tuple[TokenEmbeddings, Embeddings]:
+    """The embeddings of the main network and those of the generator.
+
+    Args:
+        model: sizes of the main network.
+        small: sizes of the generator.
+        tying: 'embeddings', 'token', 'none' or 'gradient-disentangled'.
+    """
+    if tying == "gradient-disentangled":
+        own = Embeddings(vocab_size, model.embedding_size, small)
+        return DisentangledEmbeddings(own, model), own
+    return separate_embeddings(vocab_size, model, small, tying)
+
+
+def separate_embeddings(vocab_size: int, model: ModelConfig, small: ModelConfig, tying: str) -> tuple[Embeddings, Embeddings]:
+    """As `shared_embeddings`, for a main network that needs a word table: tying 'embeddings', 'token' or 'none'."""
+    own = Embeddings(vocab_size, small.hidden_size if tying == "none" else model.embedding_size, small)
+    if tying == "embeddings":
+        return own, own
+    read = Embeddings(vocab_size, model.embedding_size, model)
+    if tying == "token":
+        own.word = read.word
+    return read, own

@@ -1,0 +1,232 @@
+"""Diagnosis of a run, or of this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from discern import __version__, kernels
+from discern.artifacts.run import RunFolder, build_objective, load_run
+from discern.config.tree import flatten
+from discern.corruption.randomness import Randomness
+from discern.data.batching.rows import RowStream, training_rows
+from discern.data.dataset.shards import TokenData
+from discern.errors import ConfigError, DataError
+from discern.pretrain.run import heldout_stream
+from discern.progress import Progress
+from discern.training.diagnosis import (
+    Finding,
+    diagnose_drift,
+    diagnose_duplicates,
+    diagnose_gradient_cosine,
+    diagnose_gradient_ratio,
+    diagnose_loss_shares,
+    diagnose_metrics,
+    embedding_gradients,
+    embedding_norm,
+    finding_in_range,
+)
+from discern.training.evaluation import EVALUATION_SEED, evaluate
+from discern.training.expectations import Expectations, expectations
+from discern.training.health import diagnosable_from, too_early
+from discern.training.parallel import Ranks, choose_device
+
+_GRADIENT_ROWS = 32
+
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+"""Command that installs PyTorch without the libraries of CUDA."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Result of a diagnosis.
+
+    Attributes:
+        subject: the run with its step, or this machine.
+        facts: properties without a verdict, by name.
+    """
+
+    subject: str
+    facts: dict[str, Any]
+    findings: list[Finding]
+
+
+def examine_run(folder: Path, sequences: int, device: str, progress: Progress, warn: Callable[[str], None]) -> Diagnosis:
+    """Diagnose the newest checkpoint of a run on its data set: on the held-out split, or else on the training text.
+
+    Args:
+        sequences: rows to evaluate on; gradients are computed on 32 of them.
+        warn: called for each damaged checkpoint that was skipped, and if the data set cannot be read.
+
+    Raises:
+        DataError: the folder is not a run.
+        CheckpointError: the run has no sound checkpoint.
+        ConfigError: the machine has no such device.
+    """
+    run = load_run(folder, warn=warn)
+    statistics = run.record.get("statistics", {})
+    findings = diagnose_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
+    findings.append(_drift(run))
+    steps = run.config.train.max_steps
+    subject = f"{folder} at step {run.step:,} of {steps:,}"
+    facts: dict[str, Any] = {"run": str(folder), "step": run.step, "max_steps": steps, "objective": run.config.objective.name}
+    try:
+        stream, facts["text"] = _text(run)
+    except DataError as problem:
+        warn(f"its data set cannot be read, so only the weights were examined: {problem.message}")
+        return Diagnosis(subject, facts, [_with_progress(each, run, Expectations()) for each in findings])
+    ranks = Ranks(0, 1, choose_device(device))
+    objective = run.objective.to(ranks.device)
+    rows = min(sequences, stream.num_rows)
+    progress.start("examining", rows, "rows")
+    try:
+        metrics = evaluate(objective, stream, ranks, sequences=rows, progress=progress)
+    finally:
+        progress.finish()
+    facts["figures"] = metrics
+    expected = expectations(objective, steps, flatten(run.config))
+    found = diagnose_metrics(metrics, expected) + _gradients(run, stream, ranks, expected) + findings
+    return Diagnosis(subject, facts, [_with_progress(each, run, expected) for each in found])
+
+
+def _with_progress(finding: Finding, run: RunFolder, expected: Expectations) -> Finding:
+    """The finding, without its verdict if it is too early in the run to tell."""
+    begins = expected.discriminator_from if finding.name.startswith("discriminator") else 0
+    return too_early(finding, run.step, begins + diagnosable_from(run.config.optimizer.warmup_steps, run.config.train.max_steps))
+
+
+def _text(run: RunFolder) -> tuple[RowStream, str]:
+    data = TokenData.open(Path(run.record["data"]))
+    if data.tokenizer_fingerprint != run.record["tokenizer_fingerprint"]:
+        raise DataError(f"{data.folder} has changed: its tokenizer is not that of the run")
+    heldout = heldout_stream(data, run.config)
+    if heldout is not None:
+        return heldout, "held out"
+    return training_rows(data.split("train"), data.special_tokens, run.config.data, run.config.train.seed), "trained on"
+
+
+def _gradients(run: RunFolder, stream: RowStream, ranks: Ranks, expected: Expectations) -> list[Finding]:
+    """Findings about the gradients of the losses at the word embeddings, without dropout."""
+    count = min(_GRADIENT_ROWS, stream.num_rows)
+    numbers = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))
+    batch = stream.batch(numbers, numbers)
+    randomness = Randomness(EVALUATION_SEED, 0, batch.example_index)
+    objective = run.objective.requires_grad_(True)
+    corrupted = objective.corrupt(batch, randomness).to(ranks.device)
+    output = objective(corrupted, randomness.to(ranks.device))
+    gradients = embedding_gradients(objective, output)
+    shares = [_with_knob_of(run, finding) for finding in diagnose_loss_shares(output, expected)]
+    return [*shares, diagnose_gradient_cosine(gradients), *diagnose_gradient_ratio(gradients)]
+
+
+def _with_knob_of(run: RunFolder, finding: Finding) -> Finding:
+    """The finding, without settings that the objective of the run does not have: not every loss has a weight."""
+    settings = {f"objective.{name}" for name in type(run.config.objective).model_fields}
+    is_absent = finding.verdict == "unknown" and finding.knob not in settings
+    return replace(finding, knob="") if is_absent else finding
+
+
+def _drift(run: RunFolder) -> Finding:
+    """Compare the embeddings with the initial ones, which follow from the seed unless the run started from a model."""
+    start = build_objective(run.config, run.vocabulary)
+    start.initialize(run.config.train.seed)
+    return diagnose_drift(embedding_norm(run.objective), embedding_norm(start), flatten(run.config))
+
+
+def examine_machine(folder: Path) -> Diagnosis:
+    """Diagnose the properties of this machine that determine whether a run works, and how fast.
+
+    Args:
+        folder: folder to which runs would be written.
+    """
+    cores = _cores()
+    loaded = kernels.load_kernels()
+    facts: dict[str, Any] = {
+        "discern": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+        "kernels": loaded.reason,
+        "devices": _gpus(),
+    }
+    if torch.version.cuda is not None and not facts["devices"]:
+        facts["torch_build"] = f"for CUDA {torch.version.cuda}, but there is no GPU; the CPU build saves 5 GB: {CPU_TORCH}"
+    findings = [
+        finding_in_range(
+            "threads",
+            torch.get_num_threads(),
+            (1, cores),
+            fine=f"this process may use {cores} cores",
+            high=(f"more threads than the {cores} cores that this process may use: they wait for each other", "OMP_NUM_THREADS"),
+        ),
+        finding_in_range(
+            "cpu_kernels",
+            float(loaded.library is not None),
+            (1, 1),
+            fine="the fused kernels are used for networks on the CPU",
+            low=(
+                f"the fused kernels are not in use: {loaded.reason}",
+                "install a C compiler (gcc or clang), or set CC; Linux only",
+            ),
+        ),
+        finding_in_range(
+            "free_disk_bytes",
+            float(shutil.disk_usage(folder).free),
+            (2 * 2**30, float("inf")),
+            fine="enough space for checkpoints; each has three times the size of the weights",
+            low=(
+                "less than 2 GiB are free here: a run stops when a checkpoint cannot be written",
+                "--out on another disk",
+            ),
+        ),
+    ]
+    free = _free_memory()
+    if free is not None:
+        findings.append(
+            finding_in_range(
+                "free_memory_bytes",
+                float(free),
+                (2**30, float("inf")),
+                fine="`discern pretrain --dry-run` estimates what a configuration needs",
+                low=("less than 1 GiB of memory is free", "train.micro_batch_size, train.gradient_checkpointing = true"),
+            )
+        )
+    return Diagnosis("this machine", facts, findings)
+
+
+def _cores() -> int:
+    """Number of processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> list[str]:
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+
+
+def _free_memory() -> int | None:
+    """Bytes available without swapping; None if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def examine(run: Path | None, sequences: int, device: str, progress: Progress, warn: Callable[[str], None]) -> Diagnosis:
+    """Diagnose a run, or this machine if no run is given.
+
+    Raises:
+        ConfigError: the number of rows is not above 0.
+    """
+    if sequences < 1:
+        raise ConfigError(f"--sequences is {sequences}; at least one row is needed", hint="leave it out")
+    return examine_machine(Path.cwd()) if run is None else examine_run(run, sequences, device, progress, warn)

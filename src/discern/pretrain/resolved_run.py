@@ -1,0 +1,240 @@
+"""A pre-training run as resolved from its options, and its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from discern.artifacts.model_folder import ModelFolder
+from discern.artifacts.opening import open_model
+from discern.artifacts.run import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    COUNTS_FILE,
+    RECORD_FILE,
+    TOKENIZER_FILE,
+    counts_text,
+    is_run,
+    read_record,
+    vocabulary_of,
+)
+from discern.config.resolve import Resolved
+from discern.config.tree import flatten, to_toml
+from discern.data.batching.mixture import replay_fraction
+from discern.data.dataset.manifest import TOKENIZER_NAME
+from discern.data.dataset.shards import TokenData
+from discern.data.tokenizer.extension import pieces_of_added
+from discern.errors import CheckpointError, ConfigError, DataError
+from discern.pretrain.warm_start import added_pieces, start_config
+from discern.progress import Progress
+from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
+from discern.storage.files import cannot_write, write_text
+from discern.storage.output import OutputFolder
+from discern.training import checkpoint
+from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, read_written_config
+
+Resume: TypeAlias = Literal["auto", "never", "must"]
+"""'auto' continues an existing run, 'never' starts over (the old run is moved aside), 'must' only continues."""
+
+MAY_CHANGE = {
+    f"train.{key}"
+    for key in (
+        "max_steps",
+        "max_hours",
+        "log_every_steps",
+        "evaluate_every_steps",
+        "evaluate_sequences",
+        "checkpoint_every_steps",
+        "keep_checkpoints",
+        "tensorboard",
+    )
+}
+"""Settings that may change when a run is resumed; any other change makes it another run."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """General text that is mixed in to prevent forgetting.
+
+    Attributes:
+        data: data set with the same tokenizer, or with the one that was extended.
+        share: fraction of the examples, in [0, 1).
+    """
+
+    data: Path
+    share: float
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A pre-training run before anything is written.
+
+    Attributes:
+        out: folder of the run.
+        settings: configuration of the run, with the origin of every value.
+        data: data set to train on.
+        start: model whose weights the run starts from; None: it starts from random weights.
+        replay: text to mix in.
+        replayed: data set of that text.
+    """
+
+    out: Path
+    resume: Resume
+    settings: Resolved[PretrainConfig]
+    data: TokenData
+    start: ModelFolder | None = None
+    replay: Replay | None = None
+    replayed: TokenData | None = None
+
+    @property
+    def config(self) -> PretrainConfig:
+        """Configuration of the run."""
+        return self.settings.config
+
+
+def resolve_run(
+    *,
+    data: Path,
+    out: Path,
+    config: Path | None = None,
+    preset: str | None = None,
+    overrides: Sequence[str] = (),
+    resume: Resume = "auto",
+    init_from: Path | None = None,
+    replay: Replay | None = None,
+    warn: Callable[[str], None],
+) -> ResolvedRun:
+    """Read the files that the options of a run name, and check that they are compatible. Nothing is written.
+
+    Args:
+        config: TOML file of settings, or the folder of a run.
+        overrides: settings over preset and file, "section.key=value".
+        init_from: folder of a model whose weights the run starts from; no preset is needed then.
+        replay: text to mix in; only with `init_from`.
+        warn: called for each damaged checkpoint that was skipped.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: the options are not compatible, or a file is missing or damaged.
+    """
+    OutputFolder(out).check(data, init_from, replay.data if replay else None)
+    if init_from is None:
+        return ResolvedRun(out, resume, load_pretrain_config(config, preset, overrides), TokenData.open(data))
+    opened = TokenData.open(data)
+    start = open_model(init_from, warn=warn)
+    added_pieces(start, opened)
+    resumes = resume != "never" and is_run(out) and checkpoint.found(out / CHECKPOINTS)
+    earlier = read_written_config(out / CONFIG_FILE) if resumes else None
+    settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
+    replayed = None if replay is None else _open_replay(replay, settings.config, opened)
+    return ResolvedRun(out, resume, settings, opened, start, replay, replayed)
+
+
+def _open_replay(replay: Replay, config: PretrainConfig, data: TokenData) -> TokenData:
+    """The data set to mix in.
+
+    Raises:
+        ConfigError: the share is invalid, or the rows of this objective cannot be mixed.
+        DataError: it has another tokenizer.
+    """
+    replay_fraction(replay.share)
+    if config.data.packing == "two-part":
+        raise ConfigError(
+            f"--replay mixes whole rows, and objective '{config.objective.name}' builds each row from two parts of one text",
+            hint="leave out --replay, or prepare one data set from both texts: discern prepare DOMAIN GENERAL --out DATA",
+        )
+    replayed = TokenData.open(replay.data)
+    same = replayed.tokenizer_fingerprint == data.tokenizer_fingerprint
+    if not same and pieces_of_added(replayed.tokenizer(), data.tokenizer()) is None:
+        raise DataError(
+            f"{replayed.folder} was made with another tokenizer ({replayed.tokenizer_fingerprint[:12]}) than {data.folder} "
+            f"({data.tokenizer_fingerprint[:12]}): they cannot be mixed",
+            hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {data.folder / TOKENIZER_NAME}",
+        )
+    return replayed
+
+
+def make_folder(run: ResolvedRun, folder: OutputFolder, progress: Progress) -> None:
+    """Create the folder of the run and lock it. If the run is to start over, an earlier run is moved aside.
+
+    Raises:
+        DataError: another process is using the folder, or it cannot be created.
+    """
+    if run.resume == "never" and is_run(folder.path):
+        progress.note(f"moved the earlier run to {folder.move_aside()}")
+    folder.make()
+
+
+def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data: TokenData) -> None:
+    """Write the files that describe the run.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    try:
+        checkpoint.clean(out / CHECKPOINTS)
+        data.tokenizer()  # the tokenizer that the ids belong to
+        tokenizer = (data.folder / TOKENIZER_NAME).read_bytes()
+        write_recorded(out, {TOKENIZER_FILE: tokenizer, COUNTS_FILE: counts_text(data), CONFIG_FILE: to_toml(config)})
+        write_text(out / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+    except OSError as problem:
+        raise cannot_write(out, problem) from problem
+
+
+def refuse_other_files(folder: OutputFolder) -> None:
+    """Check that the folder holds nothing but a run, or the remains of one that was killed while it started.
+
+    Raises:
+        DataError: it holds something else.
+    """
+    if not is_run(folder.path):
+        folder.refuse_others({CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, COUNTS_FILE, CHECKSUMS_NAME}, "run")
+
+
+def refuse_another_run(run: ResolvedRun) -> None:
+    """Raise an error if the run in the folder differs in anything that affects its result."""
+    out, config, data = run.out, run.config, run.data
+    record = read_record(out)
+    hint = "choose another --out for a new run, or --resume never to start over here (the old run is moved aside)"
+    if record["data_fingerprint"] != data.fingerprint:
+        raise DataError(f"{out} was trained on another data set ({record['data']}) than {data.folder}", hint=hint)
+    _refuse_another_start(run, record, hint)
+    old, new = flatten(read_written_config(out / CONFIG_FILE)), flatten(config)
+    differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in MAY_CHANGE)
+    if differing:
+        lines = [f"  {key}: {old.get(key)} there, {new.get(key)} now" for key in differing]
+        raise ConfigError("\n".join([f"{out} holds a run of another configuration:", *lines]), hint=hint)
+
+
+def _refuse_another_start(run: ResolvedRun, record: Mapping[str, Any], hint: str) -> None:
+    """Raise an error if the run in the folder started from other weights, or mixes in other text."""
+    out, now = run.out, start_record(run)
+    there, here = record.get("start"), now.get("start")
+    if (there and there["weights"]) != (here and here["weights"]):
+        began = "with weights of its own" if there is None else f"with {there['description']}"
+        wanted = "no other model is given now" if here is None else f"{here['description']} has other weights"
+        more = "" if there is None or here is not None else f"add --init-from {there['model']}, or "
+        raise CheckpointError(f"{out} began {began}, but {wanted}", hint=more + hint)
+    replays = [each.get("replay") or {} for each in (record, now)]
+    differing = [key for key in ("data_fingerprint", "share") if replays[0].get(key) != replays[1].get(key)]
+    if differing:
+        texts = [f"{each['share']:g} of {each['data']}" if each else "nothing" for each in replays]
+        raise ConfigError(f"{out} replays {texts[0]}, not {texts[1]}", hint=hint)
+
+
+def start_record(run: ResolvedRun) -> dict[str, Any]:
+    """Entries of run.json about the model that the run starts from and the text that is mixed in; empty without either."""
+    found: dict[str, Any] = {}
+    if run.start is not None:
+        start = run.start
+        found["start"] = {
+            "model": str(start.folder.resolve()),
+            "description": start.description,
+            "weights": start.weights_fingerprint,
+        }
+    if run.replayed is not None and run.replay is not None:
+        replayed, share = run.replayed, run.replay.share
+        found["replay"] = {"data": str(replayed.folder.resolve()), "data_fingerprint": replayed.fingerprint, "share": share}
+    return found

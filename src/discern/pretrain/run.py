@@ -1,0 +1,392 @@
+"""Pre-training. Read this module first: it builds the parts of a run and runs the loop.
+
+From here, five files lead to the losses of the generator and the discriminator: training/loop.py, objectives/masked.py,
+objectives/rtd/objective.py, objectives/rtd/generators.py and objectives/losses.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discern.artifacts.run import (
+    CHECKPOINTS,
+    arithmetic,
+    build_objective,
+    check_parameters,
+    check_words,
+    is_run,
+    make_record,
+    read_record,
+    vocabulary_of,
+)
+from discern.config.tree import flatten
+from discern.data.batching.mixture import MixedStream
+from discern.data.batching.rows import RowStream, heldout_rows, training_rows
+from discern.data.batching.stream import ExampleStream
+from discern.data.batching.two_part import TwoPartStream
+from discern.data.dataset.shards import TokenData
+from discern.errors import CheckpointError, ConfigError
+from discern.objectives.base import Objective
+from discern.pretrain.resolved_run import (
+    ResolvedRun,
+    Resume,
+    fill_folder,
+    make_folder,
+    refuse_another_run,
+    refuse_other_files,
+    resolve_run,
+    start_record,
+)
+from discern.pretrain.warm_start import Filled, added_pieces, fill, start_generator
+from discern.progress import BudgetProgress, Progress, Silent
+from discern.storage.output import OutputFolder
+from discern.training import checkpoint
+from discern.training.bookkeeping import written_record
+from discern.training.clock import TimeBudget, Work
+from discern.training.config import NO_STEP_LIMIT, TrainConfig
+from discern.training.context import BatchSource, State, TrainContext
+from discern.training.diagnosis import diagnose_duplicates, embedding_norm, unusual_findings
+from discern.training.expectations import expectations
+from discern.training.flops import run_flops
+from discern.training.health import HealthMonitor, diagnosable_from, warning_of
+from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_signals
+from discern.training.loop import train
+from discern.training.metrics_log import MetricsLog, read_metrics
+from discern.training.parallel import Ranks, join_ranks
+from discern.training.precision import Precision, cpu_has_bfloat16, shape_of, shared_precision
+from discern.training.pretrain_config import PretrainConfig
+
+# With a smaller fraction of rows in which B follows A (half is intended), the next-sentence task is hardly learned.
+_LEAST_FOLLOWING = 0.4
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose networks have their weights and whose folder is locked.
+
+    Attributes:
+        filled: how the weights of a model were used; None if the run was resumed or started from random weights.
+        start_norm: mean norm of the initial word embeddings; None if unknown.
+        precision: 'float32' or 'bfloat16'.
+    """
+
+    resolved: ResolvedRun
+    objective: Objective
+    state: State
+    filled: Filled | None
+    start_norm: float | None
+    precision: str
+
+
+def pretrain(
+    config: Path | None = None,
+    *,
+    data: Path,
+    out: Path,
+    preset: str | None = None,
+    overrides: Sequence[str] = (),
+    resume: Resume = "auto",
+    device: str = "auto",
+    init_from: Path | None = None,
+    same_precision_as: Mapping[str, Any] | None = None,
+    progress: Progress,
+) -> dict[str, Any] | None:
+    """Train a run to its end. Return the last record of its metrics, or None on ranks that don't write.
+
+    Args:
+        config: TOML file of settings, or the folder of a run.
+        overrides: settings over preset and file, "section.key=value".
+        init_from: folder of a model whose weights the run starts from; no preset is needed then.
+        same_precision_as: recorded arithmetic of another run, whose precision is used if train.precision is 'auto'.
+
+    Raises:
+        ConfigError, DataError: the options are not compatible; nothing has been written.
+        CheckpointError, NumericsError: the run had to stop; its last sound checkpoint is kept.
+        KeyboardInterrupt, SystemExit(143): the run was asked to stop, and has been saved.
+    """
+    resolved = resolve_run(
+        data=data,
+        out=out,
+        config=config,
+        preset=preset,
+        overrides=overrides,
+        resume=resume,
+        init_from=init_from,
+        warn=progress.note,
+    )
+    with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(resolved.out) as folder:
+        run = open_run(resolved, ranks, folder, progress, same_precision_as)
+        record = finish_run(run, ranks, stop, progress)
+    leave_if_stopped(stop, run.state.step, progress)
+    return record if ranks.writes else None
+
+
+def open_run(
+    resolved: ResolvedRun,
+    ranks: Ranks,
+    folder: OutputFolder,
+    progress: Progress,
+    same_precision_as: Mapping[str, Any] | None = None,
+) -> Run:
+    """Build the objective with its weights on its device, and write the files that describe the run into its folder.
+
+    Raises:
+        ConfigError, DataError: the options are not compatible, or another process is using the folder; nothing was written.
+        CheckpointError: the folder's checkpoints are damaged.
+    """
+    config, data = resolved.config, resolved.data
+    check_shares(config, ranks)
+    check_words(config, data)
+    if ranks.writes:
+        for line in _notes(resolved):
+            progress.note(line)
+    check_parameters(config, vocabulary_of(data), ranks.device)
+    objective = build_objective(config, vocabulary_of(data))
+    last = _last_phase(objective, config)  # refuses a run that is too short, before anything is written
+    if last is not None and ranks.writes:
+        progress.note(f"the last phase, '{last[0]}', begins after {last[1]:,} steps: train.max_hours may end the run earlier")
+    # Locked before it is read: another process could otherwise write a newer checkpoint in between.
+    ranks.run_on_rank_zero(folder.acquire)
+    run = _start_or_resume(resolved, objective, ranks, folder, progress, same_precision_as)
+    objective.to(ranks.device)
+    return run
+
+
+def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dict[str, Any]:
+    """Train the rest of a run. Return the last record of its metrics."""
+    out, state = run.resolved.out, run.state
+    complete = is_complete(state, run.resolved.config)
+    # A run that has done all its steps may still lack its last evaluation.
+    lacks_record = state.pending is not None and written_record(out, state, ranks) is None
+    if complete and not lacks_record:
+        progress.note(f"{out} is complete at step {state.step}: nothing to do; to train longer, raise train.max_steps")
+        return (read_metrics(out) or [{"step": state.step}])[-1] if ranks.writes else {}
+    state.finished = complete
+    record = _train(run, ranks, stop, progress)
+    last = _last_phase(run.objective, run.resolved.config)
+    if last is not None and state.step <= last[1] and not state.interrupted and ranks.writes:
+        progress.note(
+            f"warning: the time budget was used up after {state.step:,} steps; phase '{last[0]}' begins after {last[1]:,}, so "
+            "nothing of it has been trained. To continue, use the same command with a larger train.max_hours"
+        )
+    return record
+
+
+def _train(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dict[str, Any]:
+    """Put the parts together and run the loop."""
+    config, data, objective, state = run.resolved.config, run.resolved.data, run.objective, run.state
+    out, steps = run.resolved.out, config.train.max_steps
+    metrics_log = MetricsLog(out, state.step, tensorboard=config.train.tensorboard) if ranks.writes else None
+    display = _timed(progress, config.train, state.seconds) if ranks.writes else Silent()
+    display.start("pre-training", steps, "steps")
+    display.advance(state.step)
+    statistics = data.manifest.statistics
+    for finding in unusual_findings(diagnose_duplicates(statistics.documents, statistics.duplicates)):
+        display.note(warning_of(finding))
+    context = TrainContext(
+        objective=objective,
+        source=_rows(run.resolved),
+        heldout=heldout_stream(data, config),
+        optimizer=config.optimizer,
+        train=config.train,
+        ranks=ranks,
+        precision=run.precision,
+        folder=out,
+        metrics_log=metrics_log,
+        progress=display,
+        stop=stop,
+        header={"data_fingerprint": data.fingerprint, "tokenizer_fingerprint": data.tokenizer_fingerprint},
+        health_monitor=_health_monitor(config, objective, run.start_norm),
+        flops=run_flops(objective, steps, config.data.sequence_length, config.train.sequences_per_step),
+        time_budget=_time_budget(run.resolved, state.seconds),
+    )
+    try:
+        return train(context, state)
+    finally:
+        display.finish()
+        if metrics_log is not None:
+            metrics_log.close()
+
+
+def _start_or_resume(
+    resolved: ResolvedRun,
+    objective: Objective,
+    ranks: Ranks,
+    folder: OutputFolder,
+    progress: Progress,
+    same_precision_as: Mapping[str, Any] | None,
+) -> Run:
+    """Give the networks their weights, from the seed, a model or the newest checkpoint, and claim the folder for the run."""
+    config, data, out = resolved.config, resolved.data, resolved.out
+    contents = None
+    if resolved.resume != "never" and is_run(out):
+        refuse_another_run(resolved)
+        contents = checkpoint.load_newest(out / CHECKPOINTS, progress.note)
+    else:
+        refuse_other_files(folder)
+    if resolved.resume == "must" and contents is None:
+        raise CheckpointError(f"{out} has no checkpoint to resume from", hint="leave out --resume to start a new run")
+    objective.initialize(config.train.seed)
+    filled = None
+    if resolved.start is not None and contents is None:
+        filled = fill(objective, resolved.start, added_pieces(resolved.start, data))
+        progress.note(f"starting from {resolved.start.description}{_fresh_parts(filled)}")
+    generator_from = config.objective.generator_source
+    if generator_from is not None and contents is None:
+        start_generator(objective, Path(generator_from), data.tokenizer_fingerprint, progress.note)
+    # Random weights can be recomputed from the seed; those of another model are not stored.
+    is_known = contents is None or (resolved.start is None and generator_from is None)
+    start_norm = embedding_norm(objective) if is_known else None
+    ranks.barrier()
+    precision = precision_of(resolved, ranks, same_precision_as)
+    if ranks.writes:
+        computed = arithmetic(ranks.device, precision.name)
+        if contents is not None:
+            _note_changed_arithmetic(read_record(out).get("arithmetic", computed), computed, progress)
+            if precision.name == "bfloat16" and ranks.device.type == "cpu" and not cpu_has_bfloat16():
+                progress.note("warning: this run began in bfloat16 and continues in it, but this CPU has no instructions for it")
+        make_folder(resolved, folder, progress)
+        fill_folder(out, config, make_record(data, objective, computed) | precision.record() | start_record(resolved), data)
+    ranks.barrier()
+    if contents is None:
+        return Run(resolved, objective, State(), filled, start_norm, precision.name)
+    checkpoint.load_model_tensors(objective, contents.model, str(out))
+    objective.load_carry_state(contents.carry)
+    progress.note(f"resuming {out} at step {contents.step}")
+    return Run(resolved, objective, State.from_checkpoint(contents), None, start_norm, precision.name)
+
+
+def is_complete(state: State, config: PretrainConfig) -> bool:
+    """Whether a run has done all its steps or used all its time."""
+    hours = config.train.max_hours
+    return state.step >= config.train.max_steps or (hours is not None and state.seconds >= hours * 3600)
+
+
+def _rows(resolved: ResolvedRun) -> BatchSource:
+    """Rows to train on: those of the data set, mixed with those of the replayed one if there is one."""
+    config, replay = resolved.config, resolved.replay
+    own = training_stream(resolved.data, config)
+    if resolved.replayed is None or replay is None:
+        return own
+    other = training_stream(resolved.replayed, config)
+    assert isinstance(own, ExampleStream)  # other objectives are refused when the run is resolved
+    assert isinstance(other, ExampleStream)
+    return MixedStream(own, other, replay.share)
+
+
+def training_stream(data: TokenData, config: PretrainConfig) -> RowStream:
+    """Rows to train on: shuffled, or in order within each slot of the batch if the objective has a memory."""
+    slots = config.train.sequences_per_step if config.objective.reads_in_order else None
+    return training_rows(data.split("train"), data.special_tokens, config.data, config.train.seed, slots=slots)
+
+
+def heldout_stream(data: TokenData, config: PretrainConfig) -> RowStream | None:
+    """Held-out rows in their own order; None if the data set has no held-out split."""
+    split = data.split("heldout")
+    if split.num_tokens == 0:
+        return None
+    return heldout_rows(split, data.special_tokens, config.data)
+
+
+def notes_on_rows(data: TokenData, config: PretrainConfig) -> list[str]:
+    """Notes about the rows, for the user to read before training."""
+    rows = training_stream(data, config)
+    if not isinstance(rows, TwoPartStream) or not config.objective.predicts_next_sentence:
+        return []
+    share = rows.follows_share()
+    if share > _LEAST_FOLLOWING:
+        return []
+    return [
+        f"B follows A in about {share:.0%} of the rows, not in half: A ends with a sentence, and in most rows no sentence "
+        "ends early enough, so 'no' is nearly always right. Prepare the text with one sentence per line, or set a longer "
+        "data.sequence_length, or objective.next_sentence_weight=0"
+    ]
+
+
+def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
+    """Check that the sequences of a step can be divided evenly among the ranks.
+
+    Raises:
+        ConfigError: they cannot be divided evenly.
+    """
+    if config.train.sequences_per_step % ranks.world_size:
+        raise ConfigError(
+            f"train.sequences_per_step {config.train.sequences_per_step} cannot be divided evenly among "
+            f"{ranks.world_size} processes",
+            hint=f"set it to a multiple of {ranks.world_size}",
+        )
+
+
+def precision_of(resolved: ResolvedRun, ranks: Ranks, same_precision_as: Mapping[str, Any] | None = None) -> Precision:
+    """Precision of the run: the one it started with, that of another run, or the faster one on this machine."""
+    config, known = resolved.config, same_precision_as
+    if resolved.resume != "never" and is_run(resolved.out):
+        record = read_record(resolved.out)
+        known = {**record.get("arithmetic", {}), **{key: record[key] for key in ("precision_milliseconds",) if key in record}}
+    rows = config.train.micro_batch_size or config.train.sequences_per_step // ranks.world_size
+    return shared_precision(config.train.precision, ranks, shape_of(config.model, rows * config.data.sequence_length), known)
+
+
+def _notes(resolved: ResolvedRun) -> list[str]:
+    """Settings that have no effect, and notes about the rows."""
+    objective = resolved.config.objective
+    return [
+        *(f"{each.key} = {each.value} of the {each.origin} does not apply: {each.reason}" for each in resolved.settings.dropped),
+        *(
+            f"objective.{name} = {getattr(objective, name)} has no effect: it needs objective.{needed}"
+            for name, needed in objective.without_effect().items()
+        ),
+        *notes_on_rows(resolved.data, resolved.config),
+    ]
+
+
+def _fresh_parts(filled: Filled) -> str:
+    """The parts without weights from the model, in words."""
+    fresh = f"; fresh: {', '.join(filled.fresh)}" if filled.fresh else ""
+    return fresh + (f"; {filled.added_tokens:,} added tokens" if filled.added_tokens else "")
+
+
+def _note_changed_arithmetic(before: Mapping[str, Any], now: Mapping[str, Any], progress: Progress) -> None:
+    """Warn if the arithmetic has changed: a run is bit-identical only if it is computed in the same way throughout."""
+    changed = [f"{key} {before[key]} -> {value}" for key, value in now.items() if before.get(key, value) != value]
+    if changed:
+        progress.note(f"the arithmetic of this run has changed ({', '.join(changed)}): training continues, but not bit for bit")
+
+
+def _last_phase(objective: Objective, config: PretrainConfig) -> tuple[str, int] | None:
+    """Name of the last of several phases, and the number of steps before it, if a time budget may end the run earlier."""
+    phases = objective.phases(config.train.max_steps)
+    if config.train.max_hours is None or len(phases) == 1:
+        return None
+    return phases[-1].name, config.train.max_steps - phases[-1].steps
+
+
+def _time_budget(resolved: ResolvedRun, seconds: float) -> TimeBudget | None:
+    """Work that the clock schedules under a time budget, because the user has not set its interval."""
+    hours = resolved.config.train.max_hours
+    if hours is None:
+        return None
+    kinds: tuple[Work, ...] = ("log", "evaluate", "checkpoint")
+    free = [kind for kind in kinds if f"train.{kind}_every_steps" not in resolved.settings.user_set]
+    return TimeBudget(hours * 3600, free, seconds)
+
+
+def _timed(progress: Progress, settings: TrainConfig, used: float) -> Progress:
+    """Progress in steps, or under a time budget as the fraction of it that is used.
+
+    Args:
+        used: seconds of the budget that are already used.
+    """
+    if settings.max_hours is None:
+        return progress
+    bound = None if settings.max_steps >= NO_STEP_LIMIT else settings.max_steps
+    return BudgetProgress(progress, 3600 * settings.max_hours, used, bound)
+
+
+def _health_monitor(config: PretrainConfig, objective: Objective, start_norm: float | None) -> HealthMonitor:
+    steps = config.train.max_steps
+    expected = expectations(objective, steps, flatten(config))
+    return HealthMonitor(diagnosable_from(config.optimizer.warmup_steps, steps), expected, start_norm)

@@ -1,0 +1,461 @@
+"""Warm start: the settings and weights of a run that continues from a model.
+
+The sizes are those of the model, the schedule is that of the run. Weights are used wherever the model has them; the rest keeps
+its initial weights. A generator alone may also start from the weights of a masked language model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import Parameter
+
+from discern.artifacts.model_folder import ModelFolder
+from discern.artifacts.opening import open_model
+from discern.artifacts.run import build_objective
+from discern.config.layers import Origin, Setting, Settings, collect, parse_overrides, read_file
+from discern.config.problems import InvalidConfigError, Problem, quoted
+from discern.config.resolve import Resolved
+from discern.config.tree import flatten
+from discern.data.dataset.shards import TokenData
+from discern.data.tokenizer.extension import pieces_of_added
+from discern.errors import CheckpointError, ConfigError, DataError
+from discern.interop.names import named_parameters
+from discern.models.base import Network
+from discern.models.config import ModelConfig
+from discern.models.embeddings import DisentangledEmbeddings
+from discern.models.heads import LanguageHead, MaskedLMHead
+from discern.models.xlnet.encoder import XLNetEncoder
+from discern.objectives.base import Objective, Vocabulary
+from discern.training.pretrain_config import PretrainConfig, resolve_pretrain_config
+
+GENERATOR = "generator"
+
+STEPS = 10_000
+WARMUP_SHARE = 0.06
+"""Fraction of the steps: Gururangan et al. 2020, table 13."""
+GENERATOR_WARMUP_SHARE = 0.1
+LEARNING_RATE = 1e-4
+"""Learning rate for a model that does not record its own."""
+
+_OWN = Origin("preset", "going on")
+_DERIVED = ("optimizer.warmup_steps", "objective.generator_warmup_steps")
+
+
+# Parameters with one row or number per token: word tables, and the bias of heads that predict words.
+_OF_VOCABULARY = re.compile(r"(\.|^)(word|difference|word_embeddings)\.weight$|(^|_)head(\.words)?\.bias$")
+
+
+def start_config(
+    start: ModelFolder,
+    vocabulary: Vocabulary,
+    preset: str | None,
+    file: Path | None,
+    overrides: Sequence[str],
+    earlier: PretrainConfig | None,
+) -> Resolved[PretrainConfig]:
+    """Resolve the configuration: the model's own or a preset's, then the file, then `--set`.
+
+    Settings that the model was trained with are kept, except for schedules: that of the learning rate starts again, and settings
+    that changed during training keep their last value.
+
+    Args:
+        vocabulary: vocabulary of the data set.
+        preset: recipe to use instead of the model's own; the sizes remain those of the model.
+        file: TOML file.
+        overrides: values of `--set`.
+        earlier: configuration of the run that is resumed, from which settings derived from the number of steps are taken.
+
+    Raises:
+        ConfigError: a setting is invalid, or a size differs from that of the model.
+    """
+    base = _of_model(start) if preset is None else {}
+    if preset is not None:
+        settings = collect(preset, file, overrides)
+    else:
+        settings = base | ({} if file is None else read_file(file)) | parse_overrides(overrides)
+    settings |= _sizes(start, settings)
+    resolved = resolve_pretrain_config(settings)
+    derived = _derived(start, vocabulary, resolved.config, settings)
+    if earlier is not None:
+        before = flatten(earlier)
+        derived = {key: before.get(key, value) for key, value in derived.items()}
+    if not derived:
+        return resolved
+    return resolve_pretrain_config(settings | {key: Setting(value, _OWN) for key, value in derived.items()})
+
+
+def _derived(start: ModelFolder, vocabulary: Vocabulary, config: PretrainConfig, settings: Settings) -> dict[str, Any]:
+    """Settings derived from the number of steps, unless the user has set them."""
+    steps = config.train.max_steps
+    found: dict[str, Any] = {}
+    if "optimizer.warmup_steps" not in settings:
+        found["optimizer.warmup_steps"] = max(1, round(WARMUP_SHARE * steps))
+    objective = config.objective
+    if objective.can_warm_up_generator and "objective.generator_warmup_steps" not in settings and steps > 1:
+        with torch.device("meta"):
+            built = build_objective(config, vocabulary)
+        if lacks_generator(built, start):
+            found["objective.generator_warmup_steps"] = max(1, round(GENERATOR_WARMUP_SHARE * steps))
+    return found
+
+
+def _sizes(start: ModelFolder, settings: Settings) -> Settings:
+    """Sizes of the model, as settings.
+
+    Raises:
+        InvalidConfigError: the user set other sizes.
+    """
+    origin = Origin("preset", f"model {start.folder}")
+    encoder = main_network(start).encoder
+    sizes = encoder.config.fixed() | {"embedding_size": encoder.embeddings.embedding_size}
+    problems, found = [], {}
+    for name, size in sizes.items():
+        key, value = f"model.{name}", size
+        setting = settings.get(key)
+        found[key] = Setting(value, origin)
+        if setting is not None and setting.origin.by_user and setting.value != value:
+            text = (
+                f"{setting.origin.where}: {key} is {quoted(setting.value)}, but the weights of {start.folder} are of "
+                f"{quoted(value)}"
+            )
+            problems.append(Problem(key, text, f"leave out {key}: the sizes come from the model"))
+    if problems:
+        raise InvalidConfigError(problems)
+    return found
+
+
+def _of_model(start: ModelFolder) -> Settings:
+    """Settings that the model was trained with, or a recipe for a foreign model, with a new schedule."""
+    origin = Origin("preset", f"model {start.folder}")
+    if start.config is None:
+        values = _recipe(start)
+    else:
+        values = {key: value for key, value in flatten(start.config).items() if value is not None and key not in _DERIVED}
+        step = start.config.train.max_steps if start.step is None else start.step
+        values |= {f"objective.{name}": value for name, value in start.config.objective.continued_at(step).items()}
+        # With the previous seed, the same rows would come in the same order with the same masks.
+        values["train.seed"] = start.config.train.seed + 1
+    values.pop("train.max_hours", None)
+    settings = {key: Setting(value, origin) for key, value in values.items() if value is not None}
+    return settings | {"train.max_steps": Setting(STEPS, _OWN)}
+
+
+def _recipe(start: ModelFolder) -> dict[str, Any]:
+    """Recipe for a foreign model: the objective that suits its heads, a low learning rate, and the defaults of the paper."""
+    model = main_network(start).encoder.config
+    values = {f"model.{name}": value for name, value in flatten(model).items()}
+    values["optimizer.learning_rate"] = LEARNING_RATE
+    if isinstance(main_network(start).encoder, XLNetEncoder):
+        # Without a memory, as no folder records its length.
+        return values | {"objective.name": "permutation-lm", "data.packing": "two-part"}
+    if isinstance(main_network(start).head, MaskedLMHead):
+        return values | {"objective.name": "mlm"}
+    values["objective.name"] = "rtd"
+    if main_network(start).bilinear is not None:
+        values["objective.discriminator_head"] = "bilinear"
+    if GENERATOR in start.networks_to_train:
+        values |= _generator(start, model)
+    return values
+
+
+def _generator(start: ModelFolder, model: ModelConfig) -> dict[str, Any]:
+    """Relative size of the generator, and what it shares with the discriminator."""
+    generator = start.networks_to_train[GENERATOR]
+    sizes = generator.encoder.config
+    width, depth = sizes.hidden_size / model.hidden_size, sizes.num_layers / model.num_layers
+    shrunk = model.shrunk(width, depth) if width <= 1 and depth <= 1 else None
+    names = ("num_layers", "hidden_size", "num_heads", "feedforward_size")
+    if shrunk is None or any(getattr(shrunk, name) != getattr(sizes, name) for name in names):
+        found = ", ".join(f"{name} {getattr(sizes, name)}" for name in names)
+        raise CheckpointError(
+            f"the generator of {start.folder} has {found}, which is not a fraction of the discriminator",
+            hint=f"continue from the discriminator alone, with a new generator: discern export {start.folder} --out DIR "
+            "--network discriminator",
+        )
+    own, theirs = named_parameters(main_network(start)), named_parameters(generator)
+    prefix = "encoder.embeddings."
+    same = {key: own[key].shape == theirs[key].shape and torch.equal(own[key], theirs[key]) for key in own if prefix in key}
+    tying = "embeddings" if all(same.values()) else "token" if same[f"{prefix}word.weight"] else "none"
+    return {"objective.generator_size": width, "objective.generator_depth": depth, "objective.tying": tying}
+
+
+@dataclass(frozen=True)
+class Filled:
+    """How the weights of a model were used.
+
+    Attributes:
+        fresh: parts that keep the weights of step 0, in words: "the generator", "the head of the discriminator".
+        added_tokens: number of tokens that the vocabulary has in addition to the model's.
+    """
+
+    fresh: tuple[str, ...]
+    added_tokens: int
+
+
+def main_network(start: ModelFolder) -> Network:
+    """The first network of the model, which determines the sizes."""
+    return next(iter(start.networks_to_train.values()))
+
+
+def added_pieces(start: ModelFolder, data: TokenData) -> list[list[int]]:
+    """Tokens that only the data set's tokenizer has, not the model's, each as the ids of its pieces in the model.
+
+    Raises:
+        DataError: its tokenizer is neither the model's nor an extension of it.
+    """
+    if data.tokenizer_fingerprint in start.tokenizer_fingerprints:
+        return []
+    found = pieces_of_added(start.tokenizer, data.tokenizer())
+    if found is None:
+        raise DataError(
+            f"{data.folder} was made with another tokenizer ({data.tokenizer_fingerprint[:12]}) than {start.folder} "
+            f"({start.tokenizer_fingerprints[0][:12]}): the same ids stand for other tokens",
+            hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {start.tokenizer_path}",
+        )
+    return found
+
+
+def lacks_generator(objective: Objective, start: ModelFolder) -> bool:
+    """Whether the objective has a generator for which the model has no weights."""
+    networks = objective.networks()
+    return GENERATOR in networks and _sources(networks, start)[GENERATOR] is None
+
+
+@torch.no_grad()
+def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int]]) -> Filled:
+    """Copy the weights of a model into an initialized objective. Parts that the model lacks keep the weights of step 0.
+
+    The embedding and output bias of an added token are initialized with the means over its pieces.
+
+    Args:
+        pieces: for each added token, the ids of its pieces in the model.
+
+    Raises:
+        ConfigError: a network of the model has other sizes, or shares fewer weights than the objective's.
+    """
+    if start.whole_objective is not None and (whole := _resized_all(objective, start, pieces)) is not None:
+        for name, parameter in objective.named_parameters():
+            parameter.copy_(whole[name])
+        return Filled((), len(pieces))
+    networks = objective.networks()
+    sources = _sources(networks, start)
+    fresh: list[str] = []
+    wanted: dict[str, dict[str, Tensor]] = {}
+    # Networks that read the embeddings of another come last.
+    for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, DisentangledEmbeddings)):
+        source = sources[name]
+        if source is None:
+            fresh.append(f"the {name}")
+            continue
+        values = _values(name, networks[name], source, start, pieces)
+        _copy(networks[name], values, lone=sources.get(GENERATOR) is None)
+        wanted[name] = values
+        if not any(key.startswith("head.") for key in values):
+            fresh.append(f"the head of the {name}")
+        elif networks[name].bilinear is not None and source.bilinear is None:
+            fresh.append(f"the bilinear term of the {name}")
+    _check_kept(networks, wanted, start)
+    return Filled(tuple(fresh), len(pieces))
+
+
+def _resized_all(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int]]) -> dict[str, Tensor] | None:
+    """All parameters of a run, for an objective with the same parameters; None if they differ."""
+    whole = start.whole_objective
+    assert whole is not None
+    own, theirs = dict(objective.named_parameters()), dict(whole.named_parameters())
+    if own.keys() != theirs.keys():
+        return None
+    values = {name: resized(name, theirs[name], start.num_entries, pieces) for name in own}
+    return values if all(values[name].shape == own[name].shape for name in own) else None
+
+
+def _sources(networks: Mapping[str, Network], start: ModelFolder) -> dict[str, Network | None]:
+    """The network of the model for each network of the objective: by name, or else the main one for the main one."""
+    found: dict[str, Network | None] = {}
+    main = next(iter(networks))
+    for name, network in networks.items():
+        source = start.networks_to_train.get(name)
+        if source is None and name == main:
+            source = main_network(start)
+        if source is None and name == GENERATOR and _could_generate(main_network(start), network):
+            source = main_network(start)
+        if source is not None and type(source.encoder) is not type(network.encoder):
+            source = None
+        found[name] = source
+    return found
+
+
+def _could_generate(source: Network, generator: Network) -> bool:
+    """Whether a masked language model has the sizes of the generator."""
+    if not isinstance(source.head, MaskedLMHead) or not isinstance(generator.head, MaskedLMHead):
+        return False
+    return _generator_sizes(source) == _generator_sizes(generator)
+
+
+def _values(
+    name: str, network: Network, source: Network, start: ModelFolder, pieces: Sequence[Sequence[int]]
+) -> dict[str, Tensor]:
+    """Values from the source for the parameters of a network, by name; a head of another kind is left out.
+
+    Raises:
+        ConfigError: the sizes differ, or the head would lose a term.
+    """
+    if source.bilinear is not None and network.bilinear is None and type(source.head) is type(network.head):
+        raise ConfigError(
+            f"the {name} of {start.folder} has a bilinear term in its head, which the configured objective does not have: "
+            "without it the head would compute something else",
+            hint="set objective.discriminator_head=bilinear",
+        )
+    own, theirs = named_parameters(network), named_parameters(source)
+    kept = ("encoder.", "head.", "bilinear.") if type(source.head) is type(network.head) else ("encoder.",)
+    values = {key: resized(key, theirs[key], start.num_entries, pieces) for key in own if key.startswith(kept) and key in theirs}
+    lost = [key for key in own if key.startswith("encoder.") and key not in values]
+    differing = [*lost, *(key for key, value in values.items() if value.shape != own[key].shape)]
+    if differing:
+        key = differing[0]
+        there = str(tuple(theirs[key].shape)) if key in theirs else "absent"
+        raise ConfigError(
+            f"the {name} of {start.folder} ({_sizes_text(source)}) does not fit the configured one ({_sizes_text(network)}): "
+            f"{len(differing)} weights differ, the first is {key}, {there} there and {tuple(own[key].shape)} here",
+            hint="leave out what sets [model], objective.generator_size, generator_depth and tying: they come from the model",
+        )
+    return values
+
+
+def resized(name: str, value: Tensor, entries: int, pieces: Sequence[Sequence[int]]) -> Tensor:
+    """A parameter of the model resized to the present vocabulary; the row of an added token is the mean of its pieces' rows.
+
+    Parameters without one row per token are returned unchanged.
+
+    Args:
+        name: name of the parameter.
+        value: its value in the model, with at least one row per token of the model's vocabulary.
+        entries: number of entries of the model's tokenizer.
+        pieces: for each added token, the ids of its pieces in the model.
+    """
+    if not _OF_VOCABULARY.search(name):
+        return value
+    kept = value[:entries]
+    return torch.cat([kept, *(kept[list(ids)].mean(0, keepdim=True) for ids in pieces)])
+
+
+def _copy(network: Network, values: Mapping[str, Tensor], *, lone: bool) -> None:
+    """Set the parameters of a network, by the names of `named_parameters`.
+
+    Args:
+        lone: the generator is fresh, so the shared weights are those of the discriminator.
+    """
+    embeddings = network.encoder.embeddings
+    own = named_parameters(network)
+    if isinstance(embeddings, DisentangledEmbeddings):
+        prefix = "encoder.embeddings."
+        words = values[f"{prefix}word.weight"]
+        if lone:
+            for key, parameter in embeddings.shared.named_parameters():
+                parameter.copy_(values[prefix + key])
+        embeddings.difference.weight.copy_(words - embeddings.shared.word.weight)
+        embeddings.norm.weight.copy_(values[f"{prefix}norm.weight"])
+        embeddings.norm.bias.copy_(values[f"{prefix}norm.bias"])
+        values = {key: value for key, value in values.items() if not key.startswith(prefix)}
+    for key, value in values.items():
+        own[key].copy_(value)
+
+
+def _check_kept(networks: Mapping[str, Network], wanted: Mapping[str, Mapping[str, Tensor]], start: ModelFolder) -> None:
+    """Raise an error if the weights of a network were overwritten by those of another that shares them."""
+    for name, values in wanted.items():
+        own = named_parameters(networks[name])
+        for key, value in values.items():
+            if not torch.allclose(own[key], value, rtol=1e-5, atol=1e-6):
+                raise ConfigError(
+                    f"the networks of {start.folder} each have '{key.partition('.')[2]}' of their own, and with the "
+                    f"configured objective.tying they would share it: the {name} would lose its own",
+                    hint="set objective.tying=none, as in those networks",
+                )
+
+
+def _generator_sizes(network: Network) -> tuple[int, ...]:
+    config, embeddings = network.encoder.config, network.encoder.embeddings
+    return (
+        config.num_layers,
+        config.hidden_size,
+        config.num_heads,
+        config.feedforward_size,
+        config.max_positions,
+        config.num_token_types,
+        embeddings.embedding_size,
+    )
+
+
+def _sizes_text(network: Network) -> str:
+    config = network.encoder.config
+    return f"{config.num_layers} layers of {config.hidden_size}, embeddings of {network.encoder.embeddings.embedding_size}"
+
+
+@torch.no_grad()
+def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: str, warn: Callable[[str], None]) -> None:
+    """Copy the masked language model of a folder into the objective's generator, including the embeddings that it reads.
+
+    Args:
+        folder: a run, an export or a Hugging Face ELECTRA. From a run, the generator or the encoder of objective `mlm` is used.
+        tokenizer_fingerprint: fingerprint of the data set's tokenizer.
+        warn: called for each damaged checkpoint that was skipped.
+
+    Raises:
+        ConfigError: the folder has no masked language model, or one with other sizes.
+        DataError: the folder holds no model, or one with another tokenizer.
+        CheckpointError: its weights are missing or damaged.
+    """
+    loaded = open_model(folder, warn=warn)
+    _check_generator_tokenizer(folder, loaded, tokenizer_fingerprint)
+    source, target = _masked_language_model(folder, loaded), objective.networks()["generator"]
+    values, own = _by_part(source), _by_part(target)
+    differing = sorted(
+        name
+        for name in values.keys() | own.keys()
+        if name not in values or name not in own or values[name].shape != own[name].shape
+    )
+    if differing:
+        name = differing[0]
+        there, here = (str(tuple(each[name].shape)) if name in each else "absent" for each in (values, own))
+        raise ConfigError(
+            f"the generator of {folder} ({_sizes_text(source)}) does not fit this one ({_sizes_text(target)}): "
+            f"{len(differing)} weights differ, the first is {name}, {there} there and {here} here",
+            hint="set [model] and objective.generator, generator_size, generator_depth and tying as they were there",
+        )
+    for name, parameter in own.items():
+        parameter.copy_(values[name])
+
+
+def _check_generator_tokenizer(folder: Path, loaded: ModelFolder, wanted: str) -> None:
+    """Raise a DataError if the model was trained with another tokenizer."""
+    found = loaded.tokenizer_fingerprints
+    if wanted not in found:
+        raise DataError(
+            f"the generator of {folder} was trained with another tokenizer ({found[0][:12]}) than the data set's ({wanted[:12]})",
+            hint=f"prepare the data again: discern prepare TEXT --out DATA --tokenizer {loaded.tokenizer_path}",
+        )
+
+
+def _masked_language_model(folder: Path, loaded: ModelFolder) -> Network:
+    ordered = sorted(loaded.networks().items(), key=lambda item: item[0] != "generator")
+    for _, network in ordered:
+        if isinstance(network.head, LanguageHead):
+            return network
+    raise ConfigError(
+        f"{folder} has no masked language model: its {' and '.join(loaded.networks())} cannot predict words",
+        hint="give a run of objective 'rtd' or 'mlm', or what `discern export RUN --out DIR --network generator` writes",
+    )
+
+
+def _by_part(network: Network) -> dict[str, Parameter]:
+    """Parameters of encoder and head under the names of the modules, shared ones included."""
+    parts = {"encoder": network.encoder, "head": network.head}
+    return {f"{part}.{name}": value for part, module in parts.items() for name, value in module.named_parameters()}

@@ -1,0 +1,239 @@
+"""The page of a fine-tuned model: scores with their spread, baselines, published scores, and the worst mistakes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discern.artifacts.finetuned import CONFIG_FILE, RESULTS_FILE, read_results, seed_folder
+from discern.errors import DataError
+from discern.report.page import Page, Table, TaggedTexts, entity_pieces, render_page
+from discern.storage.files import write_text
+from discern.storage.guard import check_output
+from discern.storage.records import parse_json, read_text, understood
+from discern.tasks.published import published_scores
+
+REPORT_FILE = "report.html"
+
+_WORST = 10
+_READ = 10_000  # mistakes that are read for the summary
+_LONGEST = 300  # characters of a cell
+
+
+def report_finetuned(folder: Path, out: Path | None) -> Path:
+    """Write the page of a fine-tuned model and return its path. The same results give the same bytes.
+
+    Args:
+        out: HTML file to write or replace; None: report.html in the folder.
+
+    Raises:
+        ConfigError: `out` is a folder, or lies inside the model's folder under another name.
+        DataError: the fine-tuning is not finished, one of its files is damaged, or the page cannot be written.
+    """
+    target = out or folder / REPORT_FILE
+    check_output("--out", target, REPORT_FILE, folder, own=(REPORT_FILE,))
+    results = read_results(folder)
+    tasks: Mapping[str, Any] = results.get("tasks", {results["task"]: results})
+    hint = "remove it, then run the same `discern finetune` command: it writes it again"
+    with understood(folder / RESULTS_FILE, hint=hint):
+        facts, tables = _facts(results), [*_scores(tasks), *_baselines(tasks), *_published(tasks)]
+    mistakes = {name: _mistakes(folder, results["best_seed"], name) for name in tasks}
+    with understood(folder / RESULTS_FILE, hint=hint):
+        verdict = [
+            line
+            for name, entry in tasks.items()
+            for line in task_verdict(name, entry, mistakes[name].records, baselines_verdict(entry))
+        ]
+    page = Page(
+        title=f"discern: {folder.resolve().name}",
+        verdict=verdict,
+        facts=facts,
+        curves=(),
+        tables=[*tables, *(each.table for each in mistakes.values() if each.table is not None)],
+        tagged=[each.tagged for each in mistakes.values() if each.tagged is not None],
+        configuration=read_text(folder / CONFIG_FILE, hint="restore it from a copy, or fine-tune again with another --out"),
+        notes=["Scores are fractions in 0-1; correlations are in -1 to 1. The median of the seeds is the number to report."],
+    )
+    try:
+        write_text(target, render_page(page))
+    except OSError as problem:
+        raise DataError(
+            f"cannot write {target}: {problem.strerror or problem}", hint="choose a file that you can write to: --out FILE.html"
+        ) from problem
+    return target
+
+
+def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    settings = results["settings"]
+    return [
+        ("Model", results["model"]),
+        ("Recipe", settings["finetune.recipe"]),
+        ("Seeds", ", ".join(map(str, results["seeds"]))),
+        ("Steps per seed", f"{settings['train.max_steps']:,} of {settings['train.sequences_per_step']} rows"),
+        (
+            "Peak learning rate",
+            f"{settings['optimizer.learning_rate']:g}, decayed by {settings['optimizer.layer_decay']:g} per layer",
+        ),
+        ("Time in training", f"{results['seconds']:,.0f} seconds"),
+        ("Made with", f"discern {results['discern']}"),
+    ]
+
+
+def _scores(tasks: Mapping[str, Any]) -> Iterator[Table]:
+    rows: list[list[str | float]] = []
+    notes = []
+    for name, entry in tasks.items():
+        if entry["median"] is not None:
+            spread = f"{entry['worst']:.4f} to {entry['best']:.4f}"
+            rows.append([name, entry["metric"], entry["median"], f"+- {entry['standard_deviation']:.4f}", spread, _split(entry)])
+        rows += [
+            [name, metric, value, "", "", _split(entry)]
+            for metric, value in entry["metrics"].items()
+            if metric != entry["metric"]
+        ]
+        notes += [f"{name}, seed {seed} failed: {reason}." for seed, reason in entry["failed_seeds"].items()]
+    yield Table("Scores", ("Task", "Metric", "Median of the seeds", "Deviation", "Range", "Measured on"), rows, " ".join(notes))
+
+
+def _baselines(tasks: Mapping[str, Any]) -> Iterator[Table]:
+    """Scores of simple predictors on the same examples; no table if there are none."""
+    rows: list[list[str | float]] = [
+        [each["title"], name, entry["metric"], each["metrics"][entry["metric"]], f"{each['train_examples']:,}"]
+        for name, entry in tasks.items()
+        for each in (entry.get("baselines") or {}).values()
+    ]
+    verdicts = [(name, baselines_verdict(entry)) for name, entry in tasks.items()]
+    note = " ".join(f"{name}: {verdict}" if len(tasks) > 1 else verdict for name, verdict in verdicts if verdict)
+    if rows:
+        yield Table("Baselines", ("Baseline", "Task", "Metric", "Score", "Trained on"), rows, note)
+
+
+def _split(entry: Mapping[str, Any]) -> str:
+    chosen = ", on which the weights were selected" if entry.get("selected_on") == entry["split"] else ""
+    return f"{entry['split']}, {entry['examples']:,} examples{chosen}"
+
+
+def _published(tasks: Mapping[str, Any]) -> Iterator[Table]:
+    rows: list[list[str | float]] = []
+    for name, entry in tasks.items():
+        rows += [
+            [
+                each.model,
+                name,
+                each.metric,
+                each.value,
+                each.split,
+                each.seeds,
+                f"{each.flops:.1e}" if each.flops else "-",
+                each.source,
+                each.note,
+            ]
+            for each in published_scores(name)
+            if each.metric in entry["metrics"]
+        ]
+    if rows:
+        columns = ("Model", "Task", "Metric", "Score", "Split", "Seeds", "FLOPs of pre-training", "Source", "Note")
+        note = "Scores on other splits, or with other seeds, data or compute, are not comparable; they show the scale."
+        yield Table("Published scores", columns, rows, note)
+
+
+@dataclass(frozen=True)
+class _Mistakes:
+    """Mistakes of a seed, worst first; the worst as a table or, for tagging, as texts with their entities."""
+
+    records: list[dict[str, Any]]
+    table: Table | None = None
+    tagged: TaggedTexts | None = None
+
+
+def _mistakes(folder: Path, seed: int | None, name: str) -> _Mistakes:
+    path = seed_folder(folder, seed) / f"mistakes-{name}.jsonl" if seed is not None else None
+    if path is None or not path.is_file():
+        return _Mistakes([])
+    title = f"Worst mistakes of seed {seed}: {name}"
+    hint = f"remove it for a page without mistakes; to create it again, remove {path.parent} and fine-tune again"
+    lines = read_text(path, hint=hint).splitlines()[:_READ]
+    with understood(path, hint=hint):
+        records: list[dict[str, Any]] = [parse_json(line, path, hint=hint) for line in lines]
+        rows: list[list[str | float]] = []
+        texts = []
+        for record in records[:_WORST]:
+            if "words" in record and "tags" in record:
+                texts.append(entity_pieces(record))
+            else:
+                rows.append([_text(record), _short(record["gold"]), _predicted(record), float(record["badness"])])
+    table = Table(title, ("Text", "Gold", "Predicted", "Badness"), rows) if rows else None
+    return _Mistakes(records, table, TaggedTexts(title, texts) if texts else None)
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    return _short(" / ".join(str(record[key]) for key in ("text", "pair", "context") if key in record))
+
+
+def _predicted(record: Mapping[str, Any]) -> str:
+    for key in ("label", "labels", "score", "answer", "tags"):
+        if key in record:
+            return _short(record[key])
+    return ""
+
+
+def _short(value: object) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+def task_verdict(name: str, entry: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]], against: str | None) -> list[str]:
+    """Sentences about a fine-tuned model on one task.
+
+    Args:
+        entry: entry of the task in results.json.
+        mistakes: all mistakes of the best seed.
+        against: result of `baselines_verdict`.
+    """
+    if entry["median"] is None:
+        return [f"{name}: no seed has a score; all seeds failed."]
+    metric, baselines = entry["metric"], entry.get("baselines") or {}
+    found = f"{name}: {metric.replace('_', ' ')} {entry['median']:.3f} on {entry['examples']:,} examples ({entry['split']})"
+    if against is not None:
+        found += f". {against}"
+    elif baselines and entry.get("beats_baselines"):
+        best = max(baselines.values(), key=lambda each: each["metrics"][metric])
+        found += f", which beats every simple baseline (the best, {best['title']}: {best['metrics'][metric]:.3f})."
+    else:
+        found += "."
+    return [found, *_kinds_of_mistakes(entry, mistakes)]
+
+
+def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
+    metrics = entry["metrics"]
+    found = []
+    if {"precision", "recall"} <= metrics.keys():
+        found.append(
+            f"It finds {metrics['recall']:.0%} of the spans, and {metrics['precision']:.0%} of the spans it marks are correct."
+        )
+    confusions = Counter(
+        (str(each["gold"]), str(each["label"])) for each in mistakes if isinstance(each.get("label"), str) and "gold" in each
+    )
+    if confusions:
+        ((gold, predicted), count), *_ = confusions.most_common(1)
+        found.append(f"The most frequent mistake: '{gold}' predicted as '{predicted}' ({count:,} of {len(mistakes):,} mistakes).")
+    kinds = Counter(str(span[2]) for each in mistakes for span in each.get("missed", ()))
+    if kinds:
+        (kind, count), *_ = kinds.most_common(1)
+        found.append(f"Most often missed: {kind} ({count:,} of {sum(kinds.values()):,} missed spans).")
+    return found
+
+
+def baselines_verdict(entry: Mapping[str, Any]) -> str | None:
+    """A sentence if the score does not beat the baselines; None if it does, or if there are no baselines.
+
+    Args:
+        entry: entry of a task in results.json; older files have no baselines.
+    """
+    if entry.get("beats_baselines") is not False:
+        return None
+    best = entry["baselines"][entry["best_baseline"]]
+    return f"The model does not beat {best['title']} ({best['metrics'][entry['metric']]:.4f})."

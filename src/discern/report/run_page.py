@@ -1,0 +1,256 @@
+"""The page of a pre-training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from discern.artifacts.run import CONFIG_FILE, EVALUATION_FILE, build_objective, special_in
+from discern.artifacts.run import read_record as read_run_record
+from discern.config.tree import flatten, to_toml
+from discern.errors import DataError
+from discern.models.config import ModelConfig
+from discern.objectives.base import Objective, Vocabulary
+from discern.report.curves import last_held_out, run_charts
+from discern.report.evaluation import (
+    BLIMP_FILE,
+    EVALUATE_AGAIN,
+    blimp_tables,
+    evaluation_charts,
+    evaluation_tables,
+    read_blimp_results,
+)
+from discern.report.page import Page, ShadedText, render_page
+from discern.storage.files import write_text
+from discern.storage.guard import check_output
+from discern.storage.records import Record, read_record, understood
+from discern.training.diagnosis import Finding, diagnose_duplicates, diagnose_metrics, unusual_findings
+from discern.training.expectations import expectations
+from discern.training.health import diagnosable_from, too_early
+from discern.training.metrics_log import HELD_OUT, METRICS_FILE, held_out_metrics, is_number, read_metrics
+from discern.training.pretrain_config import PretrainConfig, read_written_config
+
+if TYPE_CHECKING:
+    from discern.inference.detection import Detection
+
+REPORT_FILE = "report.html"
+_MEASURE = "remove it to leave it out of the page; `discern evaluate RUN` writes it again"
+
+_OBJECTIVES = {
+    "rtd": "replaced token detection (ELECTRA)",
+    "mlm": "masked language modeling (BERT)",
+    "permutation-lm": "permutation language modeling (XLNet)",
+    "electric": "noise-contrastive energies (Electric)",
+}
+_UNKNOWN = "not recorded"
+# By the AUC; 0.5 is guessing.
+_AUC_WORDS = (
+    (0.55, "hardly better than by guessing"),
+    (0.7, "somewhat better than by guessing"),
+    (0.85, "clearly"),
+    (1.01, "well"),
+)
+
+
+def report(
+    run: Path, out: Path | None, detections: Sequence[Detection] = (), *, warn: Callable[[str], None] = lambda message: None
+) -> Path:
+    """Write the page of a run and return its path. The same run gives the same bytes.
+
+    Args:
+        out: HTML file to write or replace; None: report.html in the folder of the run.
+        detections: texts to show with shaded tokens.
+        warn: called with a message about damaged lines of the metrics log, which are skipped.
+
+    Raises:
+        ConfigError: `out` is a folder, or lies inside the run under another name.
+        DataError: the folder is not a run, its metrics log is empty, one of its files is damaged, or the page cannot be written.
+    """
+    target = out or run / REPORT_FILE
+    check_output("--out", target, REPORT_FILE, run, own=(REPORT_FILE,))
+    record = read_run_record(run)
+    lines = read_metrics(run, warn)
+    if not lines:
+        path = run / METRICS_FILE
+        if path.is_file() and path.stat().st_size:
+            raise DataError(
+                f"{path} is damaged: none of its lines can be read",
+                hint="restore it from a copy, or continue training",
+            )
+        raise DataError(
+            f"{run} has nothing to show yet: its {METRICS_FILE} is empty",
+            hint="run `discern pretrain` until its first log step",
+        )
+    config = read_written_config(run / CONFIG_FILE)
+    step, metrics = last_held_out(lines)
+    evaluation = _evaluation(run)
+    with understood(run / EVALUATION_FILE, hint=_MEASURE):
+        measured = (evaluation_charts(evaluation), evaluation_tables(evaluation)) if evaluation else ((), ())
+    with understood(run / BLIMP_FILE, hint=EVALUATE_AGAIN):
+        preferences = blimp_tables(read_blimp_results(run))
+    page = Page(
+        title=f"discern: {run.resolve().name}",
+        verdict=_verdict(config, record, lines, step),
+        facts=_facts(config, record, lines[-1]),
+        curves=[*run_charts(lines), *measured[0]],
+        tables=[*measured[1], *preferences],
+        metrics=metrics,
+        evaluated_at=step,
+        detections=[ShadedText(found.text, found.offsets, found.replaced_probability) for found in detections],
+        configuration=to_toml(config),
+        notes=_notes(config, step, has_more=bool(evaluation)),
+    )
+    try:
+        write_text(target, render_page(page))
+    except OSError as problem:
+        raise DataError(
+            f"cannot write {target}: {problem.strerror or problem}",
+            hint="choose a file in an existing folder that you can write to: --out FILE.html",
+        ) from problem
+    return target
+
+
+def _verdict(
+    config: PretrainConfig, record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], evaluated: int | None
+) -> list[str]:
+    """Summary of the last held-out metrics, with the findings of `discern doctor` that need neither weights nor data."""
+    last: Mapping[str, Any] = next((line for line in reversed(lines) if line["step"] == evaluated and held_out_metrics(line)), {})
+    # Named as in an evaluation.
+    metrics = {name.removeprefix(HELD_OUT): value for name, value in held_out_metrics(last).items()}
+    expected = expectations(_objective(config, record), config.train.max_steps, flatten(config))
+    settled = diagnosable_from(config.optimizer.warmup_steps, config.train.max_steps)
+    statistics = record.get("statistics", {})
+    findings = diagnose_metrics(metrics, expected)
+    findings += diagnose_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
+    step = lines[-1]["step"]
+    return run_verdict(step, config.train.max_steps, metrics, [too_early(each, evaluated or 0, settled) for each in findings])
+
+
+def _objective(config: PretrainConfig, record: Mapping[str, Any]) -> Objective:
+    """The objective of the run, without weights."""
+    with torch.device("meta"):
+        return build_objective(config, Vocabulary(record["vocab_size"], special_in(record)))
+
+
+def _evaluation(run: Path) -> dict[str, Any]:
+    """Results of the last `discern evaluate` in the run's folder; empty if there are none.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = run / EVALUATION_FILE
+    return read_record(path, _Evaluation, hint=_MEASURE) if path.is_file() else {}
+
+
+class _Evaluation(Record):
+    step: int
+    rows: int
+
+
+def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The head of the page, without paths and machine names, so that the page can be shared."""
+    objective = _objective(config, record)
+    sizes = {name: network.encoder.config for name, network in objective.networks().items()}
+    statistics = record.get("statistics", {})
+    unknown = statistics.get("unknown_fraction")
+    versions = {"discern": record.get("discern", _UNKNOWN), **record.get("versions", {})}
+    name, train = config.objective.name, config.train
+    return [
+        ("Objective", _OBJECTIVES.get(name, name)),
+        *((network.capitalize(), _size(size)) for network, size in sizes.items()),
+        ("Parameters (shared ones counted once)", _number(sum(parameter.numel() for parameter in objective.parameters()))),
+        ("Vocabulary", f"{_number(record['vocab_size'])} tokens"),
+        ("Steps", f"{_number(last['step'])} of {_number(train.max_steps)}"),
+        ("Rows per step", f"{_number(train.sequences_per_step)} of at most {_number(config.data.sequence_length)} tokens"),
+        ("Tokens read, including repetitions", _number(last.get("tokens"))),
+        ("Time in training", _duration(last.get("seconds"))),
+        *_cost(last),
+        ("Precision setting", train.precision),
+        ("Data set", f"{_number(statistics.get('documents'))} documents, {_number(statistics.get('tokens'))} tokens"),
+        ("Unknown tokens", _UNKNOWN if unknown is None else f"{unknown:.3%}"),
+        ("Fingerprint of the data", record.get("data_fingerprint", _UNKNOWN)[:12]),
+        ("Made with", ", ".join(f"{library} {version}" for library, version in versions.items())),
+    ]
+
+
+def _cost(last: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """FLOPs and peak memory, if the metrics log has them."""
+    found = []
+    if is_number(last.get("flops")):
+        found.append(("FLOPs executed", f"{last['flops']:.3e}"))
+    if is_number(last.get("peak_memory_bytes")):
+        found.append(("Peak memory", f"{last['peak_memory_bytes'] / 2**30:.2f} GiB"))
+    return found
+
+
+def _notes(config: PretrainConfig, evaluated_at: int | None, *, has_more: bool) -> list[str]:
+    notes = [
+        "A point of a training curve is the mean over the steps since the previous point; held-out metrics are without dropout."
+    ]
+    if evaluated_at is None:
+        return [*notes, "There are no held-out metrics: no text was held out, or no evaluation was run yet."]
+    rows = config.train.evaluate_sequences
+    more = "" if has_more else " `discern evaluate RUN` adds metrics by token frequency and position, and a calibration curve."
+    amount = f"at most {rows:,} rows, evenly spaced in the held-out text" if rows else "all held-out text"
+    return [*notes, f"Every evaluation uses the same rows and masked positions: {amount}.{more}"]
+
+
+def _size(size: ModelConfig) -> str:
+    layers = "1 layer" if size.num_layers == 1 else f"{size.num_layers} layers"
+    return f"{layers}, {size.hidden_size} wide, attention heads {size.num_heads}, feed-forward {size.feedforward_size}"
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else _UNKNOWN
+
+
+def _duration(seconds: object) -> str:
+    """A duration in words."""
+    if not isinstance(seconds, int | float) or not is_number(seconds):
+        return _UNKNOWN
+    if seconds < 120:
+        return f"{seconds:.1f} seconds"
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 120 else f"{minutes // 60:,} hours {minutes % 60} minutes"
+
+
+def run_verdict(step: int, max_steps: int, metrics: Mapping[str, float], findings: Sequence[Finding]) -> list[str]:
+    """Sentences about a pre-training run.
+
+    Args:
+        metrics: metrics of the last evaluation, by name.
+        findings: diagnosis of these metrics.
+    """
+    if not metrics:
+        return [f"Step {step:,} of {max_steps:,}; no evaluation yet."]
+    early = [finding for finding in findings if finding.cause.startswith("too early to tell")]
+    begun = f"Step {step:,} of {max_steps:,}. " if step < max_steps else ""
+    found = [begun + " ".join(_learned(metrics))]
+    unusual = unusual_findings(findings)
+    found += [f"Unusual: {each.cause}." + (f" Try {each.knob}." if each.knob else "") for each in unusual]
+    if early:
+        found.append("It is too early for a verdict.")
+    elif not unusual:
+        found.append("All metrics are within their usual ranges.")
+    return found
+
+
+def _learned(metrics: Mapping[str, float]) -> list[str]:
+    sentences = []
+    auc = metrics.get("discriminator_auc")
+    if auc is not None:
+        how = next(words for bound, words in _AUC_WORDS if auc < bound)
+        sentences.append(f"The discriminator tells replaced tokens from original ones {how} (AUC {auc:.3f}; 0.5 is guessing).")
+    precision, recall = metrics.get("discriminator_precision"), metrics.get("discriminator_recall")
+    if precision is not None and recall is not None:
+        right = f", and {precision:.0%} of the tokens it marks were replaced" if recall else ""
+        sentences.append(f"At probability 1/2 it marks {recall:.0%} of the replaced tokens{right}.")
+    for name, who in (("generator_accuracy", "The generator"), ("mlm_accuracy", "The network")):
+        if name in metrics:
+            sentences.append(f"{who} predicts {metrics[name]:.0%} of the masked tokens correctly.")
+    if "permutation_lm_accuracy" in metrics:
+        sentences.append(f"The network predicts {metrics['permutation_lm_accuracy']:.0%} of the target tokens correctly.")
+    return sentences

@@ -1,0 +1,220 @@
+"""Input of predictions: the examples of a file or of standard input, one by one, read like the training file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from discern.errors import ConfigError, DataError
+from discern.tasks import tasks as registry
+from discern.tasks.base import Definition, Labels, Task
+from discern.tasks.classification import Classification
+from discern.tasks.conll import COLUMN_SUFFIXES, ConllSource, read_conll, suffix_of
+from discern.tasks.examples import Reading, TaggingExample
+from discern.tasks.questions import Questions
+from discern.tasks.readers.files import numbered_lines
+from discern.tasks.readers.table import Table, TableFormat, open_table
+from discern.tasks.readers.user_columns import (
+    CONTEXT_NAMES,
+    QUESTION_NAMES,
+    TEXT_NAMES,
+    WORDS_NAMES,
+    ClassificationColumns,
+    QuestionColumns,
+    TaggingColumns,
+    chosen_column,
+    numbered_columns,
+)
+from discern.tasks.readers.user_file import classification_rows, question_rows, tagging_rows
+from discern.tasks.tagging import Tagging
+
+InputFormat = TableFormat | Literal["conll"]
+
+_ROLES = {"tags": ("words",), "spans": ("question", "context")}
+_TABLES = {".csv", ".parquet", ".jsonl", ".ndjson"}
+_LOOKED_AT = 1000
+_SPAN_TAG = re.compile(r"O|[BIESLUM]-\S+")
+_PREFIXES = frozenset("BIESLUM")
+# A character alone, or with its position in its word.
+_CHARACTER = re.compile(r".\d*")
+
+
+def input_examples(
+    task: Task[Any],
+    record: Mapping[str, Any],
+    path: Path,
+    columns: Mapping[str, str],
+    format: InputFormat | None,
+    note: Callable[[str], None],
+) -> Iterator[Any]:
+    """The examples of a file, without labels. Tables are read in bounded memory; formats of named tasks as a whole.
+
+    Args:
+        record: record of the task in finetuned.json.
+        path: path of the file; `-` is standard input.
+        columns: columns by role ("text", "pair", "words", "question", "context"); by default those of the training file, or
+            recognized by their names.
+        format: format of the file; None: recognized by content and name.
+        note: receives messages about rows that were left out or corrected, and about the chosen format of ambiguous files.
+
+    Raises:
+        ConfigError: a column does not exist, or its role is not one of the task's.
+        DataError: the file or one of its rows cannot be read.
+    """
+    definition = known_definition(task)
+    if definition is not None and not isinstance(task, Classification | Tagging | Questions):
+        if columns or format is not None or str(path) == "-":
+            raise ConfigError(
+                f"'{task.name}' only reads its own format", hint="give a file of that format, without --format and columns"
+            )
+        return _noted(definition.source.read(path, "test", labeled=False), path, note)
+    _check_roles(task, record, columns)
+    tags, source = task.labels.kind == "tags", record.get("source") or {}
+    if format == "conll" and not tags:
+        raise ConfigError(f"--format conll is for tagging, but '{task.name}' is not a tagging task", hint="leave it out")
+    characters = definition is not None and isinstance(definition.source, ConllSource) and definition.source.characters
+    if tags and (format == "conll" or (format is None and _is_conll(task, path, record, characters=characters))):
+        if format is None and suffix_of(path) not in COLUMN_SUFFIXES:
+            note(f"{path.name}: read with one word per line; for one sentence per line: --format text")
+        return _noted(_word_per_line(definition, path, source, columns), path, note)
+    official: DataError | ConfigError | None = None
+    if definition is not None and not tags and not columns and format is None and _may_be_official(path):
+        try:
+            return _noted(definition.source.read(path, "test", labeled=False), path, note)
+        except (DataError, ConfigError) as problem:
+            official = problem
+    names = definition.source.text_names() if definition is not None else ()
+    try:
+        table = open_table(path, cast(TableFormat | None, format or _format_of_training(record, path)))
+        if tags and table.format == "text":
+            if format is None and str(path) != "-":
+                note(f"{path.name}: read as plain text with one sentence per line; for one word per line: --format conll")
+            return _words_of_lines(table, characters=characters)
+        # Numbered columns have no names that a table could have.
+        trained = source.get("columns") or {} if source.get("format") != "conll" else {}
+        return _rows(task, table, {**trained, **columns}, names, characters=characters)
+    except (DataError, ConfigError) as problem:
+        # For a file with the suffix of the official ones, the error of the task's own reader is the more helpful one.
+        raise (official if official is not None and {".tsv", ".json"} & set(path.suffixes) else problem) from None
+
+
+def blocks(examples: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """The examples in lists of `size`."""
+    while block := list(islice(examples, size)):
+        yield block
+
+
+def known_definition(task: Task[Any]) -> Definition[Any] | None:
+    """The registered definition of a task, configured by its settings; None for a task from the user's own files."""
+    if task.name not in registry.names():
+        return None
+    definition: Definition[Any] = registry.load(task.name)
+    return replace(definition, source=definition.source.configured(task.config))
+
+
+def _check_roles(task: Task[Any], record: Mapping[str, Any], columns: Mapping[str, str]) -> None:
+    roles = _ROLES.get(task.labels.kind, ("text", "pair"))
+    if roles == ("text", "pair") and "columns" in (source := record.get("source") or {}) and not source["columns"].get("pair"):
+        roles = ("text",)
+    wrong = next((role for role in columns if role not in roles), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"--{wrong} is given, but '{task.name}' was fine-tuned on {' and '.join(roles)}",
+            hint=" ".join(f"--{role} COLUMN" for role in roles),
+        )
+
+
+def _noted(reading: Reading[Any], path: Path, note: Callable[[str], None]) -> Iterator[Any]:
+    """The examples of a reading, after noting its problems."""
+    for problem in reading.problems:
+        note(f"{path.name}: {problem}")
+    return iter(reading.examples)
+
+
+def _rows(
+    task: Task[Any], table: Table, columns: Mapping[str, Any], names: Sequence[Sequence[str]], *, characters: bool
+) -> Iterator[Any]:
+    """The rows of a table; the columns are checked before the first row is read."""
+    if task.labels.kind == "tags":
+        words = chosen_column(table, columns.get("words"), WORDS_NAMES, "--words", set())
+        return tagging_rows(table, TaggingColumns(words), labeled=False, characters=characters)
+    if task.labels.kind == "spans":
+        question = chosen_column(table, columns.get("question"), QUESTION_NAMES, "--question", {columns.get("context")})
+        context = chosen_column(table, columns.get("context"), CONTEXT_NAMES, "--context", {question})
+        return question_rows(table, QuestionColumns(question, context))
+    text, pair = columns.get("text"), columns.get("pair")
+    # The column of a plain text has no name.
+    text = None if table.format == "text" and pair is None and len(names) < 2 else text
+    first, *second = [[name.lower() for name in each] for each in names] or [TEXT_NAMES]
+    text = chosen_column(table, text, first, "--text", {pair})
+    if pair is not None or second:
+        pair = chosen_column(table, pair, second[0] if second else (), "--pair", {text})
+    return classification_rows(table, ClassificationColumns(text, pair), labeled=False)
+
+
+def _words_of_lines(table: Table, *, characters: bool) -> Iterator[TaggingExample]:
+    """One sentence per line, its words separated by white space, or with every character as a word."""
+    for number, row in enumerate(table.rows):
+        words = str(row.values["text"]).split()
+        yield TaggingExample(str(number), tuple("".join(words) if characters else words))
+
+
+def _word_per_line(
+    definition: Definition[Any] | None, path: Path, source: Mapping[str, Any], columns: Mapping[str, str]
+) -> Reading[Any]:
+    """The sentences of a file with one word per line."""
+    if str(path) == "-":
+        raise ConfigError(
+            "CoNLL columns cannot be read from standard input",
+            hint="write them to a file; plain text, CSV and JSON lines can be read from standard input",
+        )
+    if definition is not None:
+        return definition.source.read(path, "test", labeled=False)
+    return read_conll(path, word_column=_word_column(path, source, columns), tag_column=None)
+
+
+def _word_column(path: Path, source: Mapping[str, Any], columns: Mapping[str, str]) -> int:
+    """Column of the words in a file with one word per line: the given one, or that of the training file, or the default."""
+    if "words" not in columns and source.get("format") == "conll":
+        return int(source["columns"]["words"])
+    return numbered_columns(path, words=columns.get("words")).words
+
+
+def _format_of_training(record: Mapping[str, Any], path: Path) -> InputFormat | None:
+    """The given format of the training file, for files with the same suffix."""
+    format: InputFormat | None = (record.get("source") or {}).get("format")
+    trained = (record.get("files") or {}).get("train")
+    return format if format and trained and Path(trained).suffix == path.suffix else None
+
+
+def _may_be_official(path: Path) -> bool:
+    return str(path) != "-" and path.suffix.lower() not in {".csv", ".parquet"}
+
+
+def _is_conll(task: Task[Any], path: Path, record: Mapping[str, Any], *, characters: bool) -> bool:
+    """Whether a file has one word per line.
+
+    That is so by its suffix, by the format of a training file with the same suffix, or because every line ends in a tag (or is
+    a character, if words are characters). Blank lines are no criterion: plain text may have them too.
+    """
+    if str(path) == "-" or suffix_of(path) in _TABLES:
+        return False
+    if suffix_of(path) in COLUMN_SUFFIXES or _format_of_training(record, path) == "conll":
+        return True
+    lines = [line.strip() for _, line in islice(numbered_lines(path), _LOOKED_AT)]
+    filled = [line for line in lines if line and not line.startswith(("-DOCSTART-", "# "))]
+    if characters and filled and all(_CHARACTER.fullmatch(line) for line in filled):
+        return True
+    rows = [line.split("\t") if "\t" in line else line.split() for line in filled]
+    return {len(row) for row in rows} in ({2}, {3}, {4}, {5}) and all(_is_tag(row[-1], task.labels) for row in rows)
+
+
+def _is_tag(word: str, labels: Labels) -> bool:
+    """Whether a word is a tag of the task, or has the form of one."""
+    if word in labels.names or labels.scheme == "none":
+        return word in labels.names
+    return bool(_SPAN_TAG.fullmatch(word)) or ("B" in labels.names and word in _PREFIXES)

@@ -1,0 +1,109 @@
+"""The clock of a run: its throughput, and the work that a time budget makes due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Work = Literal["log", "evaluate", "checkpoint"]
+"""Work that may follow a step."""
+
+# As fractions of the budget: enough points for a curve, whatever the budget and the machine.
+_INTERVALS: dict[Work, float] = {"log": 0.01, "evaluate": 0.05, "checkpoint": 0.05}
+_LONGEST: dict[Work, float] = {"checkpoint": 1800.0}  # seconds
+# An evaluation or checkpoint that took a second is not repeated for 20: each costs at most a twentieth of the time.
+_COST_FACTOR = 20.0
+
+
+class StepMeter:
+    """Clock of a run, and means over the steps since the last record. Evaluating and saving do not count as training.
+
+    Args:
+        seconds: duration of the run in earlier sessions.
+        interval: the value of `interval()` that the earlier session saved; its means continue as if uninterrupted.
+    """
+
+    def __init__(self, seconds: float, interval: Mapping[str, Any] | None = None) -> None:
+        self._offset = seconds
+        self._begin = time.perf_counter()
+        self.last: dict[str, float] = {}
+        self.restart()
+        if interval:
+            self._sums.update(interval["sums"])
+            self._steps, self._tokens = int(interval["steps"]), int(interval["tokens"])
+            self._since -= float(interval["seconds"])
+
+    def seconds(self) -> float:
+        """Seconds of the run, including earlier sessions."""
+        return self._offset + time.perf_counter() - self._begin
+
+    def restart(self) -> None:
+        """Begin a new interval."""
+        self._sums: dict[str, float] = {}
+        self._steps = 0
+        self._tokens = 0
+        self._since = time.perf_counter()
+
+    def add(self, losses: dict[str, float], tokens: int) -> None:
+        """Add one step."""
+        self.last = losses
+        self._steps += 1
+        self._tokens += tokens
+        for name, value in losses.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def interval(self) -> dict[str, Any]:
+        """The current interval as plain JSON, from which a resumed run continues it."""
+        seconds = time.perf_counter() - self._since
+        return {"sums": self._sums, "steps": self._steps, "tokens": self._tokens, "seconds": round(seconds, 3)}
+
+    def means(self) -> dict[str, float]:
+        """Mean of each loss over the interval."""
+        return {name: value / max(self._steps, 1) for name, value in self._sums.items()}
+
+    def tokens_per_second(self) -> float:
+        """Real tokens per second over the interval, all ranks together."""
+        return self._tokens / max(time.perf_counter() - self._since, 1e-9)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock of the interval; that of the run continues."""
+        begin = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - begin
+
+
+@dataclass(frozen=True)
+class Due:
+    """The work that follows the current step."""
+
+    log: bool = False
+    evaluate: bool = False
+    checkpoint: bool = False
+
+
+class TimeBudget:
+    """Schedule work by the clock, in addition to the intervals in steps, which remain upper limits.
+
+    Args:
+        budget: seconds of the whole run.
+        kinds: the work that the clock schedules: work whose interval the user has not set.
+        seconds: duration of the run in earlier sessions.
+    """
+
+    def __init__(self, budget: float, kinds: Iterable[Work], seconds: float = 0.0) -> None:
+        self._waits = {kind: min(_INTERVALS[kind] * budget, _LONGEST.get(kind, budget)) for kind in kinds}
+        self._last: dict[Work, float] = dict.fromkeys(_INTERVALS, seconds)
+
+    def due(self, seconds: float) -> Due:
+        """The work that is due `seconds` into the run."""
+        return Due(**{kind: seconds - self._last[kind] >= wait for kind, wait in self._waits.items()})
+
+    def done(self, kind: Work, seconds: float, cost: float = 0.0) -> None:
+        """Note that some work was done by now, and that it took `cost` seconds."""
+        # Counted as if it had been done later, so that the wait is in proportion to its cost.
+        delay = max(0.0, _COST_FACTOR * cost - self._waits.get(kind, 0.0))
+        self._last[kind] = seconds + delay

@@ -1,0 +1,85 @@
+"""Warnings about unusual metrics during training, and the step from which they can be diagnosed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from discern.training.diagnosis import (
+    USUAL_WEIGHTS,
+    Finding,
+    diagnose_drift,
+    diagnose_metrics,
+    discriminator_share,
+)
+from discern.training.expectations import Expectations
+
+_OF_PROGRESS = ("replaced_fraction", "discriminator_recall", "embedding_norm_drift")
+_OF_PROGRESS_ENDINGS = ("_gain", "_loss_share")
+# Networks that learn showed it within 1,400 steps (docs/howto/doctor.md); a run of fewer steps is diagnosed after a tenth of it.
+_EARLY_STEPS = 1000
+
+
+def diagnosable_from(warmup_steps: int, max_steps: int) -> int:
+    """Step from which metrics that depend on the progress of a run can be diagnosed, counted from the start of learning."""
+    return max(warmup_steps, min(max_steps // 10, _EARLY_STEPS))
+
+
+def too_early(finding: Finding, step: int, settled: int) -> Finding:
+    """The finding, without its verdict if it depends on the progress of the run and it is too early to tell.
+
+    Args:
+        settled: first step at which it can be diagnosed.
+    """
+    depends = finding.name in _OF_PROGRESS or finding.name.endswith(_OF_PROGRESS_ENDINGS)
+    if step >= settled or not depends or finding.verdict not in ("low", "high"):
+        return finding
+    cause = f"too early to tell at step {step:,}; this can be judged from step {settled:,} on"
+    return replace(finding, verdict="unknown", cause=cause, knob="")
+
+
+class HealthMonitor:
+    """Warns about each unusual metric during training once.
+
+    Args:
+        quiet_steps: steps after a network has begun to learn during which it is not diagnosed.
+        expected: expectations of the objective.
+        start_norm: `embedding_norm` of the weights that the run began with; None if unknown.
+    """
+
+    def __init__(self, quiet_steps: int, expected: Expectations, start_norm: float | None = None) -> None:
+        self._quiet = quiet_steps
+        self._expected = expected
+        self._start_norm = start_norm
+        self._told: set[str] = set()
+
+    def notes(self, step: int, metrics: Mapping[str, float], norm: float | None = None) -> list[str]:
+        """Return new warnings after an evaluation.
+
+        Args:
+            norm: current `embedding_norm` of the objective.
+        """
+        if step < self._quiet:
+            return []
+        if step < self._expected.discriminator_from + self._quiet:
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("discriminator")}
+        found = diagnose_metrics(metrics, self._expected)
+        generator, discriminator = metrics.get("generator_loss"), metrics.get("discriminator_loss")
+        if self._expected.weights == USUAL_WEIGHTS and generator is not None and discriminator is not None:
+            share = USUAL_WEIGHTS[1] * discriminator
+            found.append(discriminator_share(share / (USUAL_WEIGHTS[0] * generator + share)))
+        if norm is not None and self._start_norm is not None:
+            found.append(diagnose_drift(norm, self._start_norm, self._expected.settings))
+        return [warning_of(finding) for finding in found if self._is_new(finding)]
+
+    def _is_new(self, finding: Finding) -> bool:
+        if finding.verdict not in ("low", "high") or finding.name in self._told:
+            return False
+        self._told.add(finding.name)
+        return True
+
+
+def warning_of(finding: Finding) -> str:
+    """The warning about a finding, on one line."""
+    knob = f"; try {finding.knob}" if finding.knob else ""
+    return f"warning: {finding.name} {finding.value:.4f} is {finding.verdict}: {finding.cause}{knob}"

@@ -1,0 +1,167 @@
+"""metrics.jsonl: one JSON object per line, appended during the run and consistent with the checkpoint after a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from discern.errors import CheckpointError, DataError
+from discern.parsing import json_value
+from discern.storage.files import write_text
+
+METRICS_FILE = "metrics.jsonl"
+HELD_OUT = "heldout_"
+_OF_TRAINING = {
+    "step",
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "learning_rate",
+    "grad_norm",
+    "flops",
+    "peak_memory_bytes",
+    "generator_entropy",  # of adversarial training
+}
+
+
+class MetricsLog:
+    """Writer of a run's metrics.jsonl.
+
+    Args:
+        folder: folder of the run.
+        step: step from which the run continues; later records, of steps that will be repeated, are dropped.
+        tensorboard: also write TensorBoard events under `folder/tensorboard`.
+    """
+
+    def __init__(self, folder: Path, step: int, *, tensorboard: bool = False) -> None:
+        self._path = folder / METRICS_FILE
+        _truncate(self._path, step)
+        self._stream = self._path.open("a", encoding="utf-8")
+        self._events = _event_writer(folder / "tensorboard") if tensorboard else None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record; values that are not finite become null.
+
+        Raises:
+            CheckpointError: the file could not be written.
+        """
+        clean = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
+        try:
+            self._stream.write(json.dumps(clean) + "\n")
+            self._stream.flush()
+        except OSError as problem:
+            raise CheckpointError(
+                f"could not write {self._path}: {problem}",
+                hint="free some space and run the same command again: training continues from the last checkpoint",
+            ) from problem
+        if self._events is not None:
+            for key, value in clean.items():
+                if key != "step" and isinstance(value, int | float):
+                    self._events.add_scalar(key, value, record["step"])
+
+    def rewind(self, step: int) -> None:
+        """Drop the records beyond a step."""
+        self._stream.close()
+        _truncate(self._path, step)
+        self._stream = self._path.open("a", encoding="utf-8")
+
+    def sync(self) -> None:
+        """Force the written records onto the disk."""
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):  # an error of a full disk was reported when the record was written
+            self._stream.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def read_metrics(folder: Path, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """The records of a run, oldest first; each has a step. Damaged lines, and a last line that a kill cut short, are left out.
+
+    Args:
+        warn: called with the number of damaged lines and the first of them.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    path = folder / METRICS_FILE
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint="check its permissions") from problem
+    found = [_record(line) for line in lines]
+    # After the last line break there is nothing, or a line that a kill cut short.
+    damaged = [number for number, (line, record) in enumerate(zip(lines[:-1], found, strict=False), 1) if line and record is None]
+    if damaged and warn is not None:
+        count = "1 line is" if len(damaged) == 1 else f"{len(damaged)} lines are"
+        warn(f"{path}: {count} damaged and left out, the first is line {damaged[0]}: expected a JSON object with a step")
+    return [record for record in found if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record on a line; None if the line is damaged."""
+    try:
+        found = json_value(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+
+
+def records_of_step(folder: Path, step: int) -> list[dict[str, Any]]:
+    """The records of one step of a run."""
+    return [record for record in read_metrics(folder) if record.get("step") == step]
+
+
+def add_held_out(record: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """A record with the metrics of an evaluation beside those of training.
+
+    Both have losses, so held-out losses are named `heldout_...`, whether or not this step also has training losses.
+    """
+    return {**record, **{f"{HELD_OUT}{key}" if _is_loss(key) or key in record else key: metrics[key] for key in metrics}}
+
+
+def held_out_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of the evaluation in a record, under the names that they have there; empty without an evaluation."""
+    twins = {key.removeprefix(HELD_OUT) for key in record if key.startswith(HELD_OUT)}
+    if not twins:
+        return {}
+    return {
+        key: value for key, value in record.items() if key not in _OF_TRAINING | twins and not _is_loss(key) and is_number(value)
+    }
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a record is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_loss(key: str) -> bool:
+    return not key.startswith(HELD_OUT) and (key == "loss" or key.endswith("_loss"))
+
+
+def _truncate(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = [record for record in read_metrics(path.parent) if record["step"] <= step]
+    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def _event_writer(folder: Path) -> Any:
+    from discern.errors import ConfigError
+
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as problem:
+        raise ConfigError(
+            "train.tensorboard is set, but TensorBoard is not installed", hint="pip install 'discern-nlp[track]'"
+        ) from problem
+    return SummaryWriter(str(folder))

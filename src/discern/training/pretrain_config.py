@@ -1,0 +1,167 @@
+"""The configuration of a pre-training run: its sections put together and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
+
+from discern.config.base import Section
+from discern.config.layers import Settings, collect, read_file
+from discern.config.presets import preset_names
+from discern.config.resolve import Clamp, Resolved, resolve
+from discern.config.schema import Variant
+from discern.config.tree import diff
+from discern.data.config import DataConfig
+from discern.errors import ConfigError
+from discern.models import encoders
+from discern.models.config import ModelConfig, build_config, config_class
+from discern.models.embeddings import PlacedEmbeddings
+from discern.objectives import objectives
+from discern.objectives.config import ObjectiveConfig
+from discern.training.config import OptimizerConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from discern.models.base import Encoder
+
+_SEGMENTS_OF_TWO_PARTS = 3  # text and A, B, [CLS]
+
+
+class PretrainConfig(Section):
+    """All settings that determine what a pre-training run computes, apart from its data set."""
+
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: SerializeAsAny[ModelConfig] = Field(default_factory=build_config)
+    objective: SerializeAsAny[ObjectiveConfig]
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """The objective's own configuration class, found by its name."""
+        if isinstance(value, dict) and "name" in value:
+            return objectives.load(value["name"]).Config.model_validate(value)
+        return value
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _by_encoder(cls, value: Any) -> Any:
+        """The encoder's own configuration class, found by its name."""
+        return build_config(value) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _rows_suit(self) -> PretrainConfig:
+        """Check that rows, encoder, objective and batch are compatible."""
+        data, train = self.data, self.train
+        self.objective.check(data, self.model)
+        if data.packing == "two-part" and data.reversed_rows and not _reads_backwards(self.model):
+            raise ValueError(
+                f"half of the rows of data.packing 'two-part' run backwards, which model.encoder '{self.model.encoder}' cannot "
+                "be told; set data.reversed_rows=false"
+            )
+        if data.packing == "two-part" and _has_segment_table(self.model) and self.model.num_token_types < _SEGMENTS_OF_TWO_PARTS:
+            raise ValueError(
+                f"rows of data.packing 'two-part' have {_SEGMENTS_OF_TWO_PARTS} segments, but model.num_token_types is "
+                f"{self.model.num_token_types}; set model.num_token_types={_SEGMENTS_OF_TWO_PARTS}"
+            )
+        if not self.objective.reads_in_order:
+            return self
+        if data.reversed_rows and train.sequences_per_step % 2:
+            raise ValueError(
+                f"train.sequences_per_step {train.sequences_per_step} cannot be as many slots forwards as backwards; set "
+                f"train.sequences_per_step={train.sequences_per_step + 1}, or data.reversed_rows=false"
+            )
+        if train.micro_batch_size is not None and train.sequences_per_step % train.micro_batch_size:
+            raise ValueError(
+                f"the {train.sequences_per_step} slots of train.sequences_per_step are no multiple of train.micro_batch_size "
+                f"{train.micro_batch_size}; set train.micro_batch_size to a number that divides them"
+            )
+        return self
+
+
+def load_pretrain_config(file: Path | None, preset: str | None, overrides: Sequence[str] = ()) -> Resolved[PretrainConfig]:
+    """Resolve a configuration: preset, then file (or the `config.toml` of a run folder), then `--set`.
+
+    Args:
+        file: a TOML file, or the folder of a run.
+        preset: name of a preset to start from.
+        overrides: values of `--set`: "train.max_steps=1000".
+
+    Raises:
+        ConfigError: there is no configuration to start from, or it has mistakes; all of them are named at once.
+    """
+    return resolve_pretrain_config(collect(preset, file, overrides))
+
+
+def read_written_config(path: Path) -> PretrainConfig:
+    """Read a configuration that discern wrote into the folder of a run or an export.
+
+    Raises:
+        ConfigError: it is missing or damaged; the message names the file.
+    """
+    try:
+        return resolve_pretrain_config(read_file(path, written=True)).config
+    except ConfigError as problem:
+        if str(path) in problem.message:
+            raise
+        hint = "copy the file again from where the folder came from"
+        raise ConfigError(f"{path} is damaged: {problem.message}", hint=hint) from problem
+
+
+def resolve_pretrain_config(settings: Settings) -> Resolved[PretrainConfig]:
+    """Resolve settings that are already collected.
+
+    Raises:
+        ConfigError: they have mistakes; all of them are named at once.
+    """
+    return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS)
+
+
+def differences(left: str, right: str) -> list[tuple[str, Any, Any]]:
+    """The keys in which two configurations differ, with both values; `ABSENT` where one has no such key.
+
+    Args:
+        left: a preset, a TOML file or the folder of a run.
+        right: the same.
+    """
+    return diff(_named(left).config, _named(right).config)
+
+
+def _named(name: str) -> Resolved[PretrainConfig]:
+    """The configuration of a preset, a file or a run."""
+    is_preset = name in preset_names() or not (Path(name).exists() or "/" in name or name.endswith(".toml"))
+    return load_pretrain_config(None, name) if is_preset else load_pretrain_config(Path(name), None)
+
+
+def _has_no_position_table(model: ModelConfig) -> bool:
+    try:
+        kind: type[Encoder] = encoders.load(model.encoder)
+    except ConfigError:  # reported with all other problems
+        return False
+    return not kind.limits_positions
+
+
+_CLAMPS = (Clamp("data.sequence_length", limit="model.max_positions", unless=_has_no_position_table),)
+
+
+def _objective_config(name: str) -> type[BaseModel]:
+    """The configuration class of an objective; imports it, and with it torch."""
+    objective: Any = objectives.load(name)
+    return cast(type[BaseModel], objective.Config)
+
+
+_VARIANTS = {
+    "model": Variant("encoder", config_class, encoders.names, "encoder", were_one=True),
+    "objective": Variant("name", _objective_config, objectives.names, "objective"),
+}
+
+
+def _reads_backwards(model: ModelConfig) -> bool:
+    return encoders.load(model.encoder).reads_backwards  # type: ignore[attr-defined, no-any-return]
+
+
+def _has_segment_table(model: ModelConfig) -> bool:
+    return issubclass(encoders.load(model.encoder).embeddings_class, PlacedEmbeddings)  # type: ignore[attr-defined]

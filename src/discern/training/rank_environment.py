@@ -1,0 +1,133 @@
+"""Rank and world size of this process, from the environment variables that torchrun and `--nproc` set."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import dataclass
+
+from discern.errors import ConfigError
+
+LIFELINE = "DISCERN_LIFELINE"
+"""Environment variable of the processes of `--nproc`: descriptor of a pipe that is closed when the launcher ends."""
+
+LOST_CONTACT = 76
+"""Exit code of a process that lost contact with the others; the launcher reports the reason."""
+
+TIMEOUT_VARIABLE = "DISCERN_RANKS_TIMEOUT"
+"""Environment variable: seconds after which a process that does not respond is considered lost."""
+
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+_ALONE = f"unset {' '.join(_NEEDED)}"
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """Rank of this process among those that train together.
+
+    Attributes:
+        rank: number of this process, from 0.
+        world_size: number of processes.
+        local_rank: number of this process on this machine, from 0.
+        local_world_size: number of processes on this machine.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+SINGLE_PROCESS = RankEnvironment(0, 1, 0, 1)
+
+
+def rank_environment() -> RankEnvironment:
+    """Rank and world size from the environment; a single process if not all of the variables are set.
+
+    RANK or WORLD_SIZE alone are ignored, since on some clusters every process has them.
+
+    Raises:
+        ConfigError: the variables contradict each other, or are not numbers.
+    """
+    if not all(os.environ.get(name) for name in _NEEDED):
+        return SINGLE_PROCESS
+    world, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    if rank >= world:
+        raise ConfigError(
+            f"the environment has RANK={rank} and WORLD_SIZE={world}: ranks are numbered from 0 to {world - 1}",
+            hint=f"start it with torchrun or --nproc, or alone: {_ALONE}",
+        )
+    local_world = _number("LOCAL_WORLD_SIZE", 1) if os.environ.get("LOCAL_WORLD_SIZE") else 1
+    local_rank = _number("LOCAL_RANK", 0) if os.environ.get("LOCAL_RANK") else 0
+    return SINGLE_PROCESS if world == 1 else RankEnvironment(rank, world, local_rank, max(local_world, local_rank + 1))
+
+
+def require_single_process(what: str) -> None:
+    """Check that torchrun has not started several processes for work that needs only one.
+
+    Raises:
+        ConfigError: it has started several.
+    """
+    if rank_environment().world_size > 1:
+        raise ConfigError(
+            f"{what} runs in one process, but the environment sets up several", hint=f"start it as a single process: {_ALONE}"
+        )
+
+
+def missing_variables() -> list[str]:
+    """Variables that are missing if some but not all of them are set; empty otherwise."""
+    found = [name for name in ("RANK", "WORLD_SIZE") if os.environ.get(name)]
+    missing = [name for name in _NEEDED if not os.environ.get(name)]
+    return missing if found else []
+
+
+def is_launched() -> bool:
+    """Whether `--nproc` started this process."""
+    return LIFELINE in os.environ
+
+
+def ranks_timeout() -> float:
+    """Seconds that a process waits for the others during a step; 10 minutes unless the environment sets another number.
+
+    Raises:
+        ConfigError: the variable is not a number above 0.
+    """
+    found = os.environ.get(TIMEOUT_VARIABLE, "600")
+    try:
+        seconds = float(found)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(
+            f"the environment has {TIMEOUT_VARIABLE}={found!r}, expected seconds above 0", hint=f"unset {TIMEOUT_VARIABLE}"
+        )
+    return seconds
+
+
+def follow_launcher() -> None:
+    """Stop this process as by SIGTERM when the launcher that started it has ended for whatever reason."""
+    if not is_launched():
+        return
+    pipe = int(os.environ[LIFELINE])
+
+    def wait() -> None:
+        try:
+            while os.read(pipe, 1):
+                pass
+        except OSError:  # the variable was inherited, and the descriptor is not open here
+            return
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def _number(name: str, least: int) -> int:
+    value = os.environ[name]
+    if not value.isdecimal() or int(value) < least:
+        raise ConfigError(
+            f"the environment has {name}={value!r}, expected an integer of at least {least}",
+            hint=f"start it with torchrun or --nproc, or alone: {_ALONE}",
+        )
+    return int(value)

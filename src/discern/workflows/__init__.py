@@ -1,1 +1,0 @@
-"""One file a verb: builds the parts and runs them."""

@@ -1,0 +1,137 @@
+"""The model card holds facts, and says of the others that they are not recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from discern.convert.cards.model import ModelFacts, model_card
+from discern.interop.huggingface import to_huggingface
+from tests.parity.small_networks import VOCABULARY, build, sizes
+
+OBJECTIVE = build(sizes(), generator_size=0.5)
+
+
+def facts(network: str = "discriminator", **more: Any) -> ModelFacts:
+    model = to_huggingface(OBJECTIVE.networks()[network], VOCABULARY)
+    base = ModelFacts("my-model", network, model, "0.1.0", "rtd", 1200, {}, "WordPiece, cased")
+    return replace(base, **more)
+
+
+def test_says_what_it_knows() -> None:
+    card = model_card(
+        facts(
+            settings={"data.sequence_length": 16, "data.packing": "packed", "train.sequences_per_step": 128, "train.seed": 3},
+            reference="electra-small",
+            differences=[("optimizer.learning_rate", 0.001, 0.0005), ("train.max_hours", 2.0, None)],
+            data={"documents": 1611, "tokens": 111_597, "unknown_fraction": 0.00123},
+            tokens_seen=2_000_000,
+            evaluation={"discriminator_auc": 0.84931},
+            evaluated_at=1000,
+            versions={"torch": "2.13.0"},
+        )
+    )
+    for line in (
+        "# my-model",
+        "| Layers | 2 |",
+        "| Positions | 40, of which 16 were trained |",
+        "| Vocabulary | 97 entries; WordPiece, cased |",
+        "| Documents | 1,611 |",
+        "| Tokens in the data set | 111,597 |",
+        "| Unknown tokens | 0.123% |",
+        "| Steps | 1,200 |",
+        "| Tokens seen, repetitions included | 2,000,000 |",
+        "| `optimizer.learning_rate` | 0.001 | 0.0005 |",
+        "| `train.max_hours` | 2 | not recorded |",
+        "| `discriminator_auc` | 0.8493 |",
+        "Measured on the held-out split of the data set, at step 1,000.",
+        "- Positions from 16 on still have their initial values: truncate texts to 16 tokens.",
+        "| Made with | torch 2.13.0 |",
+    ):
+        assert line in card, line
+    assert "`token_type_ids` 1 still has its initial value" in card
+
+
+def test_parameters_are_counted_once() -> None:
+    generator = OBJECTIVE.networks()["generator"]
+    count = sum(value.numel() for value in {*generator.encoder.parameters(), *generator.head.parameters()})
+    assert f"| Parameters | {count:,} |" in model_card(facts("generator"))
+
+
+def test_says_what_it_does_not_know() -> None:
+    card = model_card(facts())
+    for line in (
+        "| Documents | not recorded |",
+        "| Unknown tokens | not recorded |",
+        "| Tokens seen, repetitions included | not recorded |",
+        "| Source of the text | not recorded |",
+        "| License of the text | not stated |",
+        "| Made with | not recorded |",
+        "Differences from a published recipe: not recorded.",
+        "Held-out metrics: not recorded.",
+    ):
+        assert line in card, line
+    assert "None" not in card
+
+
+def test_the_license_is_a_field_to_fill_in() -> None:
+    card = model_card(facts())
+    assert card.startswith("---\n# Fill in")
+    assert "\nlicense:\n" in card
+
+
+def test_says_what_else_is_in_the_folder() -> None:
+    generator = to_huggingface(OBJECTIVE.networks()["generator"], VOCABULARY)
+    card = model_card(facts(others={"generator": generator}))
+    for line in (
+        f"- `generator/`: the generator, an ordinary `ElectraForMaskedLM` with {generator.num_parameters:,} parameters",
+        "discern evaluate . --data DATA",
+        "to fill masks, use the network in `generator/`.",
+        "| Weights stored as | float32 |",
+    ):
+        assert line in card, line
+    assert "discern evaluate" not in model_card(facts()), "a discriminator alone cannot be evaluated"
+
+
+def test_sixteen_bits_are_said_and_computed_in_float32() -> None:
+    model = to_huggingface(OBJECTIVE.networks()["discriminator"], VOCABULARY, "bfloat16")
+    card = model_card(facts(model=model, evaluation={"loss": 1.0}, evaluated_at=10))
+    for line in (
+        "| Weights stored as | bfloat16 |",
+        "at step 10, before the weights were rounded to bfloat16.",
+        ".float().eval()",
+    ):
+        assert line in card, line
+
+
+def test_a_head_beside_is_explained() -> None:
+    network = build(sizes(), tying="gradient-disentangled", discriminator_head="bilinear").networks()["discriminator"]
+    card = model_card(facts(model=to_huggingface(network, VOCABULARY)))
+    for line in (
+        "- `discern_head.safetensors`: the whole head of the discriminator",
+        "in the head, which transformers cannot load",
+    ):
+        assert line in card, line
+
+
+def test_a_masked_language_model_is_shown_filling_a_mask() -> None:
+    card = model_card(facts("generator"))
+    assert "ElectraForMaskedLM" in card
+    assert "pipeline_tag: fill-mask" in card
+    assert "cannot detect replaced tokens" in card
+
+
+def test_names_and_settings_of_others_are_text() -> None:
+    hostile = "x`<script>[a](b)|\n## not a heading\n---\nlicense: mit"
+    card = model_card(
+        replace(
+            facts(reference="electra-small", differences=[("objective.generator_checkpoint", hostile, None)]),
+            title=hostile,
+            versions={"torch": hostile},
+            text_license=hostile,
+        )
+    )
+    assert "<script>" not in card
+    assert "\n## not a heading" not in card
+    assert card.count("\n---\n") == 1  # the end of the front matter
+    assert "\nlicense: mit" not in card

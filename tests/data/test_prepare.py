@@ -1,0 +1,393 @@
+"""The whole of `discern prepare` on small text: what is made, what is refused, and that nothing half-made is left."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from discern.data.dataset.build import BuildOptions
+from discern.data.dataset.shards import TokenData
+from discern.data.prepare import PrepareReport, check, prepare, warnings_of
+from discern.data.sources.documents import CorpusOptions
+from discern.data.tokenizer.choice import TokenizerChoice
+from discern.data.tokenizer.training import TokenizerKind
+from discern.errors import ConfigError, DataError
+from discern.progress import Silent
+from tests.data.small_text import made_up, plain, tar_of, write_vocabulary
+
+DISCERN = [sys.executable, "-c", "from discern.cli.main import main; main()"]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A folder of three files and an archive; 240 documents, 20 of them twice."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(plain(made_up(60, seed=number)))
+    (folder / "more.tar").write_bytes(tar_of({"a.txt": plain(made_up(40, seed=9)).encode(), "b": plain(made_up(20)).encode()}))
+    return folder
+
+
+def request(text: Path, out: str = "data", **changes: Any) -> dict[str, Any]:
+    """Arguments of `prepare`."""
+    build = {"heldout": 0.1, "workers": 1} | {key: changes.pop(key) for key in ("heldout", "workers", "seed") if key in changes}
+    settings: dict[str, Any] = {
+        "inputs": (str(text),),
+        "out": text.parent / out,
+        "tokenizer": TokenizerChoice(write_vocabulary(text.parent / "vocab.txt")),
+        "build": BuildOptions(**build),
+    }
+    return settings | changes
+
+
+def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run([*DISCERN, *map(str, arguments)], capture_output=True, text=True, timeout=60, **options)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_data_set(text: Path) -> None:
+    report = prepare(**request(text), progress=Silent())
+    data = TokenData.open(text.parent / "data")
+    statistics = data.manifest.statistics
+    assert report.manifest == data.manifest
+    assert (statistics.documents, statistics.sentences, statistics.duplicates) == (240, 960, 20)
+    assert statistics.tokens == 960 * 9 == data.split("train").num_tokens + data.split("heldout").num_tokens
+    assert statistics.unknown_fraction == 0
+    assert statistics.document_lengths["0.5"] == 36
+    assert statistics.bytes_read == sum(path.stat().st_size for path in text.iterdir())
+    assert 8 < data.split("heldout").num_documents < 45
+    assert data.token_counts().sum() == data.split("train").num_tokens
+    assert data.manifest.inputs == (str(text),)
+
+
+def test_the_same_bytes_whatever_the_workers(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discern.data.dataset.build.CHUNK_CHARACTERS", 2000)
+    for workers in (1, 2, 3):
+        prepare(**request(text, f"data{workers}", workers=workers), progress=Silent())
+    assert contents(text.parent / "data1") == contents(text.parent / "data2") == contents(text.parent / "data3")
+
+
+def test_the_seed_holds_out_others(text: Path) -> None:
+    fingerprints = {prepare(**request(text, f"data{seed}", seed=seed), progress=Silent()).manifest.fingerprint for seed in (0, 1)}
+    assert len(fingerprints) == 2
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_a_tokenizer_of_its_own(text: Path, kind: TokenizerKind) -> None:
+    choice = TokenizerChoice(train=kind, vocab_size=290)
+    report = prepare(**request(text, tokenizer=choice), progress=Silent())
+    info = report.manifest.tokenizer
+    assert info.vocab_size <= 290
+    assert info.lowercase == (kind == "wordpiece")
+    assert info.trained_on_sentences == 960
+    assert info.trained_on_characters == report.manifest.statistics.characters
+    data = TokenData.open(text.parent / "data")
+    first = data.split("train").read(0, int(data.split("train").shards[0].sentence_starts[1])).tolist()
+    sentences = {sentence.replace(" ", "") for document in made_up(60) for sentence in document}
+    assert data.tokenizer().decode(first).replace(" ", "") in sentences
+
+
+def test_check_writes_nothing_and_finds_everything(text: Path) -> None:
+    (text / "bad.txt").write_bytes(b"Good line.\nbad \xff line\n" * 5)
+    (text / "image.png").write_bytes(bytes(300))
+    (text / "cut.tar").write_bytes(tar_of({"a": b"x" * 5000})[:2000])
+    report = check([str(text)], progress=Silent())
+    assert names(text.parent) == ["text"]
+    assert report.statistics is None
+    assert report.documents == 241
+    assert [problem.kind for problem in report.problems] == ["invalid UTF-8, replaced", "file skipped, as it is not text"]
+    assert "cut.tar" in report.errors[0]
+    vocabulary = TokenizerChoice(write_vocabulary(text.parent / "vocab.txt"))
+    with_tokenizer = check([str(text)], tokenizer=vocabulary, progress=Silent())
+    assert with_tokenizer.statistics is not None
+    assert with_tokenizer.statistics.duplicates == 20
+    with pytest.raises(DataError, match=r"cut\.tar"):
+        prepare(**request(text), progress=Silent())
+    assert not (text.parent / "data").exists()
+
+
+def test_the_same_again_is_left_alone(text: Path) -> None:
+    prepare(**request(text), progress=Silent())
+    before = (text.parent / "data").stat()
+    report = prepare(**request(text, workers=2), progress=Silent())
+    assert report.unchanged
+    assert (text.parent / "data").stat().st_ino == before.st_ino
+    assert names(text.parent) == ["data", "text", "vocab.txt"]
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("train-00000.tokens", "flipped"),
+        ("heldout-00000.documents", "cut"),
+        ("token-counts.int64", "flipped"),
+        ("tokenizer.json", "flipped"),
+        ("train-00000.words", "missing"),
+    ],
+)
+def test_a_damaged_data_set_is_repaired(text: Path, file: str, damage: str) -> None:
+    prepare(**request(text), progress=Silent())
+    path = text.parent / "data" / file
+    good = path.read_bytes()
+    (path.parent / "mine.txt").write_text("keep")
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(good[:20] + bytes([good[20] ^ 1]) + good[21:] if damage == "flipped" else good[:-8])
+    report = prepare(**request(text), progress=Silent())
+    assert (report.unchanged, report.repaired) == (False, (file,))
+    assert path.read_bytes() == good
+    assert (path.parent / "mine.txt").exists()
+    assert prepare(**request(text), progress=Silent()).unchanged
+
+
+def test_what_is_not_of_the_data_set_is_never_deleted(text: Path) -> None:
+    prepare(**request(text), progress=Silent())
+    data = text.parent / "data"
+    (data / "mine").mkdir()
+    (data / "mine" / "notes.txt").write_text("keep")
+    (data / "run.txt").touch()
+    (text / "new.txt").write_text("A new document.")
+    with pytest.raises(ConfigError, match=r"also contains mine, run\.txt, which --overwrite would delete\n.*move them away"):
+        prepare(**request(text, overwrite=True), progress=Silent())
+    assert (data / "mine" / "notes.txt").read_text() == "keep"
+    assert TokenData.open(data).manifest.statistics.documents == 240
+
+
+def test_the_input_and_the_data_set_stand_apart(text: Path) -> None:
+    prepare(**request(text), progress=Silent())
+    data = text.parent / "data"
+    (data / "more.txt").write_text("A new document.")
+    with pytest.raises(ConfigError, match="which the command reads"):
+        prepare(**request(text, overwrite=True, inputs=(str(data / "more.txt"),)), progress=Silent())
+    assert (data / "more.txt").exists()
+
+
+def test_another_data_set_is_not_overwritten_unless_told(text: Path) -> None:
+    first = prepare(**request(text), progress=Silent()).manifest
+    with pytest.raises(ConfigError, match=r"other settings \(heldout: 0.1 -> 0.2\)") as error:
+        prepare(**request(text, heldout=0.2), progress=Silent())
+    assert "--overwrite" in str(error.value)
+    (text / "new.txt").write_text("A new document.")
+    with pytest.raises(ConfigError, match="made of other text"):
+        prepare(**request(text), progress=Silent())
+    assert TokenData.open(text.parent / "data").manifest == first
+    prepare(**request(text, heldout=0.2, overwrite=True), progress=Silent())
+    assert TokenData.open(text.parent / "data").manifest.statistics.documents == 241
+    assert names(text.parent) == ["data", "text", "vocab.txt"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_data_set_is_never_replaced(text: Path, overwrite: bool) -> None:
+    other = text.parent / "data"
+    other.mkdir()
+    (other / "thesis.tex").write_text("dear")
+    with pytest.raises(ConfigError, match="not a data set"):
+        prepare(**request(text, overwrite=overwrite), progress=Silent())
+    assert contents(other) == {"thesis.tex": b"dear"}
+    with pytest.raises(ConfigError, match="is a file"):
+        prepare(**request(text, out="vocab.txt", overwrite=overwrite), progress=Silent())
+
+
+def test_an_empty_folder_is_filled(text: Path) -> None:
+    (text.parent / "data").mkdir()
+    prepare(**request(text), progress=Silent())
+    assert TokenData.open(text.parent / "data").manifest.statistics.documents == 240
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"tokenizer": TokenizerChoice()}, ConfigError, "no tokenizer is given"),
+        ({"tokenizer": TokenizerChoice(Path("x"), "bpe")}, ConfigError, "both --tokenizer and --train-tokenizer"),
+        ({"tokenizer": TokenizerChoice(Path("x"), vocab_size=5)}, ConfigError, "--vocab-size goes with"),
+        ({"tokenizer": TokenizerChoice(train="bpe", vocab_size=100)}, ConfigError, "at least 261"),
+        ({"tokenizer": TokenizerChoice(Path("absent"))}, DataError, "tokenizer absent does not exist"),
+        ({"inputs": ("absent.txt",)}, DataError, "absent.txt does not exist"),
+    ],
+)
+def test_refused_before_any_work(text: Path, changes: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says) as raised:
+        prepare(**request(text, **changes), progress=Silent())
+    assert raised.value.hint  # type: ignore[attr-defined]
+    assert names(text.parent) == ["text", "vocab.txt"]
+
+
+def test_a_vocabulary_without_mask(text: Path) -> None:
+    choice = TokenizerChoice(write_vocabulary(text.parent / "poor.txt", leave_out="[MASK]"))
+    with pytest.raises(DataError, match=r"no \[MASK\]"):
+        prepare(**request(text, tokenizer=choice), progress=Silent())
+
+
+def test_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "image").write_bytes(bytes(100))
+    (folder / "blank").write_text(" \n\n")
+    with pytest.raises(DataError, match=r"contains no text; file skipped, as it is not text: 1 \(.*image"):
+        prepare(**request(folder, out="new/folders/data"), progress=Silent())
+    assert names(tmp_path) == ["text", "vocab.txt"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder(text: Path) -> None:
+    locked = text.parent / "locked"
+    locked.mkdir(mode=0o500)
+    with pytest.raises(DataError, match=r"cannot write .*: Permission denied"):
+        prepare(**request(text, out="locked/data"), progress=Silent())
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_folder_that_cannot_be_made(text: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(code, os.strerror(code))
+
+    wanted = request(text)
+    monkeypatch.setattr("discern.storage.output.create_held", refuse)
+    with pytest.raises(DataError, match=f"cannot write .*data: {os.strerror(code)}"):
+        prepare(**wanted, progress=Silent())
+    assert names(text.parent) == ["text", "vocab.txt"]
+
+
+def test_a_full_disk(text: Path) -> None:
+    """A limit on the size of files stands in for it: a write fails in the middle."""
+    vocabulary = write_vocabulary(text.parent / "vocab.txt")
+    command = [*DISCERN, "prepare", str(text), "--out", str(text.parent / "data"), "--tokenizer", str(vocabulary)]
+    limited = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000)); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.search("cannot write .*data: File too large", done.stderr)
+    assert names(text.parent) == ["text", "vocab.txt"]
+
+
+def test_the_command(text: Path) -> None:
+    arguments = (
+        "prepare",
+        text,
+        "--out",
+        text.parent / "data",
+        "--tokenizer",
+        write_vocabulary(text.parent / "v"),
+        "--heldout",
+        0.1,
+    )
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    wanted = "documents tokens train_tokens heldout_tokens vocab_size unknown_fraction duplicates seconds tokens_per_second"
+    assert set(wanted.split()) <= set(found)
+    assert found["tokens"] == found["train_tokens"] + found["heldout_tokens"] == 8640
+    again = run(*arguments, "--workers", 1)
+    assert "with identical content" in again.stdout
+    assert "discern pretrain" in again.stdout
+
+
+def test_torch_is_not_loaded_for_it() -> None:
+    for module, absent in (("discern.cli.prepare", "numpy"), ("discern.data.prepare", "torch")):
+        program = f"import sys, {module}; sys.exit('{absent}' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_the_command_reads_standard_input(tmp_path: Path) -> None:
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    options = ("--out", tmp_path / "data", "--json")
+    done = run("prepare", "-", "--tokenizer", vocabulary, *options, input=plain(made_up(5)))
+    assert json.loads(done.stdout)["documents"] == 5
+    done = run("prepare", "-", "--train-tokenizer", "bpe", *options, "--overwrite", input=plain(made_up(5)))
+    assert done.returncode == 2
+    assert "read twice" in done.stderr
+
+
+def test_the_command_checks(text: Path) -> None:
+    good = run("prepare", text, "--check")
+    assert (good.returncode, "no problems found" in good.stdout) == (0, True)
+    (text / "cut.gz").write_bytes(b"\x1f\x8b\x08")
+    bad = run("prepare", text, "--check", "--json")
+    assert bad.returncode == 1
+    assert "cut.gz" in json.loads(bad.stdout)["errors"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["x", "--heldout", "2"], "--heldout"),
+        (["x", "--workers", "0"], "--workers"),
+        ([], "INPUT"),
+        (["x", "--out", "y"], "tokenizer"),
+    ],
+)
+def test_the_command_asked_wrongly(arguments: list[str], says: str) -> None:
+    done = run("prepare", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    """Peak memory of the parent, over four times the text."""
+    measure = (
+        "import resource, sys; from discern.cli.main import main\n"
+        "try: main()\nfinally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    peaks = []
+    for times in (1, 4):
+        (tmp_path / f"text{times}").write_text(plain(made_up(3000)) * times)
+        command = ["prepare", tmp_path / f"text{times}", "--out", tmp_path / f"data{times}", "--tokenizer", vocabulary]
+        done = subprocess.run([sys.executable, "-c", measure, *map(str, command)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0
+        peaks.append(int(done.stderr.split()[-1]))
+    assert peaks[1] < peaks[0] * 1.25
+
+
+def test_real_text(tmp_path: Path) -> None:
+    folder = os.environ.get("DISCERN_TEST_DATA")
+    if not folder:
+        pytest.skip("DISCERN_TEST_DATA is not set")
+    report: PrepareReport = prepare(
+        [str(Path(folder) / "blimp" / "a*.jsonl")],
+        out=tmp_path / "data",
+        tokenizer=TokenizerChoice(Path(folder) / "vocab" / "bert-uncased-en.txt"),
+        corpus=CorpusOptions(text_field="sentence_good"),
+        build=BuildOptions(workers=2),
+        progress=Silent(),
+    )
+    statistics = report.manifest.statistics
+    assert statistics.documents % 1000 == 0
+    assert statistics.unknown_fraction < 0.001
+    data = TokenData.open(tmp_path / "data")
+    split = data.split("train")
+    bounds = np.asarray(split.shards[0].document_starts[:2])
+    assert data.tokenizer().decode(split.read(*bounds.tolist()).tolist())[-1] in ".?"
+
+
+def test_a_small_heldout_part_and_many_unknown_tokens_are_warned_of(text: Path) -> None:
+    assert warnings_of(prepare(**request(text), progress=Silent()).manifest) == []
+    few = prepare(**request(text, "few", heldout=0.001), progress=Silent()).manifest
+    (warning,) = warnings_of(few)
+    assert warning.startswith(("only one document is", f"only {few.splits['heldout'].num_documents} documents are"))
+    strange = text.parent / "strange.txt"
+    strange.write_text("☂ ☃\n\n☄ ★\n\n" * 20)
+    unknown, *_ = warnings_of(prepare(**request(strange, "strange"), progress=Silent()).manifest)
+    assert unknown.startswith("80 of 80 tokens (100.0 %) are unknown to the vocabulary")
+    assert "--train-tokenizer" in unknown

@@ -1,0 +1,67 @@
+"""`--language`: the tokenizer that suits a language, and codes that there are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from discern.data.tokenizer import languages
+from discern.data.tokenizer.choice import TokenizerChoice
+from discern.data.tokenizer.languages import LANGUAGES, find_language
+from discern.errors import ConfigError
+
+
+def test_all_codes_of_iso_639_1_are_known() -> None:
+    assert len(LANGUAGES) == 183
+    assert all(len(code) == 2 and name for code, name in LANGUAGES.items())
+    assert LANGUAGES["gd"] == "Gaelic"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "size", "lowercase"),
+    [
+        ("zh", "wordpiece", 21_128, True),
+        ("zh-CN", "wordpiece", 21_128, True),
+        ("EN_us", "wordpiece", 30_522, True),
+        ("de", "wordpiece", 30_522, False),
+        ("ko", "wordpiece", 30_522, False),
+        ("ja", "unigram", 30_522, False),
+    ],
+)
+def test_a_language_decides_what_was_left_open(code: str, kind: str, size: int, lowercase: bool) -> None:
+    language = find_language(code)
+    found = language.completed(TokenizerChoice())
+    assert (found.train, found.vocab_size, found.lowercase) == (kind, size, lowercase)
+    found.check()
+
+
+def test_what_was_asked_for_stays() -> None:
+    language = find_language("zh")
+    given = TokenizerChoice(path=Path("vocab.txt"))
+    assert language.completed(given) is given
+    asked = TokenizerChoice(train="bpe", vocab_size=500, lowercase=False)
+    assert language.completed(asked) == asked
+
+
+def test_words_of_chinese_are_found_where_jieba_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(languages, "find_spec", lambda name: None)
+    assert find_language("zh").installed_segmenter() == "none"
+    monkeypatch.setattr(languages, "find_spec", lambda name: name)
+    assert find_language("zh").installed_segmenter() == "jieba"
+    assert find_language("en").installed_segmenter() == "none"
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("chinese", "'zh' (Chinese)"),
+        ("germn", "'de' (German)"),
+        ("eng", "'en' (English)"),
+        ("xx", "give a code of two letters"),
+    ],
+)
+def test_an_unknown_language_is_refused_with_a_suggestion(code: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown language '{code}'") as error:
+        find_language(code)
+    assert hint in str(error.value.hint)

@@ -1,0 +1,266 @@
+"""`discern predict`: a fine-tuned model applied to files of every kind, in order, whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from discern.artifacts.finetuned import FinetunedFolder
+from discern.errors import ConfigError, DataError
+from discern.inference import predict as module
+from discern.inference.predict import predict
+from discern.progress import Silent
+from discern.tasks.prediction_input import input_examples
+from tests.small.finetuned import MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, Made, make_finetuned
+
+TEXTS = ["the chef", "purple elephants ate the meal, and guests cooked", "hello", "naive guests 3,141"]
+CLASSES = Made("classification", SINGLE.labels.__class__(("0", "1")), ("accuracy",))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each kind of task."""
+    root = tmp_path_factory.mktemp("finetuned")
+    for name, made in {"single": SINGLE, "pair": PAIR, "multi": MULTI, "number": NUMBER, "tags": TAGS, "spans": SPANS}.items():
+        make_finetuned(root / name, own=made)
+    make_finetuned(root / "named", sst2=CLASSES)
+    make_finetuned(root / "qqp", qqp=CLASSES)
+    make_finetuned(root / "characters", **{"weibo-ner": replace(TAGS, columns=None)})
+    make_finetuned(root / "several", seeds=2, first=SINGLE, second=NUMBER)
+    return root
+
+
+def said(model: Path, input: Path, **options: Any) -> list[dict[str, Any]]:
+    """What is shown without an output file."""
+    found: list[dict[str, Any]] = []
+    done = predict(model, input, found.extend, Silent(), **options)
+    assert done.rows == len(found)
+    return found
+
+
+def written(path: Path, content: str) -> Path:
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def csv(path: Path, *rows: str) -> Path:
+    return written(path, "".join(f"{row}\n" for row in rows))
+
+
+def test_every_kind_of_file_gives_the_same(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = csv(tmp_path / "a.csv", "id,review", *(f'{number},"{text}"' for number, text in enumerate(TEXTS)))
+    lines = csv(tmp_path / "a.jsonl", *(json.dumps({"review": text}) for text in TEXTS))
+    array = written(tmp_path / "a.json", json.dumps([{"review": text} for text in TEXTS]))
+    tabs = csv(tmp_path / "a.tsv", "review\tx", *(f"{text}\t1" for text in TEXTS))
+    text = csv(tmp_path / "a.txt", *TEXTS, "")
+    found = said(folders / "single", table)
+    assert [record["id"] for record in found] == ["0", "1", "2", "3"]
+    assert set(found[0]) == {"id", "label", "probabilities"}
+    assert list(found[0]["probabilities"]) == ["bad", "good", "so-so"]
+    assert all(sum(record["probabilities"].values()) == pytest.approx(1, abs=1e-5) for record in found)
+    for path in (lines, array, tabs, text):
+        assert said(folders / "single", path) == found
+    standard = io.TextIOWrapper(io.BytesIO(text.read_bytes()))
+    monkeypatch.setattr(sys, "stdin", standard)
+    assert said(folders / "single", Path("-")) == found
+
+
+def test_parquet_and_compressed_files(folders: Path, tmp_path: Path) -> None:
+    import gzip
+
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"review": TEXTS}), tmp_path / "a.parquet")
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(("review\n" + "".join(f'"{text}"\n' for text in TEXTS)).encode()))
+    assert said(folders / "single", tmp_path / "a.parquet") == said(folders / "single", tmp_path / "a.csv.gz")
+
+
+def test_blocks_and_batches_change_nothing(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = csv(tmp_path / "a.txt", *(" ".join(TEXTS[: 1 + number % 4]) for number in range(23)))
+    whole = said(folders / "single", path)
+    monkeypatch.setattr(module, "_BLOCK", 5)
+    parts = said(folders / "single", path)
+    assert [record["id"] for record in parts] == [str(number) for number in range(23)]
+    for one, other in zip(whole, parts, strict=True):
+        assert list(one["probabilities"].values()) == pytest.approx(list(other["probabilities"].values()), abs=2e-6)
+
+
+def test_rows_are_read_as_they_are_asked_for(folders: Path, tmp_path: Path) -> None:
+    path = csv(tmp_path / "a.csv", "review", *["x"] * 3, '""')
+    model = FinetunedFolder(folders / "single").task_model()
+    examples = input_examples(model.objective.tasks["own"], model.record["tasks"]["own"], path, {}, None, pytest.fail)
+    assert [next(examples).text for _ in range(3)] == ["x"] * 3
+    with pytest.raises(DataError, match=r"a\.csv:5: 'review' is empty"):
+        next(examples)
+
+
+def test_each_kind_of_prediction(folders: Path, tmp_path: Path) -> None:
+    text = csv(tmp_path / "a.txt", *TEXTS)
+    several = said(folders / "multi", text)[1]
+    assert set(several) == {"id", "labels", "probabilities"}
+    assert several["labels"] == [name for name, value in several["probabilities"].items() if value >= 0.5]
+    number = said(folders / "number", text, logits=True)[1]
+    assert number["score"] == pytest.approx(2.5 * number["logits"][0] + 3, abs=1e-4)
+    with_logits = said(folders / "single", text, logits=True)[2]
+    odds = np.exp(with_logits["logits"])
+    assert list(with_logits["probabilities"].values()) == pytest.approx(list(odds / odds.sum()), abs=1e-5)
+    pair = said(folders / "pair", csv(tmp_path / "p.csv", "b,a", "the meal,the chef"))
+    assert set(pair[0]["probabilities"]) == {"no", "yes"}
+    question = csv(tmp_path / "q.jsonl", json.dumps({"question": "Who ate?", "context": "Purple elephants ate the meal."}))
+    (answer,) = said(folders / "spans", question)
+    assert answer["answer"] == answer["nbest"][0]["text"]
+    start = answer["nbest"][0]["start"]
+    assert "Purple elephants ate the meal."[start : start + len(answer["answer"])] == answer["answer"]
+
+
+def test_tagging_takes_lines_of_words_columns_and_tables(folders: Path, tmp_path: Path) -> None:
+    lines = said(folders / "tags", csv(tmp_path / "a.txt", "the chef cooked", "hello"))
+    assert [record["words"] for record in lines] == [["the", "chef", "cooked"], ["hello"]]
+    assert len(lines[0]["tags"]) == 3
+    assert {"id", "words", "tags", "spans"} <= set(lines[0])
+    columns = "the DT\nchef NN\ncooked VB\n\nhello UH\n"
+    assert said(folders / "tags", written(tmp_path / "a.conll", columns)) == lines
+    tagged = "the O\nchef B-X\ncooked B-Y\n\nhello O\n"
+    assert said(folders / "tags", written(tmp_path / "b.txt", tagged)) == lines, "told by its tags"
+    assert said(folders / "tags", written(tmp_path / "c.txt", "the\nchef\ncooked\n"), format="conll")[0] == lines[0]
+    table = csv(tmp_path / "a.jsonl", '{"words": ["the", "chef", "cooked"]}', '{"words": "hello"}')
+    assert said(folders / "tags", table) == lines
+    with pytest.raises(ConfigError, match="cannot be read from standard input"):
+        said(folders / "tags", Path("-"), format="conll")
+
+
+@pytest.mark.parametrize(
+    ("model", "content", "words", "other"),
+    [
+        ("tags", "the chef\n\nhello guests\n", [["the", "chef"], ["hello", "guests"]], "conll"),
+        ("tags", "the DT\n\nhello O\n", [["the", "DT"], ["hello", "O"]], "conll"),
+        ("tags", "the O\n\nhello S-X\n", [["the"], ["hello"]], "text"),
+        ("characters", "科 技\n\n全 方\n", [["科", "技"], ["全", "方"]], "conll"),
+        ("characters", "科技\n", [["科", "技"]], "conll"),
+        ("characters", "科0\n技1\n\n全0\n", [["科", "技"], ["全"]], "text"),
+        ("characters", "科0 O\n技1 B-ORG\n\n全0 O\n", [["科", "技"], ["全"]], "text"),
+    ],
+)
+def test_no_word_of_a_text_is_taken_for_a_tag(
+    folders: Path, tmp_path: Path, model: str, content: str, words: list[list[str]], other: str
+) -> None:
+    notes: list[str] = []
+    listener = Silent()
+    listener.note = notes.append  # type: ignore[method-assign]
+    found: list[dict[str, Any]] = []
+    predict(folders / model, written(tmp_path / "a.txt", content), found.extend, listener)
+    assert [each["words"] for each in found] == words
+    note, unknown = notes
+    assert unknown.startswith(("unknown tokens: ", "warning: "))
+    assert note.startswith("a.txt: read ")
+    assert note.endswith(f"--format {other}")
+
+
+def test_a_task_of_characters_takes_texts_of_a_table_apart(folders: Path, tmp_path: Path) -> None:
+    expected = [["科", "技", "好"]]
+    for path in (
+        csv(tmp_path / "a.csv", "text", "科技 好"),
+        csv(tmp_path / "a.jsonl", '{"text": "科技好"}'),
+        csv(tmp_path / "b.jsonl", '{"text": ["科", "技", "好"]}'),
+    ):
+        assert [each["words"] for each in said(folders / "characters", path)] == expected
+    assert said(folders / "characters", csv(tmp_path / "c.jsonl", '{"words": ["科技", "好"]}'))[0]["words"] == ["科技", "好"]
+
+
+def test_no_row_of_an_official_file_is_dropped(folders: Path, tmp_path: Path) -> None:
+    rows = [f"film {number}\t{'?' if number in (3, 7) else 1}" for number in range(12)]
+    found = said(folders / "named", csv(tmp_path / "a.tsv", "sentence\tlabel", *rows))
+    assert [each["id"] for each in found] == [str(number) for number in range(12)]
+    rows[4] += "\tmore"
+    with pytest.raises(DataError, match=r"a\.tsv:6: 3 "):
+        said(folders / "named", csv(tmp_path / "a.tsv", "sentence\tlabel", *rows))
+
+
+def test_named_tasks_take_their_own_format_and_tables(folders: Path, tmp_path: Path) -> None:
+    official = csv(tmp_path / "test.tsv", "index\tsentence", *(f"{n}\t{text}" for n, text in enumerate(TEXTS)))
+    found = said(folders / "named", official)
+    assert said(folders / "named", csv(tmp_path / "a.txt", *TEXTS)) == found
+    assert (
+        said(folders / "named", csv(tmp_path / "a.csv", "what,x", *(f'"{text}",1' for text in TEXTS)), columns={"text": "what"})
+        == found
+    )
+    pairs = csv(tmp_path / "p.csv", "question2,question1", "is it,what is it")
+    ours = said(folders / "qqp", pairs)
+    assert said(folders / "qqp", csv(tmp_path / "t.tsv", "id\tquestion1\tquestion2", "0\twhat is it\tis it")) == ours
+    with pytest.raises(DataError, match=r"bad\.tsv:1: no column 'question1'"):
+        said(folders / "qqp", csv(tmp_path / "bad.tsv", "one\ttwo", "a\tb"))
+    with pytest.raises(ConfigError, match="cannot recognize the column for --pair"):
+        said(folders / "qqp", csv(tmp_path / "a.txt", "one text"))
+
+
+def test_a_column_that_is_missing(folders: Path, tmp_path: Path) -> None:
+    path = csv(tmp_path / "a.csv", "reviews,x", "hello,1")
+    with pytest.raises(ConfigError, match="no column 'review'; its columns: reviews, x") as caught:
+        said(folders / "single", path)
+    assert caught.value.hint == "--text: did you mean 'reviews'?"
+    assert len(said(folders / "single", path, columns={"text": "reviews"})) == 1
+    with pytest.raises(ConfigError, match="--pair is given, but 'own' was fine-tuned on text"):
+        said(folders / "single", path, columns={"pair": "x"})
+    with pytest.raises(ConfigError, match="--text is given, but 'own' was fine-tuned on words"):
+        said(folders / "tags", path, columns={"text": "x"})
+
+
+def test_the_output_is_whole_or_not_there(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "made" / "out.jsonl"
+    path = csv(tmp_path / "a.csv", "review", "the chef", "h\u00e9llo")
+    done = predict(folders / "single", path, pytest.fail, Silent(), out=out)
+    assert done.rows == 2
+    before = out.read_bytes()
+    assert [json.loads(line) for line in before.decode().splitlines()] == said(folders / "single", path)
+    monkeypatch.setattr(module, "_BLOCK", 2)
+    bad = csv(tmp_path / "bad.csv", "review", "one", "two", "three", '" "')
+    with pytest.raises(DataError, match=r"bad\.csv:5: 'review' is empty"):
+        predict(folders / "single", bad, pytest.fail, Silent(), out=out)
+    assert out.read_bytes() == before
+    assert [each.name for each in out.parent.iterdir()] == ["out.jsonl"]
+    empty = csv(tmp_path / "empty.csv", "review")
+    with pytest.raises(DataError, match="has no rows"):
+        predict(folders / "single", empty, pytest.fail, Silent(), out=out)
+    with pytest.raises(ConfigError, match="is the input"):
+        predict(folders / "single", path, pytest.fail, Silent(), out=path)
+    with pytest.raises(ConfigError, match="is a folder"):
+        predict(folders / "single", path, pytest.fail, Silent(), out=tmp_path)
+    predict(folders / "single", path, pytest.fail, Silent(), out=Path("/dev/null"))
+    assert Path("/dev/null").is_char_device()
+
+
+def test_tasks_and_seeds_are_chosen(folders: Path, tmp_path: Path) -> None:
+    path = csv(tmp_path / "a.csv", "review,text", "the chef,hello")
+    with pytest.raises(ConfigError, match="was fine-tuned on several tasks: first, second") as caught:
+        said(folders / "several", path)
+    assert caught.value.hint == "specify the task: --task first"
+    with pytest.raises(ConfigError, match="not fine-tuned on 'frist'") as caught:
+        said(folders / "several", path, task="frist")
+    assert caught.value.hint == "did you mean 'first'?"
+    best = said(folders / "several", path, task="first")
+    assert best == said(folders / "several", path, task="first", seed=1)
+    assert best != said(folders / "several", path, task="first", seed=0)
+    assert "score" in said(folders / "several", path, task="second")[0]
+    with pytest.raises(ConfigError, match="has no seed 7") as caught:
+        said(folders / "several", path, task="first", seed=7)
+    assert caught.value.hint == "trained: 0, 1"
+
+
+def test_what_is_cut_is_told(folders: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    class Listener(Silent):
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    path = csv(tmp_path / "a.txt", "hello", "the chef " * 40)
+    predict(folders / "single", path, lambda _: None, Listener())
+    assert notes == ["rows 0 to 1: 1 of 2 texts were cut to 32 tokens", "unknown tokens: 0 of 31 tokens (0 %)"]

@@ -1,0 +1,106 @@
+"""An encoder of another package, with a setting of its own, is trained like ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parents[1] / "fixtures" / "before_rooms" / "data"
+
+# All that another package writes: settings, the module, its FLOPs; and one line in its entry points.
+PACKAGE = """
+from pydantic import Field
+from torch import nn
+from torch.nn import functional as F
+
+from discern.models.base import Encoder
+from discern.models.config import ModelConfig
+from discern.models.flops import module_flops
+
+
+class WindowConfig(ModelConfig):
+    encoder: str = Field("windows", description="Architecture, by its name in the registry of encoders.")
+    window: int = Field(3, ge=1, description="Tokens on either side that each token is averaged with.")
+
+
+class WindowEncoder(Encoder):
+    Config = WindowConfig
+
+    def __init__(self, embeddings, config, *, gradient_checkpointing=False):
+        super().__init__()
+        self.config = config
+        self.embeddings = embeddings
+        self.layers = nn.ModuleList(
+            nn.Linear(config.hidden_size if number else embeddings.embedding_size, config.hidden_size)
+            for number in range(config.num_layers)
+        )
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, document_ids=None):
+        hidden = self.embeddings(input_ids, token_type_ids, position_ids)
+        for layer in self.layers:
+            width = 2 * self.config.window + 1
+            near = F.avg_pool1d(hidden.transpose(1, 2), width, 1, self.config.window).transpose(1, 2)
+            hidden = layer(near).relu()
+        return hidden
+
+    def forward_flops(self, length, *, query_share=0.0, remembered=0):
+        return module_flops(self.layers, length)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder with the package, installed as far as entry points go."""
+    folder = tmp_path / "packages"
+    about = folder / "windows-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: windows\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[discern.encoders]\nwindows = window_encoder:WindowEncoder\n")
+    (folder / "window_encoder.py").write_text(PACKAGE)
+    return folder
+
+
+def discern(package: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command in a process that finds the package."""
+    path = os.pathsep.join([str(package), *sys.path])
+    command = [sys.executable, "-m", "discern", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+
+
+def test_it_is_trained_with_its_own_setting(package: Path, tmp_path: Path) -> None:
+    chosen = "--preset", "tiny", "--set", "model.encoder=windows", "--set", "model.window=2"
+    run = "--data", DATA, "--out", tmp_path / "run", "--device", "cpu", "--json"
+    planned = discern(package, "pretrain", *chosen, *run, "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["flops"] > 0
+    done = discern(package, "pretrain", *chosen, *run, "--set", "train.max_steps=3")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 3
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["model"]
+    assert (written["encoder"], written["window"]) == ("windows", 2)
+    assert not written.keys() & {"normalization", "initialization", "clamp_length", "activation"}
+    evaluated = discern(package, "evaluate", tmp_path / "run", "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+
+
+def test_its_setting_is_checked_and_its_own(package: Path) -> None:
+    wrong = discern(package, "config", "show", "--preset", "tiny", "--set", "model.encoder=windows", "--set", "model.window=0")
+    assert wrong.returncode == 2
+    assert "model.window is 0; expected a whole number of at least 1" in wrong.stderr
+    other = discern(package, "config", "show", "--preset", "tiny", "--set", "model.window=2")
+    assert other.returncode == 2
+    assert "encoder 'windows' has it: --set model.encoder=windows" in other.stderr
+
+
+def test_it_has_no_form_in_transformers(package: Path, tmp_path: Path) -> None:
+    chosen = "--preset", "tiny", "--set", "model.encoder=windows", "--set", "train.max_steps=1"
+    assert discern(package, "pretrain", *chosen, "--data", DATA, "--out", tmp_path / "run", "--device", "cpu").returncode == 0
+    exported = discern(package, "export", tmp_path / "run", "--out", tmp_path / "model")
+    assert exported.returncode == 2
+    assert "encoder 'windows' has no equivalent in transformers" in exported.stderr

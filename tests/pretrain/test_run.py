@@ -1,0 +1,380 @@
+"""`discern pretrain` as a user runs it: real processes, real signals."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from discern.pretrain import estimate as module
+from discern.pretrain.estimate import estimate
+from discern.pretrain.run import pretrain
+from discern.progress import Silent
+from discern.storage.output import OutputFolder
+
+WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
+DISCERN = [sys.executable, "-m", "discern"]
+FAST = ["--set", "train.checkpoint_every_steps=3", "--set", "train.log_every_steps=5"]
+LIMIT = 180  # seconds a command may take before the test gives up
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small data set with a vocabulary of its own."""
+    folder = tmp_path_factory.mktemp("pretrain")
+    rng = random.Random(0)
+    lines = [" ".join(rng.choices(WORDS, k=rng.randint(4, 14))) + "." for _ in range(3000)]
+    text = "\n".join(line + ("\n" if number % 9 == 8 else "") for number, line in enumerate(lines))
+    (folder / "text.txt").write_text(text)
+    options = ["--train-tokenizer", "wordpiece", "--vocab-size", "300", "--lowercase", "--heldout", "0.05"]
+    done = run("prepare", folder / "text.txt", "--out", folder / "data", *options)
+    assert done.returncode == 0, done.stderr
+    return folder / "data"
+
+
+def run(*arguments: object, limit: float = LIMIT, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DISCERN, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def command(data: Path, out: Path, steps: int, *more: str) -> list[str]:
+    return [
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--set",
+        f"train.max_steps={steps}",
+        *FAST,
+        *more,
+    ]
+
+
+def weights(out: Path, step: int) -> bytes:
+    return (out / "checkpoints" / f"step-{step:08d}" / "model.safetensors").read_bytes()
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.time() + LIMIT
+    while not path.exists() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.005)
+
+
+def kill_and_resume(data: Path, folder: Path, kills: int, steps: int) -> None:
+    """Kill a run at random moments, saves included, and compare its end with that of one left alone."""
+    done = run(*command(data, folder / "whole", steps), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == steps
+    rng = random.Random(kills)
+    killed = 0
+    for attempt in range(kills):
+        process = subprocess.Popen(
+            [*DISCERN, *command(data, folder / "cut", steps)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        target = (attempt + 1) * steps // (kills + 1) // 3 * 3
+        wait_for(folder / "cut" / "checkpoints" / f"step-{max(target, 3):08d}", process)
+        time.sleep(rng.random() * 0.15)
+        killed += process.poll() is None
+        process.kill()
+        process.wait()
+    assert killed >= kills - 1, "the run was too fast to be killed; give it more steps"
+    done = run(*command(data, folder / "cut", steps), "--json")
+    assert done.returncode == 0, done.stderr
+    assert weights(folder / "whole", steps) == weights(folder / "cut", steps)
+    records = [
+        [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()] for name in ("whole", "cut")
+    ]
+    timing = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+    one, other = ([{key: line[key] for key in line.keys() - timing} for line in each] for each in records)
+    assert one == other
+    assert not [path for path in (folder / "cut" / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_killed_three_times_it_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
+    kill_and_resume(data, tmp_path, kills=3, steps=90)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
+    kill_and_resume(data, tmp_path, kills=20, steps=400)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_saves_and_exits(data: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*DISCERN, *command(data, out, 10**6)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    wait_for(out / "checkpoints" / "step-00000003", process)  # type: ignore[arg-type]
+    process.send_signal(number)
+    _, said = process.communicate(timeout=LIMIT)
+    assert process.returncode == code
+    assert "stopped and saved at step" in said
+    assert "Traceback" not in said
+    step = int(said.split("stopped and saved at step ")[1].split(";")[0])
+    assert (out / "checkpoints" / f"step-{step:08d}").is_dir()
+
+
+def test_a_reader_of_the_progress_who_leaves_loses_nothing(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen([*DISCERN, *command(data, out, 10**6)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.stderr.close()  # as `2>&1 | head -1` does
+    assert process.wait(timeout=LIMIT) == 141
+    assert len(list((out / "checkpoints").glob("step-*"))) > 0
+
+
+def test_a_disk_that_takes_no_more_keeps_the_last_good_checkpoint(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 6)).returncode == 0
+    before = weights(out, 6)
+
+    def small_files_only() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    done = run(*command(data, out, 30), preexec_fn=small_files_only)
+    assert done.returncode == 1, done.stderr
+    assert "step-00000006" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert weights(out, 6) == before
+    assert run(*command(data, out, 9)).returncode == 0, "with space again, the same command goes on"
+
+
+def test_a_finished_run_says_so(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = run(*command(data, out, 6), "--json")
+    again = run(*command(data, out, 6), "--json")
+    assert "nothing to do" in again.stderr
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+
+
+def test_going_on_with_other_arithmetic_is_said(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 3)).returncode == 0
+    computed = json.loads((out / "run.json").read_text())["arithmetic"]
+    assert computed["device"] == "cpu"
+    done = run(*command(data, out, 6), env=os.environ | {"DISCERN_KERNELS": "0"})
+    assert done.returncode == 0, done.stderr
+    assert ("kernels True -> False" in done.stderr) == computed["kernels"]
+    assert "otherwise" not in run(*command(data, out, 9), env=os.environ | {"DISCERN_KERNELS": "0"}).stderr
+
+
+def test_two_processes(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run(*command(data, out, 6), "--nproc", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 6
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    refused = run(*command(data, tmp_path / "odd", 6), "--nproc", 3, "--json")
+    assert refused.returncode == 2
+    assert refused.stderr.count("cannot be divided evenly among 3 processes") == 1
+    assert not (tmp_path / "odd").exists()
+
+
+def test_dry_run_writes_nothing(data: Path, tmp_path: Path) -> None:
+    done = run(*command(data, tmp_path / "run", 6), "--dry-run", "--json")
+    planned = json.loads(done.stdout)
+    assert {"parameters", "flops", "flops_paper_convention", "memory_bytes"} <= planned.keys()
+    assert planned["steps"] == 6
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_says_how_many_steps_fit_into_the_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fastest_product", lambda device, precision: 1e12)
+    plans = []
+    for hours in (0.001, 0.002):
+        limits = (f"train.max_hours={hours}", "train.max_steps=1000000")
+        plans.append(estimate(data=data, out=tmp_path / "run", preset="tiny", overrides=limits))
+    steps = [planned.values["steps"] for planned in plans]
+    assert 1 < steps[0] < 10**6
+    assert steps[1] == pytest.approx(2 * steps[0], abs=1)
+    assert plans[0].values["estimated_seconds"] == pytest.approx(3.6, rel=0.01)
+    assert plans[1].values["flops"] == pytest.approx(2 * plans[0].values["flops"], rel=0.01)
+    assert (
+        f"# steps         about {steps[0]:,} fit into 0.001 hours (estimate); train.max_steps allows 1,000,000" in plans[0].text
+    )
+
+
+def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"float32": 1.0, "bfloat16": 2.0}
+    monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("discern.training.precision.measured", lambda shape, threads: dict(figures))
+
+    def go(out: Path, steps: int) -> dict[str, object]:
+        settings = (f"train.max_steps={steps}", "train.precision=auto", "train.checkpoint_every_steps=3")
+        pretrain(data=data, out=out, preset="tiny", overrides=settings, progress=Silent())
+        record: dict[str, object] = json.loads((out / "run.json").read_text())
+        return record
+
+    whole = go(tmp_path / "whole", 6)
+    begun = go(tmp_path / "cut", 3)
+    assert begun["arithmetic"]["precision"] == "float32"  # type: ignore[index]
+    assert begun["precision_milliseconds"] == figures
+    figures["bfloat16"] = 0.1  # another machine, or another day
+    resumed = go(tmp_path / "cut", 6)
+    assert resumed["arithmetic"] == begun["arithmetic"] == whole["arithmetic"]
+    assert resumed["precision_milliseconds"] == begun["precision_milliseconds"]
+    assert weights(tmp_path / "cut", 6) == weights(tmp_path / "whole", 6)
+    assert go(tmp_path / "new", 3)["arithmetic"]["precision"] == "bfloat16"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--set", "objective.discrimnator_weight=25"], ["discriminator_weight"]),
+        (["--set", "data.sequence_length=100000"], ["100000", "128"]),
+        (["--set", "model.num_heads=3"], ["num_heads"]),
+        (["--preset", "tyni"], ["tiny"]),
+        (["--resume", "must"], ["no checkpoint"]),
+        (["--device", "cuda:9"], ["GPU"]),
+        (["--data", "/nonexistent"], ["/nonexistent"]),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_written(data: Path, tmp_path: Path, more: list[str], says: list[str]) -> None:
+    done = run(*command(data, tmp_path / "run", 6, *more))
+    assert done.returncode in (1, 2)
+    assert all(word in done.stderr for word in says), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_run_in_the_folder_is_refused_and_untouched(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 6)).returncode == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    done = run(*command(data, out, 9, "--set", "optimizer.learning_rate=7e-4", "--set", "train.seed=5"))
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in ("optimizer.learning_rate", "train.seed", "0.0007"))
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    done = run(*command(data, out, 6, "--set", "train.seed=5", "--resume", "never"))
+    assert done.returncode == 0, done.stderr
+    assert weights(out.with_name("run.1"), 6) == before[out / "checkpoints" / "step-00000006" / "model.safetensors"]
+
+
+def test_a_foreign_folder_is_refused(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = run(*command(data, tmp_path, 6))
+    assert done.returncode == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_only_a_run_is_moved_aside(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("keep")
+    done = run(*command(data, tmp_path, 3, "--resume", "never"))
+    assert done.returncode == 1
+    assert "holds no run" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_killed_while_it_began_can_begin_again(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("half of i")
+    done = run(*command(data, tmp_path, 3))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tokenizer.json").read_text() == (data / "tokenizer.json").read_text()
+
+
+def leaves(value: object, name: str = "") -> dict[str, object]:
+    """Every number and text of nested figures, by its place."""
+    if isinstance(value, dict):
+        return {key: leaf for part, each in value.items() for key, leaf in leaves(each, f"{name}.{part}").items()}
+    if isinstance(value, list):
+        return {key: leaf for place, each in enumerate(value) for key, leaf in leaves(each, f"{name}.{place}").items()}
+    return {name: value}
+
+
+def test_evaluate(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 6)).returncode == 0
+    figures = [json.loads(run("evaluate", out, "--batch-size", size, "--json").stdout) for size in (32, 5)]
+    one, other = (leaves(each) for each in figures)
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert other[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-5)), key
+    wanted = "generator_loss generator_accuracy sampled_accuracy discriminator_loss discriminator_accuracy discriminator_auc"
+    assert set(wanted.split()) <= figures[0].keys()
+    (out / "checkpoints" / "step-00000006" / "optimizer.safetensors").write_bytes(b"")
+    damaged = run("evaluate", out, "--json")
+    assert json.loads(damaged.stdout)["step"] == 3
+    assert "damaged" in damaged.stderr
+
+
+@pytest.mark.slow
+def test_compiled_networks_give_the_same_losses(data: Path, tmp_path: Path) -> None:
+    # In processes of their own: the shape checks that tests run under are not for the compiler to trace.
+    options = ["--set", "model.hidden_dropout=0", "--set", "model.attention_dropout=0", "--set", "train.log_every_steps=1"]
+    losses = []
+    for name, compiled in (("eager", "false"), ("compiled", "true")):
+        done = run(*command(data, tmp_path / name, 5, *options, "--set", f"train.compile={compiled}"), limit=600)
+        assert done.returncode == 0, done.stderr
+        losses.append([json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_data_set_of_another_tokenizer_is_refused(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 3)).returncode == 0
+    options = ["--train-tokenizer", "bpe", "--vocab-size", "400", "--heldout", "0.1"]
+    assert run("prepare", data.parent / "text.txt", "--out", tmp_path / "other", *options).returncode == 0
+    evaluated = run("evaluate", out, "--data", tmp_path / "other")
+    assert evaluated.returncode == 1
+    assert "another tokenizer" in evaluated.stderr
+    assert str(out / "tokenizer.json") in evaluated.stderr
+    resumed = run(*command(tmp_path / "other", out, 6))
+    assert resumed.returncode == 1
+    assert "another data set" in resumed.stderr
+
+
+def test_a_place_where_nothing_can_be_written_is_a_clear_error(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(*command(data, tmp_path / "file" / "run", 6))
+    assert done.returncode == 1
+    assert "cannot write" in done.stderr
+
+
+def test_a_run_whose_time_is_over_before_its_last_phase_says_so(data: Path, tmp_path: Path) -> None:
+    stages = ["--set", "objective.algorithm=two-stage", "--set", "objective.generator_size=1.0"]
+    done = run(*command(data, tmp_path / "run", 6, *stages, "--set", "train.max_hours=1e-9"))
+    assert done.returncode == 0, done.stderr
+    assert "the last phase, 'discriminator', begins after 3 steps: train.max_hours may end the run earlier" in done.stderr
+    assert "the time budget was used up after 1 steps; phase 'discriminator' begins after 3, so nothing of it" in done.stderr
+    longer = run(*command(data, tmp_path / "run", 6, *stages))
+    assert longer.returncode == 0, longer.stderr
+    assert "the time budget was used up" not in longer.stderr
+
+
+def test_a_second_process_does_not_touch_a_run_that_is_being_trained(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with OutputFolder(out) as other:
+        out.mkdir()
+        other.acquire()
+        begun = run(*command(data, out, 3))
+        assert begun.returncode == 1
+        assert "another process is using" in begun.stderr
+        assert not list(out.iterdir())
+    assert run(*command(data, out, 3)).returncode == 0
+    with OutputFolder(out) as other:
+        other.acquire()
+        for more in ([], ["--resume", "never"]):
+            done = run(*command(data, out, 6, *more))
+            assert done.returncode == 1
+            assert "another process is using" in done.stderr
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert run(*command(data, out, 6)).returncode == 0

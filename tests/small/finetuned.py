@@ -1,0 +1,111 @@
+"""A fine-tuned folder made by hand: a tiny encoder, heads far from zero, results; no training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discern.artifacts.encoder import encoder_of_preset
+from discern.artifacts.finetuned import make_record, seed_folder, write_weights
+from discern.finetune.user_files import Columns, UserFileSource
+from discern.tasks import families
+from discern.tasks import tasks as registry
+from discern.tasks.base import Labels, Source, Task
+from discern.tasks.readers.user_columns import ClassificationColumns, QuestionColumns, TaggingColumns
+from discern.tasks.supervised import SupervisedObjective
+from tests.interop.small_tokenizers import small_tokenizer
+from tests.parity.small_networks import make_noisy
+
+
+@dataclass(frozen=True)
+class Made:
+    """One task of a fine-tuned folder: a named one, or one's own from its columns."""
+
+    family: str
+    labels: Labels
+    metrics: tuple[str, ...]
+    columns: Columns | None = None
+    settings: Mapping[str, Any] | None = None
+
+
+SINGLE = Made("classification", Labels(("bad", "good", "so-so")), ("accuracy",), ClassificationColumns("review", label="stars"))
+PAIR = Made("classification", Labels(("no", "yes")), ("accuracy",), ClassificationColumns("a", "b", "same"))
+MULTI = Made(
+    "classification",
+    Labels(("old", "red"), "multi"),
+    ("micro_f1",),
+    ClassificationColumns("text", label="labels", kind="labels"),
+)
+NUMBER = Made(
+    "classification",
+    Labels((), "number", scale=2.5, shift=3.0),
+    ("pearson",),
+    ClassificationColumns("text", label="score", kind="number"),
+)
+TAGS = Made(
+    "tagging",
+    Labels(("B-X", "E-X", "I-X", "O", "S-X"), "tags", scheme="iob2"),
+    ("f1", "precision", "recall", "accuracy"),
+    TaggingColumns("words", "tags"),
+)
+SPANS = Made(
+    "squad1",
+    Labels((), "spans"),
+    ("exact_match", "f1"),
+    QuestionColumns("question", "context", "answer"),
+    {"head": "span", "sequence_length": 48},
+)
+
+
+def make_finetuned(folder: Path, *, seeds: int = 1, **made: Made) -> Path:
+    """Write a fine-tuning of preset tiny with these tasks."""
+    folder.mkdir(parents=True)
+    small_tokenizer("wordpiece, lower-cased").save(str(folder / "tokenizer.json"))
+    loaded = encoder_of_preset("tiny", folder / "tokenizer.json", 0)
+    tasks: dict[str, Task[Any]] = {}
+    sources: dict[str, Source[Any]] = {}
+    for name, each in made.items():
+        family = families.load(each.family)
+        config = family.Config(**{"sequence_length": 32, **(each.settings or {})})
+        tasks[name] = family(name, config, each.metrics, each.labels)
+        sources[name] = UserFileSource(each.columns) if each.columns else registry.load(name).source
+    files = {name: {"train": f"{name}.csv"} for name in tasks}
+    (folder / "finetuned.json").write_text(json.dumps(make_record(loaded, tasks, files, sources)))
+    objective = SupervisedObjective(loaded.encoder, tasks)
+    scores = []
+    for seed in range(seeds):
+        with torch.no_grad():
+            make_noisy(objective, seed)
+        seed_folder(folder, seed).mkdir()
+        write_weights(seed_folder(folder, seed), objective)
+        scores.append(0.5 + seed / 10)
+        judged = {"tasks": {name: {each.metrics[0]: scores[-1]} for name, each in made.items()}}
+        (seed_folder(folder, seed) / "scores.json").write_text(json.dumps(judged))
+    entries = {
+        name: {
+            "task": name,
+            "metric": each.metrics[0],
+            "split": "dev",
+            "train_examples": 1234,
+            "examples": 321,
+            "median": scores[0],
+            "mean": scores[0],
+            "standard_deviation": 0.01,
+            "best": scores[-1],
+            "worst": scores[0],
+            "scores": scores,
+            "metrics": {each.metrics[0]: scores[0], "loss": 0.25},
+            "failed_seeds": {},
+        }
+        for name, each in made.items()
+    }
+    several = {"task": "+".join(entries), "tasks": entries} if len(entries) > 1 else {}
+    results = {**next(iter(entries.values())), **several, "best_seed": seeds - 1, "seeds": list(range(seeds))}
+    settings = {"optimizer.learning_rate": 3e-4, "train.max_steps": 60, "files.train": "/home/somebody/train.csv"}
+    (folder / "results.json").write_text(json.dumps({**results, "settings": settings}))
+    return folder

@@ -1,0 +1,63 @@
+"""A run's folder made by hand: a tokenizer, weights far from zero, a checkpoint and a journal; no training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, FORMAT, RECORD_FILE, TOKENIZER_FILE, build_objective
+from discern.config.tree import to_toml
+from discern.data.tokenizer import fingerprint, special_tokens, vocab_size
+from discern.objectives.base import Objective, Vocabulary
+from discern.training import checkpoint
+from discern.training.pretrain_config import load_pretrain_config
+from tests.interop.small_tokenizers import small_tokenizer
+from tests.parity.small_networks import make_noisy
+
+STATISTICS = {"documents": 1611, "tokens": 111_597, "unknown_fraction": 0.00123}
+EVALUATION = {
+    "step": 20,
+    "tokens": 4321,
+    "seconds": 1.5,
+    "loss": 42.0,
+    "generator_loss": 6.5,
+    "heldout_loss": 43.5,
+    "heldout_generator_loss": 6.75,
+    "discriminator_auc": 0.8125,
+}
+
+
+def make_run(
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    tokenizer: str = "wordpiece, lower-cased",
+    metrics: Sequence[Mapping[str, Any]] = (EVALUATION,),
+    step: int = 20,
+) -> Objective:
+    """Write a run of preset tiny; gives its objective in evaluation mode."""
+    built = small_tokenizer(tokenizer)
+    config = load_pretrain_config(None, "tiny", overrides).config
+    objective = build_objective(config, Vocabulary(vocab_size(built), special_tokens(built)))
+    make_noisy(objective)
+    folder.mkdir(parents=True)
+    (folder / TOKENIZER_FILE).write_text(built.to_str(pretty=True), encoding="utf-8")  # `save` takes UTF-8 names only
+    (folder / CONFIG_FILE).write_text(to_toml(config))
+    record = {
+        "format": FORMAT,
+        "discern": "0.1.0",
+        "data": str(folder.parent / "data"),
+        "tokenizer_fingerprint": fingerprint(built),
+        "vocab_size": vocab_size(built),
+        "special_tokens": asdict(special_tokens(built)),
+        "statistics": STATISTICS,
+        "versions": {"torch": "2.13.0"},
+    }
+    (folder / RECORD_FILE).write_text(json.dumps(record))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    contents = checkpoint.Contents(checkpoint.model_tensors(objective), {}, {}, {"step": step})
+    checkpoint.save(folder / CHECKPOINTS, contents, 2)
+    return objective.eval()

@@ -1,0 +1,75 @@
+"""A labeled file of three sentences, and a fine-tuning on it that takes a second; arguments that tests vary with `replace`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discern.finetune import run as finetuning
+from discern.finetune import sweep as sweeping
+from discern.finetune.seed import FinetunePlan
+from discern.finetune.settings import Recipe
+from discern.progress import Progress, Silent
+
+ROWS = [("the model reads the file", "good"), ("a tensor of shape", "bad"), ("returns none", "so-so")]
+FAST = ("train.max_steps=60", "optimizer.learning_rate=3e-3", "finetune.dropout=0", "train.sequences_per_step=12")
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """Arguments of `discern.finetune.run.finetune`."""
+
+    model: str
+    out: Path
+    tasks: Sequence[tuple[str, Path]] = ()
+    config: Path | None = None
+    overrides: Sequence[str] = ()
+    recipe: Recipe = "auto"
+    seeds: int = 1
+    untrained: bool = False
+    tokenizer: Path | None = None
+    submission: Path | None = None
+    debug: bool = False
+    device: str = "auto"
+    baselines: bool = True
+
+
+def finetune(request: Finetuning, progress: Progress) -> dict[str, Any]:
+    return finetuning.finetune(**vars(request), progress=progress)
+
+
+def sweep(request: Finetuning, axes: Sequence[str], progress: Progress) -> dict[str, Any]:
+    return sweeping.sweep(axes=axes, **vars(request), progress=progress)
+
+
+def prepare_finetuning(request: Finetuning, progress: Progress) -> FinetunePlan:
+    """What `finetune` does before it trains."""
+    finetuning.check_folders(request.model, request.out, request.tasks, request.submission)
+    loaded = finetuning.choose_encoder(request.model, request.tokenizer, untrained=request.untrained, warn=progress.note)
+    settings = {name: getattr(request, name) for name in ("tasks", "config", "overrides", "recipe")}
+    resolved = finetuning.resolve_finetuning(loaded, **settings)
+    submits = request.submission is not None
+    return finetuning.prepare_finetuning(
+        loaded, resolved, out=request.out, debug=request.debug, submits=submits, progress=progress
+    )
+
+
+def write_csv(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("review", "stars")) -> Path:
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+    return path
+
+
+def small_request(model: Path, folder: Path) -> Finetuning:
+    """Fine-tune a model on files in a folder, into its `out`."""
+    train = write_csv(folder / "train.csv", ROWS * 20)
+    dev = write_csv(folder / "dev.csv", ROWS * 4)
+    files = (f"files.train='{train}'", f"files.dev='{dev}'", "files.text=review", "files.label=stars")
+    return Finetuning(str(model), folder / "out", overrides=(*files, *FAST))
+
+
+def run(request: Finetuning) -> dict[str, Any]:
+    return finetune(request, Silent())
