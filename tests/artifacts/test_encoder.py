@@ -98,7 +98,7 @@ def test_a_bert_of_somebody_else(tmp_path: Path) -> None:
 
 def test_a_tokenizer_with_more_entries_than_the_model_is_refused(tmp_path: Path) -> None:
     entries = vocab_size(TOKENIZER)
-    said = f"the tokenizer has {entries} entries, the embeddings {entries - 1} rows"
+    said = f"the tokenizer has {entries} entries, but the embeddings have only {entries - 1} rows"
     with pytest.raises(DataError, match=said) as caught:
         load(bert(tmp_path, rows=entries - 1))
     assert "tokenizer.json or vocab.txt" in str(caught.value.hint)

@@ -210,7 +210,7 @@ def test_a_tokenizer_that_is_too_large_is_refused(made: tuple[Path, Objective], 
     tokenizer.add_tokens(["zzyzx"])
     tokenizer.save(str(tmp_path / "out" / "tokenizer.json"))
     (tmp_path / "out" / CHECKSUMS_NAME).unlink()
-    with pytest.raises(DataError, match=f"has {rows + 1:,} entries, the embeddings {rows:,} rows"):
+    with pytest.raises(DataError, match=f"has {rows + 1:,} entries, but the embeddings have only {rows:,} rows"):
         filled(tmp_path / "out", TEXT)
 
 

@@ -24,14 +24,15 @@ class LoadedEncoder:
     """An encoder to fine-tune, in evaluation mode, float32, on the CPU; every parameter is its own and takes gradients.
 
     Attributes:
-        encoder: reads ordinary embeddings.
-        tokenizer_path: a file or folder that `load_tokenizer` takes; the word table has a row for each of its ids.
-        vocabulary_size: rows of the word table.
-        max_length: positions it was trained on, [CLS] and [SEP] included; all that it has if this is unknown.
-        description: where it comes from, in words.
-        source_fingerprint: SHA-256 of its weights.
-        trained: whether it has been trained; otherwise each seed of a fine-tuning draws its weights anew.
-        language: code of the language of the text that it was trained on; None if unknown.
+        encoder: the network, with ordinary embeddings.
+        tokenizer_path: a file or folder that `load_tokenizer` takes; the embedding table has a row for each of its ids.
+        vocabulary_size: number of rows of the embedding table.
+        max_length: the longest sequence it was trained on, in tokens, [CLS] and [SEP] included; if unknown, the longest that
+            it can take.
+        description: the origin of the weights, in words.
+        source_fingerprint: SHA-256 of the weights.
+        trained: whether the encoder has been trained; if not, each seed of a fine-tuning draws its weights anew.
+        language: code of the language of the training text; None if unknown.
         text_license: license of that text, as stated by whoever prepared it; None if unknown.
     """
 
@@ -59,7 +60,7 @@ def loaded_encoder(
     """An encoder with its tokenizer; see `LoadedEncoder` for the arguments.
 
     Raises:
-        DataError: the tokenizer is missing, damaged, or has more entries than the word table has rows.
+        DataError: the tokenizer is missing or damaged, or has more entries than the embedding table has rows.
     """
     rows = encoder.embeddings.vocab_size
     check_rows(load_tokenizer(tokenizer_path), rows, tokenizer_path)
@@ -77,7 +78,7 @@ def loaded_encoder(
 
 
 def fresh_encoder(like: LoadedEncoder, seed: int) -> LoadedEncoder:
-    """An encoder of the same sizes, tokenizer and settings, with the weights of step 0: what pre-training is measured against."""
+    """An encoder of the same sizes, tokenizer and settings with the weights of step 0, the baseline of pre-training."""
     embedding_size = like.encoder.embeddings.embedding_size
     encoder = _untrained(like.encoder.config, like.vocabulary_size, embedding_size, seed)
     return loaded_encoder(encoder, like.tokenizer_path, like.max_length, f"untrained, as {like.description}", trained=False)
@@ -100,7 +101,7 @@ def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:
 
 
 def fingerprint_weights(module: nn.Module) -> str:
-    """SHA-256 of names, shapes and values of the parameters, which are on the CPU."""
+    """SHA-256 of the names, shapes and values of the parameters, which must be on the CPU."""
     digest = hashlib.sha256()
     for name, value in sorted(module.named_parameters()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -114,19 +115,19 @@ def draw_weights(encoder: Encoder, seed: int) -> None:
 
 
 def check_rows(tokenizer: Tokenizer, rows: int, place: Path) -> None:
-    """Make sure that the word table has a row for each id of the tokenizer.
+    """Make sure that the embedding table has a row for each id of the tokenizer.
 
     Args:
-        rows: of the word table.
-        place: of the tokenizer, for the message.
+        rows: number of rows of the embedding table.
+        place: path of the tokenizer, for the message.
 
     Raises:
-        DataError: it has not, so the tokenizer belongs to another model.
+        DataError: it has fewer, so the tokenizer belongs to another model.
     """
     entries = vocab_size(tokenizer)
     if entries > rows:
         raise DataError(
-            f"{place}: the tokenizer has {entries:,} entries, the embeddings {rows:,} rows",
+            f"{place}: the tokenizer has {entries:,} entries, but the embeddings have only {rows:,} rows",
             hint="put the tokenizer beside the model that it was trained with: tokenizer.json or vocab.txt of the same download",
         )
 

@@ -20,20 +20,20 @@ from discern.storage.output import OutputFolder, listed
 CARD_NAME = "README.md"
 SETTINGS_NAME = "discern.toml"
 FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_NAME, SETTINGS_NAME)
-"""What every export holds. One with a head that ELECTRA has no place for also holds `HEAD_NAME`, and one of several
-networks a folder for each but the first, with the files of a `HuggingFaceModel`. Each folder has the checksums of its files,
-but for the card, which is there to be edited."""
+"""The files of every export. A head that ELECTRA has no place for is stored in `HEAD_NAME`. If several networks are exported,
+each but the first has a subfolder of its own. Each folder has the checksums of its files, except for the card, which users are
+meant to edit."""
 
 
 def check_target(out: Path, *reads: Path | None) -> None:
     """Make sure that an export may be written to `out`: it is free, empty, or an earlier export and nothing else.
 
     Args:
-        reads: what the export is made of.
+        reads: the models that the export is made from.
 
     Raises:
-        ConfigError: it is, holds or lies inside a model that is read.
-        DataError: it is something else, which an export would destroy.
+        ConfigError: `out` is, contains or lies inside a model that is read.
+        DataError: `out` holds something else, which would be lost.
     """
     folder = OutputFolder(out)
     folder.check(*reads)
@@ -59,7 +59,7 @@ def check_target(out: Path, *reads: Path | None) -> None:
 
 
 def publish(out: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a new folder, then put it in the place of `out`; on failure `out` is as it was.
+    """Let `write` fill a new folder, then replace `out` by it; on failure `out` is unchanged.
 
     Raises:
         DataError: the file system refuses, another process is writing `out`, or something that is not an export was put there.
@@ -77,7 +77,7 @@ def publish(out: Path, write: Callable[[Path], None]) -> None:
 
 
 def _mark(folder: Path) -> dict[str, Any]:
-    """What discern wrote in config.json; empty if the folder is no export."""
+    """The entry of discern in config.json; empty if the folder is not an export."""
     try:
         config = json_value((folder / CONFIG_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):

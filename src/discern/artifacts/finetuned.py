@@ -196,7 +196,7 @@ class FinetunedFolder(ModelFolder):
         path = seed_folder(folder, seed) / MODEL_FILE
         _refuse_failed(folder, seed)
         weights = _weights(path)
-        # Before tables of such sizes are made.
+        # Checked first, because a damaged record could ask for a table that does not fit into memory.
         if all(tensor.shape != (record["vocab_size"], record["embedding_size"]) for tensor in weights.values()):
             raise CheckpointError(
                 f"{folder / RECORD_FILE} describes a table of {record['vocab_size']:,} by {record['embedding_size']:,} "
@@ -285,7 +285,7 @@ def read_scores(folder: Path) -> dict[str, Any]:
     """Read scores.json of a seed.
 
     Args:
-        folder: of the seed.
+        folder: the folder of the seed.
 
     Raises:
         DataError: it is missing or damaged.
@@ -306,7 +306,7 @@ class _Entry(Record):
 
 
 class _Results(_Entry):
-    """What results.json must hold. Of several tasks, what is measured on one split stands with each."""
+    """Required content of results.json. With several tasks, `tasks` has the results of each."""
 
     split: str = ""
     train_examples: int = 0

@@ -50,7 +50,7 @@ class HuggingFaceFolder(ModelFolder):
 
     @property
     def mark(self) -> dict[str, Any]:
-        """What discern wrote in config.json; empty for anybody else's model."""
+        """The entry of discern in config.json; empty for anybody else's model."""
         return read_mark(self.config_json)
 
     @property
@@ -128,14 +128,14 @@ class HuggingFaceFolder(ModelFolder):
             )
         if "objective" in self.mark:
             return self.networks()
-        # Anybody else's model may have any head, and its weights any format.
+        # Anybody else's model may have any head, and weights in any format.
         root = family_in(self.folder).with_head(self.folder)
         check_rows(self.tokenizer, root.encoder.embeddings.vocab_size, self.folder)
         return {self._name_of_root(root): root} | self._beside
 
     @cached_property
     def encoder(self) -> LoadedEncoder:
-        read_huggingface_config(self.folder, ENCODER_TYPES)  # two towers are no encoder of a task
+        read_huggingface_config(self.folder, ENCODER_TYPES) # refuses two towers, which cannot be fine-tuned
         found = family_in(self.folder).encoder_from(self.folder)
         began = None if self.config is None else getattr(self.config.model, "initialization", None)
         if began is not None:  # config.json knows only the scale of the initialization
@@ -233,7 +233,7 @@ class HuggingFaceFolder(ModelFolder):
                 f"{self.folder} is an export, and measuring this objective needs what no export holds: {', '.join(lost[:3])}",
                 hint="give the run itself: discern evaluate RUN",
             )
-        # Those that read another's embeddings last.
+        # Networks that read another's embeddings come last.
         for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, DisentangledEmbeddings)):
             family_of(networks[name].encoder).fill(networks[name], self.folder if name == present[0] else self.folder / name)
 

@@ -39,7 +39,7 @@ EVALUATION_FILE = "evaluation.json"
 FORMAT = 1
 
 Id: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
-"""Of a token, in a record."""
+"""A token id in a record."""
 
 
 @final
@@ -48,7 +48,7 @@ class RunFolder(ModelFolder):
 
     Args:
         folder: its path.
-        warn: is told of damaged checkpoints that are skipped.
+        warn: called with a message for each damaged checkpoint that is skipped.
     """
 
     kind = "run"
@@ -168,7 +168,7 @@ class RunFolder(ModelFolder):
                 f"{self.folder} has no checkpoint yet",
                 hint="let `discern pretrain` reach train.checkpoint_every_steps, or stop it with Ctrl-C",
             )
-        # Before a table of that size is made.
+        # Checked first, because a damaged record could ask for a table that does not fit into memory.
         if all(tensor.shape[:1] != (vocabulary.size,) for tensor in contents.model.values()):
             raise CheckpointError(
                 f"{self.folder / RECORD_FILE} has a vocab_size of {vocabulary.size:,}, but no weight of the checkpoint has that "
@@ -194,7 +194,7 @@ def load_run(folder: Path, *, warn: Callable[[str], None]) -> RunFolder:
     """A run at its newest intact checkpoint.
 
     Args:
-        warn: is told of damaged checkpoints that are skipped.
+        warn: called with a message for each damaged checkpoint that is skipped.
 
     Returns:
         The run, with `folder`, `config`, `objective`, `step`, `vocabulary`, `tokenizer_path` and `record`. The objective is in
@@ -215,15 +215,15 @@ def special_in(record: Mapping[str, Any]) -> SpecialTokens:
 
 
 def vocabulary_of(data: TokenData) -> Vocabulary:
-    """What an objective must know of a data set: its words, and how often each stands in the training split."""
+    """The vocabulary of a data set, with the number of occurrences of each token in its training split."""
     return Vocabulary(data.vocab_size, data.special_tokens, torch.from_numpy(data.token_counts()))
 
 
 def check_words(config: PretrainConfig, data: TokenData) -> None:
-    """Raise where a masking of words would choose single tokens, as the data set knows hardly any word of several.
+    """Refuse a masking of whole words if nearly every word of the data set is a single token.
 
     Raises:
-        ConfigError: so it is; the hint says how to store words.
+        ConfigError: whole words would be the same as single tokens; the hint says how to store words.
     """
     objective, found = config.objective, data.manifest.statistics.tokens_per_word
     if objective.word_masking is not None and found < _FEWEST_TOKENS_A_WORD:
@@ -236,15 +236,15 @@ def check_words(config: PretrainConfig, data: TokenData) -> None:
 
 
 def counts_text(data: TokenData) -> str:
-    """What a run's folder keeps of how often each token occurs in its training split: one number a line."""
+    """The number of occurrences of each token in the training split, one per line, as a run's folder keeps it."""
     return "".join(f"{count}\n" for count in data.token_counts().tolist())
 
 
 def _read_counts(folder: Path, entries: int) -> torch.Tensor | None:
-    """What `counts_text` was; None in runs made before it was.
+    """Read what `counts_text` wrote; None for runs older than this file.
 
     Raises:
-        DataError: the file is damaged, or not of a vocabulary of so many entries.
+        DataError: the file is damaged, or has another number of entries than the vocabulary.
     """
     path = folder / COUNTS_FILE
     if not path.is_file():
@@ -269,10 +269,10 @@ _BYTES_A_PARAMETER = 16
 
 
 def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device) -> None:
-    """Make sure that the machine can hold what is trained, before it is asked to.
+    """Make sure that the parameters, their gradients and the optimizer state fit into the memory of the device.
 
     Raises:
-        ConfigError: the parameters with their gradients and moments alone exceed the memory of the device.
+        ConfigError: they do not.
     """
     present = machine_memory(device)
     with torch.device("meta"):

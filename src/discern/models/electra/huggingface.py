@@ -1,8 +1,8 @@
-"""Encoder 'bert' as Hugging Face's ELECTRA and BERT have it: names of weights and of sizes. Nothing here reads a file.
+"""Maps the weights and settings of encoder 'bert' to those of Hugging Face's ELECTRA and BERT, and back.
 
-The networks of a folder are dictionaries of weights. Ours are named `encoder.*` and `head.*`, and `bilinear.*` for the term
-that ELECTRA lacks; theirs as in `ElectraForPreTraining` and `ElectraForMaskedLM`. What ELECTRA has no place for (the bilinear
-term, the gate of a head that copies, two towers) is named in the same manner.
+The functions map dictionaries to dictionaries; nothing here reads a file. Our weights are named `encoder.*`, `head.*` and
+`bilinear.*`; those of transformers as in `ElectraForPreTraining` and `ElectraForMaskedLM`. Parts that ELECTRA lacks (the
+bilinear term, the gate of a head that copies, a second tower) are given names in the same style.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _GENERATOR = {
     "head.norm": "generator_predictions.LayerNorm",
     "head.bias": "generator_lm_head.bias",
 }
-# The head that copies holds a generator's as `words`.
+# A head that copies contains a generator's head, as its attribute `words`.
 _COPYING = {ours.replace("head.", "head.words."): theirs for ours, theirs in _GENERATOR.items()} | {"head.copy_gate": "copy_gate"}
 
 _AS_BERT = {

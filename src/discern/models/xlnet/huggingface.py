@@ -1,6 +1,7 @@
-"""Encoder 'xlnet' as Hugging Face's XLNet has it: names, shapes and sizes. Nothing here reads a file.
+"""Maps the weights and settings of encoder 'xlnet' to those of Hugging Face's XLNet, and back.
 
-transformers keeps the weights of the attention as (D, H, D / H); ours are matrices, as any layer's.
+The functions map dictionaries to dictionaries; nothing here reads a file. transformers stores the weights of attention with
+shape (D, H, D / H); here they are matrices, as in any linear layer.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def from_huggingface(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _their_shape(name: str, tensor: Tensor, num_heads: int) -> Tensor:
     if name == _QUERY:
         return tensor[None]
-    # Theirs is the transposed matrix, its columns by head; the projection of what was gathered is not transposed.
+    # transformers transposes the matrices of the inputs, with their columns by head, but not the matrix of the output.
     if name.endswith(_INPUTS):
         return tensor.t().reshape(tensor.shape[1], num_heads, -1)
     return tensor.reshape(len(tensor), num_heads, -1) if name.endswith(_OUTPUT) else tensor
