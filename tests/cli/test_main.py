@@ -64,7 +64,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         times.append(computed() - before)
         assert done.stdout.endswith("[]\n")
-        if times[-1] < 0.5:
+        if times[-1] < 1.0:  # 0.3 on a quiet machine, twice that on a busy one; importing torch alone takes longer than 1
             return
     raise AssertionError(f"help takes {min(times):.2f} s")
 
