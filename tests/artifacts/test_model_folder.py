@@ -82,7 +82,7 @@ def test_its_own_tokenizer_and_that_of_its_run_are_known(kind: str, tmp_path: Pa
 def test_a_discriminator_alone_makes_up_nothing(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     folder = exported(tmp_path / "run", tmp_path / "out", all_networks=False)
-    with pytest.raises(ConfigError, match="holds the discriminator alone, and measuring it needs the generator too") as caught:
+    with pytest.raises(ConfigError, match="only the discriminator, but evaluation also requires the generator") as caught:
         assert open_model(folder, warn=pytest.fail).objective
     assert "--all-networks" in str(caught.value.hint)
 
@@ -90,7 +90,7 @@ def test_a_discriminator_alone_makes_up_nothing(tmp_path: Path) -> None:
 def test_somebody_elses_model_makes_up_nothing(tmp_path: Path) -> None:
     for name, missing in (("discriminator", "the generator and the settings"), ("generator", "the settings")):
         somebody_elses(tmp_path / name, build(sizes()).networks()[name])
-        with pytest.raises(ConfigError, match=f"without {missing} it was trained with") as caught:
+        with pytest.raises(ConfigError, match=f"lacks {missing} that it was trained with") as caught:
             assert open_model(tmp_path / name, warn=pytest.fail).objective
         assert "discern export RUN --out DIR --all-networks" in str(caught.value.hint)
 
@@ -103,7 +103,7 @@ def test_what_is_missing_from_a_copy_is_named(tmp_path: Path) -> None:
         assert open_model(folder, warn=pytest.fail).objective
     assert open_model(folder, warn=pytest.fail).networks(beside=False), "judging needs no generator"
     (folder / "discern.toml").unlink()
-    with pytest.raises(ConfigError, match=r"without the settings it was trained with \(discern\.toml\)"):
+    with pytest.raises(ConfigError, match=r"lacks the settings that it was trained with \(discern\.toml\)"):
         assert open_model(folder, warn=pytest.fail).objective
 
 

@@ -110,7 +110,7 @@ def test_chinese_words_come_from_jieba_and_the_ids_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", [partial(pretrain, progress=Silent()), estimate])
 def test_whole_words_are_refused_where_every_token_is_one(tmp_path: Path, verb: object) -> None:
     prepare(**chinese(tmp_path, "none", "plain"), progress=Silent())
-    with pytest.raises(ConfigError, match=r"nearly every token is one \(1.000 tokens a word\)") as refused:
+    with pytest.raises(ConfigError, match=r"nearly every token is one \(1.000 tokens per word\)") as refused:
         verb(**train(tmp_path / "plain", tmp_path / "run", "whole-word"))  # type: ignore[operator]
     assert "--segmenter jieba" in str(refused.value.hint)
     assert not (tmp_path / "run").exists()

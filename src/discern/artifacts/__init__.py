@@ -1,1 +1,1 @@
-"""Folders that hold a model: runs, exports, fine-tuned models, and those of Hugging Face. To be read first: `model_folder`."""
+"""Folders that hold a model: runs, exports, fine-tuned models, and Hugging Face models. Read `model_folder` first."""

@@ -21,11 +21,11 @@ from discern.training.pretrain_config import load_pretrain_config
 
 @dataclass(frozen=True)
 class LoadedEncoder:
-    """An encoder to fine-tune, in evaluation mode, float32, on the CPU; every parameter is its own and takes gradients.
+    """An encoder to fine-tune, in evaluation mode, float32, on the CPU. Its parameters are not shared and require gradients.
 
     Attributes:
         encoder: the network, with ordinary embeddings.
-        tokenizer_path: a file or folder that `load_tokenizer` takes; the embedding table has a row for each of its ids.
+        tokenizer_path: a file or folder that `load_tokenizer` accepts; the embedding table has a row for each of its ids.
         vocabulary_size: number of rows of the embedding table.
         max_length: the longest sequence it was trained on, in tokens, [CLS] and [SEP] included; if unknown, the longest that
             it can take.
@@ -88,7 +88,7 @@ def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:
     """An encoder of a preset's sizes, with the weights of step 0.
 
     Args:
-        tokenizer: a file or folder that `load_tokenizer` takes.
+        tokenizer: a file or folder that `load_tokenizer` accepts.
 
     Raises:
         ConfigError: there is no such preset.
@@ -122,7 +122,7 @@ def check_rows(tokenizer: Tokenizer, rows: int, place: Path) -> None:
         place: path of the tokenizer, for the message.
 
     Raises:
-        DataError: it has fewer, so the tokenizer belongs to another model.
+        DataError: the table has fewer rows, so the tokenizer belongs to another model.
     """
     entries = vocab_size(tokenizer)
     if entries > rows:

@@ -20,7 +20,7 @@ from discern.storage.output import OutputFolder, listed
 CARD_NAME = "README.md"
 SETTINGS_NAME = "discern.toml"
 FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_NAME, SETTINGS_NAME)
-"""The files of every export. A head that ELECTRA has no place for is stored in `HEAD_NAME`. If several networks are exported,
+"""The files of every export. A head that ELECTRA cannot represent is stored in `HEAD_NAME`. If several networks are exported,
 each but the first has a subfolder of its own. Each folder has the checksums of its files, except for the card, which users are
 meant to edit."""
 
@@ -59,10 +59,10 @@ def check_target(out: Path, *reads: Path | None) -> None:
 
 
 def publish(out: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a new folder, then replace `out` by it; on failure `out` is unchanged.
+    """Let `write` fill a new folder, then replace `out` with it; on failure `out` is unchanged.
 
     Raises:
-        DataError: the file system refuses, another process is writing `out`, or something that is not an export was put there.
+        DataError: `out` cannot be written, is being written by another process, or has become something else than an export.
     """
     try:
         with OutputFolder(out).staged() as folder:

@@ -66,7 +66,7 @@ def make_record(
     """The content of finetuned.json: the model, its sizes, and its tasks with labels, files and how they are read.
 
     Raises:
-        ConfigError: the record would not lead back to the class of a task.
+        ConfigError: the class of a task could not be found from the record.
     """
     for name, task in tasks.items():
         _check_found_again(name, task, sources[name])
@@ -180,7 +180,7 @@ class FinetunedFolder(ModelFolder):
         """The fine-tuned model of a seed.
 
         Args:
-            seed: None: the one with the best score.
+            seed: seed whose weights are loaded; None: the seed with the best score.
 
         Raises:
             ConfigError: that seed was not trained.
@@ -220,8 +220,8 @@ def _weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a seed, and compare the file with its checksum.
 
     Raises:
-        CheckpointError: they are missing or damaged.
-        NumericsError: one is not finite.
+        CheckpointError: the weights are missing or damaged.
+        NumericsError: a weight is not finite.
     """
     hint = f"remove {path.parent}, then run the same `discern finetune` command"
     if not path.is_file():
@@ -335,7 +335,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_failed(folder: Path, seed: int) -> None:
-    """Raise a DataError for a seed that diverged: it has scores, which record the failure, and no weights."""
+    """Raise a DataError for a seed that diverged: its scores record the failure, and it has no weights."""
     scores = seed_folder(folder, seed)
     failure = read_scores(scores).get("failure") if (scores / SCORES_FILE).is_file() else None
     if failure is not None:
@@ -349,7 +349,7 @@ def _refuse_failed(folder: Path, seed: int) -> None:
 
 
 def _check_found_again(name: str, task: Task[Any], source: Source[Any]) -> None:
-    """Raise a ConfigError, before any training, where the trained network could not be used."""
+    """Raise a ConfigError, before any training, if the trained network could not be loaded again."""
     kind = type(task)
     if not isinstance(getattr(kind, "family", None), str):
         raise ConfigError(f"{kind.__name__}, the family of task '{name}', has no name", hint='give it one: family = "my-family"')
@@ -357,8 +357,9 @@ def _check_found_again(name: str, task: Task[Any], source: Source[Any]) -> None:
         return
     if not source.record() or kind.family not in families.names() or families.load(kind.family) is not kind:
         raise ConfigError(
-            f"task '{name}' of the family '{kind.family}' is not registered under its name, so what is trained could not be used",
-            hint="register the definition under the name that it has",
+            f"task '{name}' of the family '{kind.family}' is not registered under its name, so the trained model could not be "
+            "used",
+            hint="register the definition under its own name",
         )
 
 

@@ -1,4 +1,4 @@
-"""Folders with a config.json: what `discern export` and `discern import` write, and anybody's ELECTRA, BERT or XLNet."""
+"""Folders with a config.json: what `discern export` and `discern import` write, and any ELECTRA, BERT or XLNet."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from discern.training.pretrain_config import PretrainConfig, read_written_config
 class HuggingFaceFolder(ModelFolder):
     """A folder in the format of transformers.
 
-    `mark` tells its origin: an export of a run has the key `objective`, an import `imported`, an export of a fine-tuned model
-    `task`; for anybody else's model it is empty.
+    `mark` records its origin: an export of a run has the key `objective`, an import has `imported`, and an export of a
+    fine-tuned model has `task`. For a model that discern did not write, it is empty.
     """
 
     kind = "Hugging Face model"
@@ -50,7 +50,7 @@ class HuggingFaceFolder(ModelFolder):
 
     @property
     def mark(self) -> dict[str, Any]:
-        """The entry of discern in config.json; empty for anybody else's model."""
+        """The entry of discern in config.json; empty for a model that discern did not write."""
         return read_mark(self.config_json)
 
     @property
@@ -70,7 +70,7 @@ class HuggingFaceFolder(ModelFolder):
 
     @property
     def config(self) -> PretrainConfig | None:
-        """Configuration of the run that was exported; None for other models, also for an import, whose settings are derived."""
+        """Configuration of the run that was exported; None for other models, including imports, whose settings are derived."""
         return self.evaluation_config if "objective" in self.mark else None
 
     @cached_property
@@ -128,17 +128,17 @@ class HuggingFaceFolder(ModelFolder):
             )
         if "objective" in self.mark:
             return self.networks()
-        # Anybody else's model may have any head, and weights in any format.
+        # A model that discern did not write may have any head, and weights in any format.
         root = family_in(self.folder).with_head(self.folder)
         check_rows(self.tokenizer, root.encoder.embeddings.vocab_size, self.folder)
         return {self._name_of_root(root): root} | self._beside
 
     @cached_property
     def encoder(self) -> LoadedEncoder:
-        read_huggingface_config(self.folder, ENCODER_TYPES) # refuses two towers, which cannot be fine-tuned
+        read_huggingface_config(self.folder, ENCODER_TYPES)  # refuses two towers, which cannot be fine-tuned
         found = family_in(self.folder).encoder_from(self.folder)
         began = None if self.config is None else getattr(self.config.model, "initialization", None)
-        if began is not None:  # config.json knows only the scale of the initialization
+        if began is not None:  # config.json has only the scale of the initialization
             found.config = found.config.model_copy(update={"initialization": began})
         return loaded_encoder(
             found,
@@ -156,7 +156,7 @@ class HuggingFaceFolder(ModelFolder):
             judges = not self.mark and "discriminator" in self.networks(beside=False)
             missing = "the generator and the settings" if judges else "the settings"
             raise ConfigError(
-                f"{self.folder} is a model without {missing} it was trained with ({SETTINGS_NAME}), so it cannot be evaluated",
+                f"{self.folder} lacks {missing} that it was trained with ({SETTINGS_NAME}), so it cannot be evaluated",
                 hint="give a run, or what `discern export RUN --out DIR --all-networks` writes",
             )
         objective = build_objective(config, Vocabulary(self.config_json["vocab_size"], special_tokens(self.tokenizer)))
@@ -167,7 +167,7 @@ class HuggingFaceFolder(ModelFolder):
     def has_task_head(self) -> bool:
         try:
             config = read_huggingface_config(self.folder, ENCODER_TYPES)
-        except CheckpointError:  # whoever reads the folder for something else reports what is wrong
+        except CheckpointError:  # reported when the folder is read for another purpose
             return False
         return head_kind(config) is not None or TASK_HEAD in read_mark(config)
 
@@ -200,7 +200,7 @@ class HuggingFaceFolder(ModelFolder):
 
     @cached_property
     def _beside(self) -> dict[str, Network]:
-        """The networks in subfolders: those that an export or an import names; in anybody else's folder, a generator.
+        """The networks in subfolders: those that an export or an import names; otherwise a generator, if there is one.
 
         Raises:
             CheckpointError: the weights of one are missing or damaged.
@@ -212,7 +212,7 @@ class HuggingFaceFolder(ModelFolder):
             if not (self.folder / name).is_dir():
                 raise CheckpointError(
                     f"{self.folder} lacks the folder '{name}', which its {CONFIG_NAME} names",
-                    hint=f"a copy of an export needs every file of it; discern export {self.folder} --out DIR makes one of the "
+                    hint=f"a copy of an export needs all its files; discern export {self.folder} --out DIR exports the "
                     f"{named[0]} alone",
                 )
         return {name: family_in(self.folder / name).network(self.folder / name) for name in named[1:]}
@@ -223,23 +223,23 @@ class HuggingFaceFolder(ModelFolder):
         missing = [name for name in networks if name not in present]
         if missing:
             raise ConfigError(
-                f"{self.folder} holds the {present[0]} alone, and measuring it needs the {' and the '.join(missing)} too",
+                f"{self.folder} contains only the {present[0]}, but evaluation also requires the {' and the '.join(missing)}",
                 hint="export the run again: discern export RUN --out DIR --all-networks",
             )
         held = {id(tensor) for network in networks.values() for tensor in _tensors(network)}
         lost = [name for name, tensor in [*objective.named_parameters(), *objective.named_buffers()] if id(tensor) not in held]
         if lost:
             raise ConfigError(
-                f"{self.folder} is an export, and measuring this objective needs what no export holds: {', '.join(lost[:3])}",
+                f"{self.folder} is an export, which lacks weights that this objective needs: {', '.join(lost[:3])}",
                 hint="give the run itself: discern evaluate RUN",
             )
-        # Networks that read another's embeddings come last.
+        # Networks that use the embeddings of another network come last.
         for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, DisentangledEmbeddings)):
             family_of(networks[name].encoder).fill(networks[name], self.folder if name == present[0] else self.folder / name)
 
 
 def _tensors(network: Network) -> Iterator[Tensor]:
-    """Parameters and buffers that an export holds of a network."""
+    """Parameters and buffers of a network that an export contains."""
     for part in (network.encoder, network.head, network.bilinear):
         if part is not None:
             yield from part.parameters()

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from discern.artifacts.task_model import TaskModel
 
 TEXT_LICENSE = "text_license"
-"""Key of records, and of what exports say in config.json, for the license of the text that a model was pre-trained on."""
+"""Key, in records and in config.json of exports, of the license of the text that a model was pre-trained on."""
 
 
 class ModelFolder(abc.ABC):
     """A folder that holds a model.
 
-    Opening a folder reads nothing. Each property reads what it needs when it is first used, once. Weights are in float32, on
-    the CPU, and in evaluation mode. All properties raise a DataError if a file of the folder is damaged, and a
+    Opening a folder reads nothing. Each property reads the files that it needs once, when it is first used. Weights are in
+    float32, on the CPU, and in evaluation mode. All properties raise a DataError if a file of the folder is damaged, and a
     CheckpointError if weights are.
 
     Attributes:
-        kind: what the folder is, in words.
-        folder: its path.
+        kind: kind of the folder, in words.
+        folder: path of the folder.
     """
 
     kind: ClassVar[str]
@@ -90,7 +90,7 @@ class ModelFolder(abc.ABC):
     @property
     @abc.abstractmethod
     def tokenizer_path(self) -> Path:
-        """A file or folder that `load_tokenizer` takes."""
+        """A file or folder that `load_tokenizer` accepts."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -99,7 +99,7 @@ class ModelFolder(abc.ABC):
 
     @property
     def num_entries(self) -> int:
-        """Entries of the tokenizer; the word table may have more rows, which no id ever names."""
+        """Number of entries of the tokenizer; the word embeddings may have more rows, which no id refers to."""
         return vocab_size(self.tokenizer)
 
     @property
@@ -111,7 +111,7 @@ class ModelFolder(abc.ABC):
     def tokenizer_fingerprints(self) -> tuple[str, ...]:
         """Fingerprints of the tokenizers that give the model's ids, the one it was pre-trained with first.
 
-        An export declares special tokens that the original may have as ordinary entries; the ids are the same.
+        An export marks tokens as special that may be ordinary entries of the original; the ids are the same.
         """
         found = (self.trained_with, fingerprint(self.tokenizer))
         return tuple(dict.fromkeys(each for each in found if each is not None))
@@ -145,7 +145,7 @@ class ModelFolder(abc.ABC):
     @property
     @abc.abstractmethod
     def encoder(self) -> LoadedEncoder:
-        """The encoder to fine-tune: that of the first network, whatever its head. Its parameters are its own.
+        """The encoder to fine-tune: that of the first network, with any head. Its parameters are not shared.
 
         Raises:
             DataError: the folder has no pre-trained model, or no tokenizer that fits it.
@@ -154,10 +154,10 @@ class ModelFolder(abc.ABC):
     @property
     @abc.abstractmethod
     def objective(self) -> Objective:
-        """The objective with its weights, to evaluate.
+        """The objective with its weights, for evaluation.
 
         Raises:
-            ConfigError: the folder does not have all that the objective consists of.
+            ConfigError: the folder lacks a part of the objective.
         """
 
     @property
@@ -187,10 +187,10 @@ class ModelFolder(abc.ABC):
         """The fine-tuned model.
 
         Args:
-            seed: whose weights to take; None: those of the seed with the best score.
+            seed: seed whose weights are loaded; None: the seed with the best score.
 
         Raises:
-            ConfigError: that seed was not trained, or the folder has the weights of a single one.
+            ConfigError: that seed was not trained, or the folder has the weights of a single seed.
             DataError: the folder has no task head.
         """
         raise DataError(

@@ -47,7 +47,7 @@ class RunFolder(ModelFolder):
     """The folder of a pre-training run, with the weights of its newest intact checkpoint.
 
     Args:
-        folder: its path.
+        folder: path of the folder.
         warn: called with a message for each damaged checkpoint that is skipped.
     """
 
@@ -131,7 +131,7 @@ class RunFolder(ModelFolder):
 
     @property
     def tokenizer_fingerprints(self) -> tuple[str, ...]:
-        """That of run.json alone: the ids are those of the data set, whatever has become of tokenizer.json."""
+        """Only the fingerprint in run.json: the ids are those of the data set, even if tokenizer.json has changed."""
         return (self.trained_with,)
 
     @property
@@ -161,7 +161,7 @@ class RunFolder(ModelFolder):
     @cached_property
     def _checkpoint(self) -> tuple[Objective, int]:
         """The objective at the newest intact checkpoint, and its step."""
-        vocabulary, config = self.vocabulary, self.config  # the record first: it tells whether this is a run
+        vocabulary, config = self.vocabulary, self.config  # read first, because it shows whether this is a run
         contents = checkpoint.load_newest(self.folder / CHECKPOINTS, self._warn, carry=False)
         if contents is None:
             raise CheckpointError(
@@ -171,8 +171,8 @@ class RunFolder(ModelFolder):
         # Checked first, because a damaged record could ask for a table that does not fit into memory.
         if all(tensor.shape[:1] != (vocabulary.size,) for tensor in contents.model.values()):
             raise CheckpointError(
-                f"{self.folder / RECORD_FILE} has a vocab_size of {vocabulary.size:,}, but no weight of the checkpoint has that "
-                "many rows",
+                f"{self.folder / RECORD_FILE} has a vocab_size of {vocabulary.size:,}, but no weight of the checkpoint has "
+                "this number of rows",
                 hint="the file is damaged: copy it back",
             )
         objective = build_objective(config, vocabulary)
@@ -220,23 +220,23 @@ def vocabulary_of(data: TokenData) -> Vocabulary:
 
 
 def check_words(config: PretrainConfig, data: TokenData) -> None:
-    """Refuse a masking of whole words if nearly every word of the data set is a single token.
+    """Refuse to mask whole words if nearly every word of the data set is a single token.
 
     Raises:
-        ConfigError: whole words would be the same as single tokens; the hint says how to store words.
+        ConfigError: whole words would be the same as single tokens; the hint explains how to store words.
     """
     objective, found = config.objective, data.manifest.statistics.tokens_per_word
     if objective.word_masking is not None and found < _FEWEST_TOKENS_A_WORD:
         raise ConfigError(
             f"objective.masking '{objective.word_masking}' chooses whole words, but in {data.folder} nearly every token is one "
-            f"({found:.3f} tokens a word)",
-            hint="Chinese: prepare the data again with --segmenter jieba, which leaves the ids as they are; "
+            f"({found:.3f} tokens per word)",
+            hint="Chinese: prepare the data again with --segmenter jieba, which does not change the ids; "
             "otherwise set objective.masking=uniform, which does the same here",
         )
 
 
 def counts_text(data: TokenData) -> str:
-    """The number of occurrences of each token in the training split, one per line, as a run's folder keeps it."""
+    """The number of occurrences of each token in the training split, one per line, as stored in a run's folder."""
     return "".join(f"{count}\n" for count in data.token_counts().tolist())
 
 
@@ -272,7 +272,7 @@ def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: tor
     """Make sure that the parameters, their gradients and the optimizer state fit into the memory of the device.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: they do not fit.
     """
     present = machine_memory(device)
     with torch.device("meta"):

@@ -37,7 +37,7 @@ _ENDINGS = {
     "ForQuestionAnswering": "span",
     "ForQuestionAnsweringSimple": "span",
 }
-# Of a model that says nothing of itself but what its head is. Every question has an answer: transformers' default too.
+# For a model of which only the head is known. Every question has an answer, as is the default in transformers.
 _FAMILIES = {"classification": "classification", "tagging": "tagging", "span": "squad1"}
 _METRICS = {"classification": ("accuracy",), "tagging": ("f1", "precision", "recall", "accuracy"), "span": ("exact_match", "f1")}
 _PROBLEMS = {
@@ -62,10 +62,10 @@ class TaskModel:
     """A fine-tuned model, in evaluation mode, float32, on the CPU.
 
     Attributes:
-        folder: where it was read from.
+        folder: folder that the model was read from.
         objective: encoder and heads.
-        seed: whose weights these are.
-        record: content of finetuned.json, or the same as far as it is known.
+        seed: seed of the weights.
+        record: content of finetuned.json; for a model without this file, an equivalent record of what is known.
     """
 
     folder: Path
@@ -85,7 +85,7 @@ class TaskModel:
         return TextEncoder(self.tokenizer, special_tokens(self.tokenizer))
 
     def task(self, name: str | None = None) -> Task[Any]:
-        """The task of that name; without a name, the only one.
+        """The task with this name; without a name, the only task.
 
         Raises:
             ConfigError: there is no such task, or there are several and no name is given.
@@ -123,7 +123,7 @@ def task_of(name: str, record: dict[str, Any]) -> Task[Any]:
 
 
 def _family(name: str, family: str) -> type[Task[Any]]:
-    """The class behind a family: that of the registered task if it is of this family, else one of ours."""
+    """The class of a family: that of the registered task if the task is of this family, or else one of our own."""
     if name in registry.names():
         registered: type[Task[Any]] = registry.load(name).family
         if getattr(registered, "family", None) == family:
@@ -140,11 +140,11 @@ def _family(name: str, family: str) -> type[Task[Any]]:
 def task_model_of(folder: Path, config: Mapping[str, Any], encoder: Encoder, tokenizer: Tokenizer) -> TaskModel:
     """The model of a Hugging Face folder: its encoder with the task head that config.json names.
 
-    What an export of a fine-tuned model was trained on stands in config.json, so it reads files as that model does.
+    An export of a fine-tuned model records its task in config.json, so it reads files in the same way as that model.
 
     Args:
         config: content of config.json.
-        encoder: the one in the folder.
+        encoder: the encoder in the folder.
 
     Raises:
         CheckpointError: the head is missing or damaged, or its settings cannot be read.
@@ -184,7 +184,7 @@ def head_kind(config: Mapping[str, Any]) -> str | None:
 
 
 def _record(folder: Path, config: Mapping[str, Any], mark: Mapping[str, Any], encoder: Encoder) -> dict[str, Any]:
-    """The task as finetuned.json would have it: what the export says, or else what the head tells."""
+    """A record in the form of finetuned.json: the one stored in an export, or else one derived from the head."""
     said = mark.get(_RECORD)
     kind = head_kind(config)
     if isinstance(said, dict):
@@ -192,13 +192,13 @@ def _record(folder: Path, config: Mapping[str, Any], mark: Mapping[str, Any], en
             raise DataError(f"{folder}: the export has format {said.get('format')}; this version of discern reads {FORMAT}")
         record = {**said, "tasks": {name: _as_stored(each, config, kind) for name, each in said["tasks"].items()}}
     else:
-        assert kind is not None  # a model of somebody else's has no head beside
+        assert kind is not None  # only an export of discern stores its head in a separate file
         record = {"frame": _frame(config), "tasks": {_NAME: _told_by_head(folder, config, kind, encoder)}}
     return {"model": str(folder), "files": {}, **record}
 
 
 def _as_stored(task: dict[str, Any], config: Mapping[str, Any], kind: str | None) -> dict[str, Any]:
-    """The record of a task whose head has been written in transformers' form: the unit of a score is in the weights, and
+    """The record of a task whose head is stored in the form of transformers: the weights include the unit of a score, and
     ELECTRA's classifier has two layers."""
     if kind != "classification":
         return task
@@ -216,7 +216,7 @@ def _frame(config: Mapping[str, Any]) -> FrameName:
 
 
 def _told_by_head(folder: Path, config: Mapping[str, Any], kind: str, encoder: Encoder) -> dict[str, Any]:
-    """The record of a task of which only the head is known."""
+    """The record of a task, derived from the head alone."""
     names = _label_names(folder, config)
     labels: dict[str, Any] = {"names": list(names), "kind": {"tagging": "tags", "span": "spans"}.get(kind, "single")}
     settings: dict[str, Any] = {"sequence_length": read_max_length(folder, encoder.config.max_positions)}
@@ -259,7 +259,7 @@ def _fill(head: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
     """Fill a head with the weights in a folder.
 
     Raises:
-        CheckpointError: they are missing, damaged, or of another shape.
+        CheckpointError: the weights are missing, damaged, or of another shape.
     """
     parameters = dict(head.named_parameters())
     kind = head_kind(config)

@@ -31,7 +31,7 @@ class Origin:
 
     Attributes:
         kind: the sort of layer.
-        label: its name: "preset electra-small", "run.toml", "--set", "default".
+        label: name of the layer: "preset electra-small", "run.toml", "--set", "default".
         line: line of the file, if known.
         written: whether discern wrote the file.
     """
@@ -71,7 +71,7 @@ Settings = dict[str, Setting]
 
 
 def collect(preset: str | None, file: Path | None, overrides: Sequence[str]) -> Settings:
-    """Collect all values that are not defaults: preset, then file, then --set; later ones win.
+    """Collect all values that are not defaults: preset, then file, then --set; later values override earlier ones.
 
     Raises:
         ConfigError: neither preset nor file is given, one of them cannot be read, or an override has no value.
@@ -109,7 +109,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
 
 
 def _value(text: str) -> object:
-    """`text` as TOML has it; text that is not a TOML value stands for itself."""
+    """The TOML value in `text`, or `text` itself if it is not a TOML value."""
     try:
         parsed = toml_tables(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -118,10 +118,10 @@ def _value(text: str) -> object:
 
 
 def read_file(path: Path, *, written: bool = False) -> Settings:
-    """Read the values of a TOML file and of what it extends.
+    """Read the values of a TOML file and of the files and presets that it extends.
 
     Args:
-        written: discern wrote the file, even if nothing beside it tells so.
+        written: True if discern is known to have written the file. If False, the files beside it decide.
 
     Raises:
         ConfigError: it cannot be read, or is not TOML.
@@ -131,13 +131,13 @@ def read_file(path: Path, *, written: bool = False) -> Settings:
 
 
 def _read_preset(name: str, above: tuple[str, ...]) -> Settings:
-    """A preset, over the preset that it extends."""
+    """The values of a preset, which override those of the preset that it extends."""
     path = preset_path(name)
     return _read_layer(path, f"preset {name}", "preset", above)
 
 
 def _read_file(path: Path, above: tuple[str, ...], base_is_given: str | None = None) -> Settings:
-    """A file, over what it extends."""
+    """The values of a file, which override those of the file or preset that it extends."""
     return _read_layer(path, str(path), "file", above, base_is_given)
 
 
@@ -153,7 +153,7 @@ def _read_layer(
     identity = str(path.resolve())
     if identity in above:
         chain = " -> ".join(Path(step).name for step in (*above[above.index(identity) :], identity))
-        raise ConfigError(f"{label}: 'extends' goes round in a circle: {chain}", hint="remove one of these lines")
+        raise ConfigError(f"{label}: 'extends' forms a cycle: {chain}", hint="remove one of these lines")
     text = _text(path)
     tree = parse_toml(text, label)
     base = tree.pop("extends", None)
@@ -171,12 +171,12 @@ def _read_layer(
 
 
 def with_new_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a section that discern wrote, under the names that its keys have now."""
+    """The values of a section that discern wrote, under the current names of the keys."""
     return {RENAMED.get(f"{section}.{key}", key).removeprefix(f"{section}."): value for key, value in values.items()}
 
 
 def _read_base(base: object, path: Path, label: str, above: tuple[str, ...]) -> Settings:
-    """What the value of `extends` names: nothing, a preset, or a file beside the one that names it."""
+    """The values of the preset or file that `extends` names; empty if it is missing. Paths are relative to the file itself."""
     if base is None:
         return {}
     if not isinstance(base, str) or not base:
@@ -212,7 +212,7 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
     """Parse a TOML text.
 
     Args:
-        label: its name in messages.
+        label: name of the text in messages.
 
     Raises:
         ConfigError: it is not TOML.
@@ -224,10 +224,10 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
 
 
 def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    """Every value of a nested table with its dotted key. An empty table holds none.
+    """Every value of a nested table with its dotted key. An empty table has no values.
 
     Raises:
-        ConfigError: tables stand in tables, many deep.
+        ConfigError: the tables are nested too deeply.
     """
     if prefix.count(".") > _DEEPEST:
         raise ConfigError(
@@ -240,7 +240,7 @@ def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, obj
 
 
 def _line_numbers(text: str) -> dict[str, int]:
-    """Lines of the keys, by dotted name, read off the layout that people write. A key laid out otherwise is left out."""
+    """Line numbers of the keys, by dotted name. Keys that are not at the start of a line are left out."""
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):

@@ -25,7 +25,7 @@ class Problem:
     Attributes:
         key: dotted key, or the name of a section.
         text: what was found and what was expected, with the place.
-        hint: what to do.
+        hint: what to do next.
     """
 
     key: str
@@ -48,7 +48,7 @@ class InvalidConfigError(ConfigError):
 
 
 def quoted(value: object) -> str:
-    """A value as it is shown in messages; a long one is shortened."""
+    """A value in the form in which messages show it; long values are shortened."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and abs(value) >= 10**_SHOWN:  # beyond 4300 digits, Python refuses to write it out
@@ -67,8 +67,8 @@ def unknown_key(
     """Report an unknown key, and suggest the one that was probably meant.
 
     Args:
-        variant: of the key's section, if it has several.
-        elsewhere: the values that choose a variant with this key.
+        variant: the variants of the key's section, if its keys depend on one of its values.
+        elsewhere: values of the deciding key for which the section has this key.
     """
     where, key = setting.origin.where, shortened(key)
     section, _, name = key.rpartition(".")
@@ -94,8 +94,11 @@ def unknown_key(
 
 
 def _likeliest_key(section: str, name: str, schema: Schema) -> str:
-    """What here is for the same, else the same name in another section, else the nearest here, else the nearest anywhere, else
-    all names here."""
+    """A hint at the key that was probably meant.
+
+    In order of preference: the same setting under its name in this section, the same name in another section, the most similar
+    name in this section, the most similar name in any section, all names in this section.
+    """
     if renamed := RENAMED.get(f"{section}.{name}"):
         return f"the key is called '{renamed}' now"
     if known := _has_other_name(section, name, schema):
@@ -148,7 +151,7 @@ def _translated_one(section: str, entry: ErrorDetails, settings: Settings, schem
 
 
 def _across_fields(section: str, message: str, settings: Settings, schema: Schema) -> Problem:
-    """A rule between fields, with the origin of each field that its message names."""
+    """The problem of a violated rule between fields, with the origin of each field that the message names."""
     named = dict.fromkeys(re.findall(r"\w+", message))
     keys = {name: f"{section}.{name}" if section else name for name in named}
     keys |= {key: key for key in schema.fields if key in message}

@@ -24,7 +24,7 @@ class Clamp:
     Attributes:
         key: dotted key of the value.
         limit: dotted key of its largest value.
-        unless: told the section of the limit, whether that is none after all.
+        unless: called with the section of the limit; returns True if the limit does not apply.
     """
 
     key: str
@@ -49,7 +49,7 @@ class Resolved(Generic[ConfigT]):
     Attributes:
         config: the validated configuration.
         origins: where each leaf came from, by dotted key: "preset tiny", "run.toml", "--set", "default".
-        dropped: values of the preset that went away because the user chose another variant.
+        dropped: values of the preset that were dropped because the user chose another variant.
         user_set: dotted keys that a file or --set gave.
     """
 
@@ -87,13 +87,13 @@ def resolve(
 
 
 class _Resolution:
-    """The steps of `resolve`. None of them stops at an error: it is collected, and the rest is checked all the same.
+    """The steps of `resolve`. Errors are collected, and the remaining settings are still checked.
 
     Attributes:
-        settings: the values still in play.
-        parts: what the root is made of, by name: validated sections, and its own plain values.
-        problems: what is wrong so far.
-        dropped: what a preset meant for another variant.
+        settings: the settings that have not been dropped.
+        parts: content of the root, by name: its validated sections and its own plain values.
+        problems: the problems found so far.
+        dropped: values of a preset that are meant for another variant.
     """
 
     def __init__(self, root: type[BaseModel], settings: Settings, variants: Mapping[str, Variant]) -> None:
@@ -125,7 +125,7 @@ class _Resolution:
         return Schema.of(root, self._models, chosen)
 
     def _is_open(self, section: str) -> bool:
-        """Whether nobody can say which keys a section has, because its variant is not known."""
+        """Whether the keys of a section are undetermined because its variant is unknown."""
         return section in self._variants and section not in self._models
 
     def take_out_unknown_keys(self) -> None:
@@ -153,7 +153,7 @@ class _Resolution:
         return choice is not None and choice.origin.label != origin.label
 
     def validate_sections(self) -> None:
-        """Check each section by itself, and gather the root's own values."""
+        """Check each section by itself, and collect the root's own values."""
         values = nest(self._readable())
         for name, declared in self._schema.root.model_fields.items():
             if name not in self._schema.sections:
@@ -171,7 +171,7 @@ class _Resolution:
             self.problems += translated(section, error, self.settings, self._schema)
 
     def _readable(self) -> dict[str, object]:
-        """The set values, 'none' read as none, without those that pydantic would misread."""
+        """The given values, with 'none' converted to None, and without values that pydantic would misread."""
         values: dict[str, object] = {}
         for key, setting in self.settings.items():
             declared = self._schema.fields.get(key)
@@ -207,7 +207,7 @@ class _Resolution:
         self._validate(section, {**self.parts[section].model_dump(), name: limit})
 
     def compose(self, root: type[ConfigT]) -> ConfigT | None:
-        """The whole around its sections; None where one of them is missing or a rule between them is broken."""
+        """The configuration composed of its sections; None if a section is missing or a rule between sections is violated."""
         if not all(name in self.parts for name in self._schema.sections if name and "." not in name):
             return None
         try:
@@ -218,12 +218,12 @@ class _Resolution:
 
 
 def _too_large(value: object) -> bool:
-    """Whether a whole number has more than the 64 bits that TOML promises: no tensor and no file could hold it."""
+    """Whether a whole number has more than the 64 bits that TOML guarantees, so that no tensor and no file can store it."""
     return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _variant_model(variant: Variant, key: str, setting: Setting) -> type[BaseModel]:
-    """The model that a variant's deciding value stands for."""
+    """The model that the deciding value of a section selects."""
     if isinstance(setting.value, str):
         try:
             return variant.model(setting.value)

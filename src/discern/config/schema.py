@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", tuple: "a list"}
 OTHER_NAME = "other_name"
-"""Key of a field's `json_schema_extra`: the name that elsewhere stands for the same, which somebody may write instead."""
+"""Key of a field's `json_schema_extra`: the name of the same setting elsewhere, which a user may write by mistake."""
 _LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
 
 
@@ -22,7 +22,7 @@ class Variant:
 
     Attributes:
         key: the field that decides.
-        model: from that field's value to the section's model; raises ConfigError for an unknown value.
+        model: maps the value of that field to the section's model; raises ConfigError for an unknown value.
         known: returns all values that `model` accepts.
         kind: what the values name, for messages: "objective".
         were_one: whether all variants once shared one model, so that files that discern wrote may contain keys of other variants.
@@ -47,7 +47,7 @@ class Schema:
         root: the composed model.
         sections: the model of each section by dotted name; "" is the root.
         fields: each leaf by dotted name.
-        chosen: the value that decided on a section, by section: {"objective": "name = 'mlm'"}.
+        chosen: the value that selected the model of a section, by section: {"objective": "name = 'mlm'"}.
     """
 
     root: type[BaseModel]
@@ -74,7 +74,7 @@ class Schema:
         return cls(root, sections, fields, chosen)
 
     def names(self, section: str) -> list[str]:
-        """The names in a section, sub-sections included."""
+        """The names in a section, including its sub-sections."""
         return list(self.sections[section].model_fields)
 
     def note(self, section: str) -> str:
@@ -83,7 +83,7 @@ class Schema:
 
 
 def section_model(field: FieldInfo) -> type[BaseModel] | None:
-    """The model behind a field that is a section; None for a plain value."""
+    """The model of a field that is a section; None for a plain value."""
     models = [kind for kind in alternatives(field) if isinstance(kind, type) and issubclass(kind, BaseModel)]
     return models[0] if models else None
 
@@ -118,7 +118,7 @@ def takes_number_only(field: FieldInfo) -> bool:
 
 
 def other_name(field: FieldInfo | None) -> str | None:
-    """The name that elsewhere stands for what a field says."""
+    """The name that the setting of a field has elsewhere."""
     extra = None if field is None else field.json_schema_extra
     return str(extra[OTHER_NAME]) if isinstance(extra, dict) and OTHER_NAME in extra else None
 

@@ -1,9 +1,9 @@
 """SHA-256 checksums of the files that discern writes, compared when the files are read.
 
-A folder keeps those of its files in `checksums.json`, which maps file names to hexadecimal digests; a data set keeps them in
-its manifest. Small files are hashed at every reading, from the bytes that were read. A large one is hashed at its first use
-in a process, and the result is remembered in a cache outside the folder, for as long as size, inode and times of the file
-stay the same: a data set of 100 GB is read through once on a machine, not at every start.
+A folder stores the checksums of its files in `checksums.json`, which maps file names to hexadecimal digests; a data set stores
+them in its manifest. A small file is hashed each time it is read, from the bytes that were read. A large file is hashed at its
+first use in a process, and the result is cached outside the folder for as long as size, inode and times of the file stay the
+same: a data set of 100 GB is hashed once per machine, not at every start.
 
 `DISCERN_VERIFY=0` in the environment disables verification.
 """
@@ -109,7 +109,7 @@ def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
         digests: hexadecimal SHA-256 by file name.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the file cannot be written.
     """
     write_text(folder / CHECKSUMS_NAME, json.dumps(dict(sorted(digests.items())), indent=1) + "\n")
 
@@ -118,7 +118,7 @@ def record_checksums(folder: Path, names: Iterable[str]) -> None:
     """Add the current checksums of these files to a folder's `checksums.json`.
 
     Raises:
-        OSError: a file cannot be read, or the disk refused.
+        OSError: a file cannot be read or written.
     """
     write_checksums(folder, known_checksums(folder) | {name: checksum(folder / name) for name in names})
 
@@ -133,7 +133,7 @@ def write_recorded(folder: Path, files: Mapping[str, str | bytes]) -> None:
         files: content by file name; text becomes UTF-8.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the file cannot be written.
     """
     contents = {
         name: content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
@@ -151,7 +151,7 @@ def forget_checksums(folder: Path, names: Iterable[str]) -> None:
     """Remove names from a folder's `checksums.json`, before the files are changed or deleted.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the file cannot be written.
     """
     known = known_checksums(folder)
     rest = {name: digest for name, digest in known.items() if name not in set(names)}

@@ -1,13 +1,15 @@
 """Atomic files; all files of discern are written here.
 
-A file is written beside its place as `.NAME.partial`, pushed through to the disk and renamed. As with the best of the Unix tools:
+A file is written in the same folder as `.NAME.partial`, flushed to the disk and renamed. As usual for Unix tools:
 
-- A symbolic link stays one: the file that it points to is replaced.
+
+- A symbolic link is kept: the file that it points to is replaced.
 - A file that is replaced keeps its permissions.
-- A device or a pipe (`/dev/null`, a FIFO) is written to as it is; `/dev/stdout` and `/dev/fd/N` are the open descriptors.
-- A block device, a socket or a folder is refused.
+- A device or a pipe (`/dev/null`, a FIFO) is written to directly; `/dev/stdout` and `/dev/fd/N` are the open descriptors.
+- A block device, a socket or a folder is an error.
 
-The partial file is locked while it is written. What a killed process left is removed by the next one that writes the same file.
+The partial file is locked while it is written. If a process is killed, the next process
+that writes the same file removes its partial file.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from discern.errors import DataError
 from discern.storage.locks import create_held, release
 
 _LONGEST_NAME = 60
-"""Characters; four bytes each fit into the 255 of a file name with room for what is added."""
+"""In characters: even with four bytes each, they fit into the 255 bytes of a file name, with room for what is added."""
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}
@@ -54,7 +56,7 @@ def write_file(path: Path, content: bytes) -> None:
     """Write a new file in a folder that is not published yet, and flush it to the disk.
 
     Raises:
-        FileExistsError: there is one of that name.
+        FileExistsError: a file of that name exists.
     """
     with path.open("xb") as file:
         file.write(content)
@@ -62,7 +64,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write or replace a text file, UTF-8; see `write_bytes`.
+    """Write or replace a UTF-8 text file; see `write_bytes`.
 
     A byte of a file name that is not UTF-8 becomes an escape, which JSON reads back as that byte.
     """
@@ -70,10 +72,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write or replace a file; another process that writes the same one is waited for.
+    """Write or replace a file, after waiting for any other process that is writing it.
 
     Raises:
-        OSError: it cannot be written; a file that was there is untouched, and nothing half-written stays.
+        OSError: the file cannot be written. An existing file is unchanged, and no partial file is left.
     """
     with _replacing(path, wait=True) as file:
         file.write(content)
@@ -81,7 +83,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """A text file to write, UTF-8, that appears under its name at the end of the block; on failure nothing has changed.
+    """A UTF-8 text file to write, which appears under its name at the end of the block. On failure nothing changes.
 
     Raises:
         DataError: it cannot be written, or another process is writing it.
@@ -96,7 +98,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_binary_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that appears under its name at the end of the block, with the folders above it; see `whole_file`.
+    """A binary file to write; see `whole_file`. Missing parent folders are created.
 
     Raises:
         DataError: it cannot be written, or another process is writing it.
@@ -150,7 +152,7 @@ def _replacing(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
         with os.fdopen(opened, "wb") as file:
             yield file
         return
-    target = Path(os.path.realpath(path))  # through every link
+    target = Path(os.path.realpath(path))  # follows every link
     partial = target.with_name(partial_name(target.name))
     opened = create_held(partial, target, wait=wait)
     try:
@@ -184,7 +186,7 @@ def is_stream(path: Path) -> bool:
 
 
 def _open_as_it_is(path: Path) -> int | None:
-    """An open device, pipe or descriptor; None for a path where a file is or may be."""
+    """Open a device, a pipe or a descriptor; None if the path is a file or does not exist."""
     if not is_stream(path):
         return None
     descriptor = _descriptor(path)

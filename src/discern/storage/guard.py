@@ -46,9 +46,9 @@ def check_output(option: str, out: Path | None, example: str, *reads: Path | Non
     if out is None:
         return
     if str(out) == "-":
-        raise ConfigError(f"{option} - would make a file of that name", hint=f"without {option} results go to standard output")
+        raise ConfigError(f"{option} - would create a file named '-'", hint=f"without {option} results go to standard output")
     if out.suffix in _COMPRESSED:
-        raise ConfigError(f"{out} would hold plain text", hint=f"leave out the {out.suffix}, and compress it afterwards")
+        raise ConfigError(f"{out} would contain plain text", hint=f"leave out {out.suffix}, and compress the file afterwards")
     if out.is_dir():
         raise ConfigError(f"{out} is a folder", hint=f"give a file: {option} {out / example}")
     elsewhere = f"write to another file: {option} {example}"
@@ -80,7 +80,7 @@ def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str
     Raises:
         ConfigError: `out` is an input, is inside a model, run or data set that is read, or contains an input.
     """
-    if os.path.exists(out) and not (out.is_file() or out.is_dir()):  # a device or a pipe, of which nothing is replaced
+    if os.path.exists(out) and not (out.is_file() or out.is_dir()):  # a device or a pipe, whose content is not replaced
         return
     for read in existing(reads):
         instead = hint or _elsewhere(option, out, read)

@@ -1,7 +1,7 @@
 """Locks for processes that share a folder.
 
-All locks belong to open files: the system releases them when a process ends, however it ends. On Windows, and on a disk that
-has no locks, each process believes that it is alone.
+All locks belong to open files: the system releases them when a process ends for any reason. On Windows, and on a file
+system without locks, each process assumes that it is alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def held(path: Path) -> Iterator[bool]:
     """Hold the lock of a file; yields False if another process holds it. The file is kept.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -40,7 +40,7 @@ def held(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in this block for the folder; does not wait on a disk without folder locks."""
+    """Wait until no other process is in this block for the folder; does not wait on a file system without folder locks."""
     if fcntl is None:
         yield
         return
@@ -56,8 +56,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 def create_held(path: Path, target: Path, *, wait: bool) -> int:
     """Create a file, lock it, and open it for writing. The caller closes the descriptor, which releases the lock.
 
-    What a killed process left under that name is removed first. The name may be guessed by others, so an existing file is
-    never written to: it could be a link to something else.
+    A file of that name that a killed process left is removed first. Others may guess the name, so an existing file is never
+    written to: it could be a link to something else.
 
     Args:
         path: the file, a name of our own beside `target`.
@@ -74,7 +74,7 @@ def create_held(path: Path, target: Path, *, wait: bool) -> int:
         except FileExistsError:
             _clear(path, target, wait=wait)
             continue
-        _lock(opened, wait=True)  # may only be held, briefly, by a process that mistakes the new file for a left-over
+        _lock(opened, wait=True)  # held at most briefly, by a process that mistakes the new file for a left-over
         if _is_at(opened, path):
             return opened
         os.close(opened)
@@ -124,7 +124,7 @@ def _lock(opened: int, *, wait: bool) -> None:
         fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # this disk has no locks
+    except OSError:  # this file system has no locks
         return
 
 
@@ -137,7 +137,7 @@ def _is_at(opened: int, path: Path) -> bool:
 
 
 def lock_folder(folder: Path, locked: dict[tuple[int, int], int]) -> None:
-    """Lock a folder itself, if it exists; on a disk that locks no folders each process believes that it is alone.
+    """Lock a folder itself, if it exists. On a file system without folder locks, each process assumes that it is alone.
 
     Args:
         locked: open descriptors of the folders that this process has locked, by device and inode; the folder is added. Closing
@@ -163,5 +163,5 @@ def lock_folder(folder: Path, locked: dict[tuple[int, int], int]) -> None:
         raise DataError(
             f"another process is using {folder}", hint="wait until it has finished, or choose another --out"
         ) from problem
-    except OSError:  # this disk locks no folders
+    except OSError:  # this file system locks no folders
         return

@@ -10,7 +10,7 @@ All commands that write a folder follow the same steps:
 4. `StagedFolder.publish`; in a folder that grows, each file is written by `discern.storage.files`, whole or not at all.
 
 A staged folder is written as `.NAME.partial` and then renamed; the folder that it replaces is kept as `.NAME.partial.previous`
-until then. Meanwhile the process holds the lock of `.NAME.partial.lock`. Anything found under these names without that lock was
+until then. Meanwhile the process holds the lock of `.NAME.partial.lock`. Anything under these names without that lock was
 left by a process that was killed: the next process removes it, or restores a folder that was moved aside but not replaced.
 """
 
@@ -60,13 +60,13 @@ class OutputFolder:
             option: the option that names the folder, for messages.
 
         Raises:
-            ConfigError: it is what is read, lies in a model, run or data set that is read, or holds what is read.
+            ConfigError: the folder is an input, is inside a model, run or data set that is read, or contains an input.
         """
         check_apart(option, self.path, *reads)
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is there, or an empty folder."""
+        """Whether the folder does not exist or is empty."""
         return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
 
     def foreign(self, is_own: Callable[[str], bool]) -> list[str]:
@@ -78,7 +78,7 @@ class OutputFolder:
         return sorted(path.name for path in self.path.iterdir() if not is_own(path.name)) if self.path.is_dir() else []
 
     def refuse_others(self, own: Collection[str], kind: str) -> None:
-        """Raise an error if the folder contains other files than a process leaves that was killed at its start.
+        """Raise an error if the folder contains files other than those that a process killed at its start leaves behind.
 
         Args:
             own: names of the files that are written first.
@@ -92,7 +92,7 @@ class OutputFolder:
             raise DataError(f"{self.path} is not empty and holds no {kind}", hint="choose another --out, or empty the folder")
 
     def acquire(self) -> None:
-        """Lock the folder, if it exists; on a disk that locks no folders each process believes that it is alone.
+        """Lock the folder, if it exists. On a file system without folder locks, each process assumes that it is alone.
 
         Raises:
             DataError: another process is using it.
@@ -106,7 +106,7 @@ class OutputFolder:
             shared: whether several processes may work in it at the same time; then it is not locked.
 
         Raises:
-            DataError: another process is using it, or it cannot be made.
+            DataError: another process is using it, or it cannot be created.
         """
         try:
             self.path.resolve().mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ class OutputFolder:
             self.acquire()
 
     def move_aside(self) -> Path:
-        """Rename the folder to the first free one of NAME.1, NAME.2 and so on, and return that.
+        """Rename the folder to the first free name of NAME.1, NAME.2 and so on, and return the new path.
 
         Raises:
             DataError: it cannot be renamed.
@@ -131,12 +131,12 @@ class OutputFolder:
 
     @contextmanager
     def staged(self) -> Iterator[StagedFolder]:
-        """An empty folder for this process to fill and publish. If it is not published, nothing has changed at the end.
+        """An empty folder for this process to fill and publish. If it is not published, it is removed at the end.
 
         Missing parent folders are created, and removed again if nothing is published.
 
         Raises:
-            DataError: another process is making the same folder, or the file system refuses.
+            DataError: another process is writing the same folder, or the folder cannot be created.
         """
         folder = StagedFolder(Path(os.path.realpath(self.path)))
         target = folder.target
@@ -197,7 +197,7 @@ class StagedFolder:
         sync_folder(self.target)
 
     def clear(self) -> None:
-        """Remove what a killed process left, and restore what it had moved aside but not replaced."""
+        """Remove the files of a killed process, and restore a folder that it had moved aside but not replaced."""
         self._restore()
         for path in (self.path, self._previous):
             shutil.rmtree(path, ignore_errors=True)

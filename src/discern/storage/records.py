@@ -99,7 +99,7 @@ def understood(path: Path, *, hint: str, error: type[DiscernError] = DataError) 
     """Report errors in the block as damage of the file from which it builds something.
 
     Raises:
-        DiscernError: something in the file is missing or makes no sense; of class `error`.
+        DiscernError: something in the file is missing or invalid; of class `error`.
     """
     try:
         yield

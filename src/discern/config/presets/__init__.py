@@ -9,12 +9,12 @@ from discern.errors import ConfigError, did_you_mean
 _FOLDER = Path(__file__).parent
 
 DEFAULT_VOCABULARY = 30_522
-"""Entries of BERT's vocabulary, which the paper's recipes were made with."""
+"""Size of BERT's vocabulary, for which the recipes of the paper were made."""
 _USUAL_VOCABULARIES = {"cpu-small": 8192, "xlnet-cpu": 8192, "demo": 4096}
 
 
 def usual_vocabulary(preset: str | None) -> int:
-    """Entries of the vocabulary that a preset is meant for, and that its number of parameters is stated with."""
+    """Size of the vocabulary that a preset is meant for. The stated number of parameters assumes this size."""
     return _USUAL_VOCABULARIES.get(preset or "", DEFAULT_VOCABULARY)
 
 
