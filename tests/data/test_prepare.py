@@ -218,7 +218,7 @@ def test_an_empty_folder_is_filled(text: Path) -> None:
     [
         ({"tokenizer": TokenizerChoice()}, ConfigError, "no tokenizer is given"),
         ({"tokenizer": TokenizerChoice(Path("x"), "bpe")}, ConfigError, "both --tokenizer and --train-tokenizer"),
-        ({"tokenizer": TokenizerChoice(Path("x"), vocab_size=5)}, ConfigError, "--vocab-size goes with"),
+        ({"tokenizer": TokenizerChoice(Path("x"), vocab_size=5)}, ConfigError, "--vocab-size requires --train-tokenizer"),
         ({"tokenizer": TokenizerChoice(train="bpe", vocab_size=100)}, ConfigError, "at least 261"),
         ({"tokenizer": TokenizerChoice(Path("absent"))}, DataError, "tokenizer absent does not exist"),
         ({"inputs": ("absent.txt",)}, DataError, "absent.txt does not exist"),

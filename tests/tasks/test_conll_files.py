@@ -44,7 +44,7 @@ def test_tabs_part_columns_where_there_are_any_and_words_keep_their_spaces(tmp_p
 
 
 def test_faults_name_the_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.txt:2 has 1 columns, line 1 has 2"):
+    with pytest.raises(DataError, match=r"a\.txt:2 has 1 columns, but line 1 has 2"):
         read_conll(write(tmp_path / "a.txt", "Ada B-PER", "sings"))
     with pytest.raises(DataError, match=r"a\.txt:1: an empty column"):
         read_conll(write(tmp_path / "a.txt", "Ada\t"))

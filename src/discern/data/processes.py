@@ -61,7 +61,7 @@ class WorkerProcess(Generic[Message, Reply]):
 
         Raises:
             DataError: the process died.
-        DiscernError: the service raised it.
+            DiscernError: the service raised it.
         """
         try:
             if self._first is not None:
@@ -129,7 +129,8 @@ class WorkerPool(Generic[Message, Reply]):
         """The replies in the order of the messages. At most two messages per process are in progress.
 
         Raises:
-            DataError: a process died. Or what the service raises.
+            DataError: a process died.
+            DiscernError: the service raised it.
         """
         pending: deque[Future[Reply]] = deque()
         for message in messages:

@@ -107,8 +107,9 @@ def read_chnsenticorp(path: Path, *, labeled: bool = True) -> Reading[Classifica
     lines = numbered_lines(path)
     _, header = next(lines, (1, ""))
     columns = header.split("\t")
-    hint = "--task chnsenticorp reads label<TAB>text_a below a header; for other columns: --train FILE --text COLUMN --label "
-    "COLUMN"
+    hint = (
+        "--task chnsenticorp reads label<TAB>text_a with a header; for other columns: --train FILE --text COLUMN --label COLUMN"
+    )
     if "text_a" not in columns:
         raise DataError(f"{path}:1: no column 'text_a'; its columns: {', '.join(columns)[:200]}", hint=hint)
     text_place = columns.index("text_a")
@@ -117,7 +118,7 @@ def read_chnsenticorp(path: Path, *, labeled: bool = True) -> Reading[Classifica
     for number, line in lines:
         fields = line.split("\t")
         if len(fields) != len(columns):
-            raise DataError(f"{path}:{number} has {len(fields)} columns, the header {len(columns)}", hint=hint)
+            raise DataError(f"{path}:{number} has {len(fields)} columns, but the header has {len(columns)}", hint=hint)
         label = fields[label_place] if label_place is not None else None
         if label not in ("0", "1", None):
             raise DataError(f"{path}:{number}: label '{label[:20]}' is neither 0 nor 1", hint=hint)

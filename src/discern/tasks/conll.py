@@ -129,7 +129,7 @@ def _rows(path: Path, by_tabs: bool, problems: ProblemLog) -> Iterator[tuple[int
             count, first = len(fields), number
         if len(fields) != count:
             raise DataError(
-                f"{path}:{number} has {len(fields)} columns, line {first} has {count}: {line[:60]!r}",
+                f"{path}:{number} has {len(fields)} columns, but line {first} has {count}: {line[:60]!r}",
                 hint="every word needs the same number of columns; a blank line separates sentences",
             )
         if not fields[-1].strip() or not fields[0].strip():

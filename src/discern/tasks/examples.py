@@ -88,7 +88,7 @@ class Reading(Generic[E]):
 
 
 def label_counts(examples: Sequence[ClassificationExample]) -> dict[str, int]:
-    """Number of examples of each class, the most frequent first, equals by name. Scores are not counted."""
+    """Number of examples of each class, the most frequent first, ties sorted by name. Scores are not counted."""
     counts: Counter[str] = Counter()
     for example in examples:
         if isinstance(example.label, str):
@@ -99,6 +99,6 @@ def label_counts(examples: Sequence[ClassificationExample]) -> dict[str, int]:
 
 
 def tag_counts(examples: Sequence[TaggingExample]) -> dict[str, int]:
-    """Number of occurrences of each tag, the most frequent first, equals by name."""
+    """Number of occurrences of each tag, the most frequent first, ties sorted by name."""
     counts = Counter(tag for example in examples for tag in example.tags or ())
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,6 +1,6 @@
 """The data sets of MRQA 2019: JSON lines below a header, one context per line.
 
-The spans of a detected answer are character positions, inclusive of the last: `[[start, end], ...]`.
+The spans of a detected answer are pairs of character positions, `[[start, end], ...]`, where `end` is inclusive.
 Reference: Fisch et al. 2019, MRQA 2019 Shared Task.
 """
 
@@ -115,7 +115,7 @@ def _list(record: dict[str, Any], name: str, where: str) -> list[Any]:
 def _text(record: dict[str, Any], name: str, where: str) -> str:
     value = record.get(name)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where}: '{name}' is missing, empty or no text", hint=_SHAPE)
+        raise DataError(f"{where}: '{name}' is missing, empty or not a text", hint=_SHAPE)
     return clean_text(value)
 
 

@@ -51,7 +51,7 @@ def input_examples(
     format: InputFormat | None,
     note: Callable[[str], None],
 ) -> Iterator[Any]:
-    """The examples of a file, without labels. Tables are read in bounded memory; formats of named tasks as a whole.
+    """The examples of a file, without labels. Tables are read in bounded memory, files in a named task's format as a whole.
 
     Args:
         record: record of the task in finetuned.json.
@@ -98,7 +98,7 @@ def input_examples(
         trained = source.get("columns") or {} if source.get("format") != "conll" else {}
         return _rows(task, table, {**trained, **columns}, names, characters=characters)
     except (DataError, ConfigError) as problem:
-        # For a file with the suffix of the official ones, the error of the task's own reader is the more helpful one.
+        # For a file with the suffix of the official files, the error of the task's own reader is more helpful.
         raise (official if official is not None and {".tsv", ".json"} & set(path.suffixes) else problem) from None
 
 

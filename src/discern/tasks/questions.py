@@ -80,7 +80,7 @@ class QuestionConfig(TaskConfig):
 class Questions(Task[QuestionExample]):
     """Start and end of the answer, predicted from `[CLS] question [SEP] window [SEP]`; long contexts make several windows.
 
-    An answer is a piece of the context as it is in the file, with its case, accents and white space.
+    An answer is an unchanged piece of the context, with its case, accents and white space.
     A subclass defines the metrics.
     """
 

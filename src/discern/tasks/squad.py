@@ -1,7 +1,7 @@
 """SQuAD 1.1, SQuAD 2.0, and CMRC 2018 in both of its formats: files, families of tasks and metrics.
 
-In CMRC 2018 the start of an answer is often wrong, and some answers are paraphrases. So the text of an answer is searched in
-its context, and an answer that does not occur is left out and counted.
+In CMRC 2018 the start of an answer is often wrong, and some answers are paraphrases. So the text of an answer is searched for
+in its context, and an answer that does not occur is left out and counted.
 Reference: Rajpurkar et al. 2016, 2018; Cui et al. 2019.
 """
 
@@ -39,11 +39,11 @@ _SHAPE = 'expected {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ...
 def read_squad(path: Path, *, keep_unfound: bool = False, labeled: bool = True) -> Reading[QuestionExample]:
     """The questions of a file in SQuAD's format.
 
-    `impossible` is taken from the file, or else False if a question has `answers`, and None if it has not.
+    `impossible` is taken from the file if it is given. Otherwise, it is False for a question with `answers`, and None without.
 
     Args:
-        keep_unfound: keep a question none of whose answers occurs in its context, for evaluation, where the official metric
-            counts it; otherwise it is left out and counted.
+        keep_unfound: keep questions without an answer that occurs in the context, for evaluation, where the official metric
+            counts them; otherwise they are left out and counted.
         labeled: False: do not read answers.
 
     Raises:

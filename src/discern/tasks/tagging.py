@@ -211,7 +211,7 @@ class Tagging(Task[TaggingExample]):
             spans = spans_of(tags)
             prediction["tags"] = tags_of(spans, len(tags), cast(Scheme, self.labels.scheme))
             prediction["spans"] = [list(span) for span in spans]
-        # The logits of all tags for every word: fewer digits than elsewhere, because there are so many.
+        # The logits of all tags for every word: fewer digits than elsewhere, because there are many of them.
         return prediction | {"probabilities": shown, "logits": logits.round(3).tolist()}
 
     def score(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> Scores:
@@ -318,7 +318,7 @@ class _WordPieces:
         for block in _blocks(list(dict.fromkeys(word for example in examples for word in example.words))):
             for word, ids in zip(block, text.ids(block), strict=True):
                 if not ids:
-                    # Control characters and the like: the word still needs a token for its tag.
+                    # For example control characters: the word still needs a token for its tag.
                     self._empty.add(word)
                 elif len(ids) > room:
                     self._cut.add(word)

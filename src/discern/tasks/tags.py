@@ -3,7 +3,7 @@
 A tag is a prefix and a type ("B-NP") or "O". Spans begin and end by the rule of conlleval, which needs no scheme: a span begins
 at B or S, after O, after E or S, and where the type changes. The rule reads IOB1, IOB2, BIOES, and broken sequences. The
 prefixes of BILOU and BMES are read as those of BIOES.
-Reference: Tjong Kim Sang and Buchholz 2000; the script conlleval; BIOES as its later versions have it.
+Reference: Tjong Kim Sang and Buchholz 2000; the script conlleval; BIOES as in its later versions.
 """
 
 from __future__ import annotations

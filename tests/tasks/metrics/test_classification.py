@@ -28,7 +28,7 @@ def test_a_constant_prediction_is_zero_and_named() -> None:
     assert scores.values["matthews"] == 0
     assert scores.degenerate == {"matthews": "every prediction is 1"}
     assert class_scores(list("11"), list("10"), ("matthews",)).degenerate == {"matthews": "every label is 1"}
-    assert class_scores(list("00"), list("00"), ("f1",)).degenerate == {"f1": "no example is or is predicted '1'"}
+    assert class_scores(list("00"), list("00"), ("f1",)).degenerate == {"f1": "no label and no prediction is '1'"}
 
 
 def test_correlations_by_hand() -> None:

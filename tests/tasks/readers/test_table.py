@@ -87,7 +87,7 @@ def test_standard_input_and_plain_text(tmp_path: Path, monkeypatch: pytest.Monke
         ("review,stars\nfine,1\na \rfilm,1\n", r"a\.csv:3: the line contains a carriage return"),
         ("review,stars\rfine,1\rpoor,2\r", r"a\.csv:1: the line contains a carriage return"),
         ('review,stars\n"' + 11 * ("x" * 999_999 + "\n"), r"a\.csv:2: a field of more than 10,000,000 .* detected in line 1[12]"),
-        ("review,stars\na,b,1\n", r"a\.csv:2: 3 fields, the header has 2 \(review, stars\)"),
+        ("review,stars\na,b,1\n", r"a\.csv:2: 3 fields, but the header has 2 \(review, stars\)"),
         ("review,stars\n,1\n", r"a\.csv:2: 'review' is empty"),
         ("review,stars\n  ,1\n", r"a\.csv:2: 'review' is empty"),
         ("review,stars\nfine,\n", r"a\.csv:2: 'stars' is empty"),

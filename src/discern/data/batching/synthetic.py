@@ -17,7 +17,7 @@ _SHORTEST = 3  # [CLS], a token, [SEP]
 
 
 class SyntheticRows:
-    """`[CLS] tokens [SEP]` with ids as frequent as words.
+    """`[CLS] tokens [SEP]` with ids that have the frequencies of words.
 
     The frequency of the r-th most frequent id is proportional to 1/r (Zipf's law). Ids therefore repeat as they do in text,
     which affects the time of the gradient of the embedding. Their order is random.

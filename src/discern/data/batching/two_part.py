@@ -35,7 +35,7 @@ class RowOrder(abc.ABC):
 
     @abc.abstractmethod
     def place(self, index: int, slot: int) -> RowStart:
-        """Where the row begins that is the example of this index, in this slot of the global batch."""
+        """The beginning of the row with this example index, in this slot of the global batch."""
 
 
 @final
@@ -132,7 +132,7 @@ class TwoPartStream:
     Reference: zihangdai/xlnet, data_utils.py, `_create_data` and `_split_a_and_b`.
 
     Args:
-        text: what the rows are cut from.
+        text: text that the rows are cut from.
         special: the special tokens of its vocabulary.
         sequence_length: L, even and at least 10.
         seed: decides the segments.
@@ -225,10 +225,10 @@ class Segments:
 
 
 def choose_segments(text: CyclicText, frame: tuple[int, int, int], draws: NDArray[np.float64]) -> Segments:
-    """Where A ends, and which text B is.
+    """Choose where A ends, and the text of B.
 
     Args:
-        text: where A and B come from.
+        text: text that A and B come from.
         frame: where the row begins, where A begins, and the number of tokens of A and B together.
         draws: three numbers in [0, 1): whether B follows A, where A ends, where a B from elsewhere begins.
     """
@@ -251,7 +251,7 @@ def choose_segments(text: CyclicText, frame: tuple[int, int, int], draws: NDArra
 
 
 def _trimmed(first: int, second: int, room: int) -> tuple[int, int]:
-    """Lengths after the longer one is shortened, token by token, until both fit; of equal ones, the second is shortened."""
+    """Lengths after the longer one is shortened, token by token, until both fit; if they are equal, the second is shortened."""
     excess = first + second - room
     gap = min(excess, abs(first - second))
     if first > second:

@@ -119,7 +119,7 @@ class StatisticsCounter:
 
 
 CHUNK_CHARACTERS = 1 << 19
-"""Characters that a worker gets at a time. Independent of the number of workers, as is everything that is written."""
+"""Number of characters that a worker gets at a time. It does not depend on the number of workers, nor does the output."""
 
 SHARD_TOKENS = 1 << 27
 """256 MiB of uint16."""

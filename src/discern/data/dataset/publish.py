@@ -137,7 +137,7 @@ def configuration(
     language: str | None = None,
     license: str | None = None,
 ) -> dict[str, Setting]:
-    """Every setting that affects what is written, and language and license of the text."""
+    """Every setting that affects the output, and the language and license of the text."""
     said = {"language": language, "license": license}
     return {
         "train_tokenizer": choice.train,

@@ -1,4 +1,4 @@
-"""Assigns documents to splits and writes the shards of a split, holding no more than the block at hand."""
+"""Assigns documents to splits and writes the shards of a split, with only the current block in memory."""
 
 from __future__ import annotations
 

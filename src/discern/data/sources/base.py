@@ -29,7 +29,7 @@ class ReadContext:
         explicit: True if the user named the input itself rather than a folder, a pattern or an archive that contains it.
             Such an input must be readable as text.
         options: how text becomes documents.
-        problems: collects what is wrong without stopping the work.
+        problems: collects problems that do not stop the work.
         expansion: limits how much data may come out of the file.
         depth: number of archives and compressions around the content.
     """
@@ -67,9 +67,9 @@ class FileSource(abc.ABC):
     """A file format, recognized by content. Instances hold no state.
 
     Attributes:
-        is_binary: True if files of this format are not UTF-8 text. Other sources are never asked about binary files.
-        priority: sources are asked in order of descending priority, and among equals by name; the first that recognizes a
-            file reads it.
+        is_binary: True if files of this format are not UTF-8 text. Other sources are not tried for binary files.
+        priority: sources are tried in order of descending priority, those of equal priority by name; the first that
+            recognizes a file reads it.
     """
 
     is_binary: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class FileSource(abc.ABC):
         """Whether a file is of this format.
 
         Args:
-            name: of the file or of the member of an archive. It should decide only where content cannot.
+            name: name of the file or of the member of an archive. It should decide only if the content cannot.
             head: the first 64 KiB of the file, decompressed, or all of it if it is shorter.
         """
 

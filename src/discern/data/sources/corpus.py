@@ -85,7 +85,7 @@ class Corpus:
         """Every document in order.
 
         Args:
-            problems: collects what is wrong without stopping the work.
+            problems: collects problems that do not stop the work.
             count_bytes: called with the number of bytes of each read.
             errors: collects errors, after which the next input is read; if None, errors are raised.
 

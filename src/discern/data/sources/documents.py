@@ -18,7 +18,7 @@ _SHORTEST = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of what is held in memory at once, in characters unless named otherwise."""
+    """Limits of the text in memory at one time, in characters unless the name states another unit."""
 
     sentence: int = 1 << 16
     document: int = 1 << 24
@@ -30,9 +30,9 @@ class CorpusOptions:
     """How text becomes documents.
 
     Attributes:
-        documents: what ends a document. With 'auto', the end of a record or `<doc>`, and in running text a blank line.
+        documents: the separator of documents. With 'auto', the end of a record or `<doc>`, and in running text a blank line.
         text_field: name of the field or column that holds the text. If None, it is 'text', or the only text column of a table.
-        limits: limits of what is held in memory at once.
+        limits: limits of the text in memory at one time.
     """
 
     documents: DocumentRule = "auto"

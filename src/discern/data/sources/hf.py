@@ -13,7 +13,7 @@ from discern.errors import ConfigError, DataError, DiscernError
 
 @final
 class HubSource(NamedSource):
-    """The rows of a data set on the hub, streamed, each of them a record."""
+    """The rows of a data set on the hub, streamed; each row is a record."""
 
     def documents(self, address: str, context: ReadContext) -> Iterator[Document]:
         return context.cut_records(hub_records(address, context.options.record_field, context.problems))

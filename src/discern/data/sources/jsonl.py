@@ -1,4 +1,4 @@
-"""JSON lines, of which one field holds the text."""
+"""JSON lines with one field that contains the text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from discern.parsing import json_value
 
 @final
 class JsonLinesSource(FileSource):
-    """One JSON object per line, each of them a record."""
+    """One JSON object per line; each object is a record."""
 
     def recognizes(self, name: str, head: bytes) -> bool:
         return is_json_lines(head)

@@ -1,4 +1,4 @@
-"""Parquet files, of which one column holds the text."""
+"""Parquet files with one column that contains the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BYTES_PER_ROW = 64
 
 @final
 class ParquetSource(FileSource):
-    """The rows of a parquet file, each of them a record."""
+    """The rows of a parquet file; each row is a record."""
 
     is_binary = True
 

@@ -1,7 +1,7 @@
-"""CSV and TSV files, of which one column holds the text. Labels and headers are never read as text.
+"""CSV and TSV files with one column that contains the text. Labels and headers are never read as text.
 
-A file is a table if its name ends in .csv, .tsv or .tab, or if its first lines have equally many fields and the first one
-looks like a header. Rows that do not fit the header are left out and reported.
+A file is a table if its name ends in .csv, .tsv or .tab, or if its first lines have the same number of fields and the
+first one looks like a header. Rows that do not fit the header are left out and reported.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Dialect:
 
 @final
 class TableSource(FileSource):
-    """The rows of a CSV or TSV file, each of them a record."""
+    """The rows of a CSV or TSV file; each row is a record."""
 
-    priority = -1  # after JSON lines and WikiExtractor: their content says more than a name that ends in .csv
+    priority = -1  # after JSON lines and WikiExtractor: their content is more reliable than a name that ends in .csv
 
     def recognizes(self, name: str, head: bytes) -> bool:
         return table_dialect(name, head) is not None
@@ -99,7 +99,7 @@ def table_records(
         lines: lines of the file.
         field: name of the text column; if None, it is detected.
         problems: collects rows that are left out, and the choice of column.
-        required: whether to raise an error if no column looks like text, rather than leave the file out.
+        required: whether to raise an error if no column looks like text, instead of leaving the file out.
 
     Raises:
         ConfigError: there is no such column, or it is not clear which one holds the text.
@@ -122,7 +122,7 @@ def table_records(
     if len(columns) > 1:
         others = ", ".join(column for place, column in enumerate(columns) if place != chosen)
         problems.note(f"tables: the text is read from the column '{columns[chosen]}'; ignored: {others}")
-    elif has_header:  # a short first line of text looks like a name: the reader of a table without header must notice
+    elif has_header:  # a short first line of text looks like a name, so the user must be able to notice
         problems.note(f"tables: the first line, '{columns[0]}', is taken as the header")
     for number, row in chain(sample, rows):
         if len(row) != len(columns):
@@ -224,7 +224,10 @@ def _strings(batches: Iterator[Lines], name: str) -> Iterator[str]:
         if batch.continues:
             begun += last
             if len(begun) > _LONGEST_FIELD:
-                raise DataError(f"{name}: a line of more than {_LONGEST_FIELD:,} characters", hint="is it a table? Rename a text")
+                raise DataError(
+                    f"{name}: a line of more than {_LONGEST_FIELD:,} characters",
+                    hint="if the file is not a table, give it a name that ends in .txt",
+                )
         else:
             yield begun + last
             begun = ""

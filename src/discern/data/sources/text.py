@@ -14,7 +14,7 @@ from discern.data.sources.streams import BLOCK_BYTES, HeadStream, Readable
 from discern.errors import DataError
 
 _MANY_LINE_ENDS = 8
-# One blank line ends a document as well as many do, and a file of blank lines alone would take a minute per compressed kilobyte.
+# One blank line is enough to end a document, and a file of blank lines alone would take a minute per compressed kilobyte.
 _BLANK_LINES = re.compile(r"\n[ \t\r\f\v]*\n[ \t\r\f\v\n]*\n")
 
 

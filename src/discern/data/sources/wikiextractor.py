@@ -14,7 +14,7 @@ from discern.data.sources.text import text_lines
 
 @final
 class WikiExtractorSource(FileSource):
-    """Articles between `<doc ...>` and `</doc>`, each of them a record. HTML entities are unescaped."""
+    """Articles between `<doc ...>` and `</doc>`; each article is a record. HTML entities are unescaped."""
 
     def recognizes(self, name: str, head: bytes) -> bool:
         return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<doc ")

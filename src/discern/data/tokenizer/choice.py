@@ -27,7 +27,7 @@ class TokenizerChoice:
         path: an existing tokenizer.
         train: kind of tokenizer to train.
         vocab_size: number of entries to train; if None, 30522.
-        lowercase: whether to lower-case. If None, the existing tokenizer decides; of trained ones, only WordPiece lower-cases.
+        lowercase: whether to lower-case. If None, an existing tokenizer decides; of new ones, only WordPiece lower-cases.
     """
 
     path: Path | None = None
@@ -50,7 +50,7 @@ class TokenizerChoice:
             )
         if self.path is not None and self.vocab_size is not None:
             raise ConfigError(
-                "--vocab-size goes with --train-tokenizer; the size of an existing tokenizer is fixed", hint="omit it"
+                "--vocab-size requires --train-tokenizer; the size of an existing tokenizer is fixed", hint="omit it"
             )
         if self.train is not None:
             check_vocab_size(self.train, self.size)

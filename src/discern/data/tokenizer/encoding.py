@@ -76,7 +76,7 @@ class TokenBlock:
 
 _CAPACITY = 1 << 17
 _MISSES_WORTH_IT = 0.5
-# Punctuation to BERT in every version of Unicode: ASCII's, and what is frequent in European and Chinese text.
+# Characters that are punctuation for BERT in every version of Unicode: those of ASCII, and frequent European and Chinese ones.
 _PUNCTUATION = r"!-/:-@\[-`{-~«»·–—‘’“”…、。〈〉《》「」『』【】！（），：；？"
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

@@ -19,7 +19,7 @@ _FEWEST = 3
 
 
 def extend_tokenizer(tokenizer: Tokenizer, forms: Sequence[str]) -> Tokenizer:
-    """The tokenizer with a token for each of the words that had none. Other words keep their tokens.
+    """The tokenizer with an additional token for each of the words that is not a token yet. Other words keep their tokens.
 
     WordPiece gets the word as an entry, Unigram a piece slightly more likely than its current pieces, and BPE the merges that
     join its pieces, after all others; intermediate results of these merges become tokens, too. A word that *contains* a new
@@ -77,13 +77,13 @@ def word_form(tokenizer: Tokenizer, word: str) -> str:
     if len(found) != 1:
         parts = " ".join(found) or "nothing"
         raise ConfigError(
-            f"'{word}' cannot be added as a token: to the tokenizer it is {len(found)} words ({parts})",
+            f"'{word}' cannot be added as a token: the tokenizer splits it into {len(found)} words ({parts})",
             hint="give one word per line, without spaces or punctuation inside",
         )
     if _is_too_long(tokenizer, found[0]):
         raise ConfigError(
             f"'{word[:40]}{'...' if len(word) > 40 else ''}' cannot be added as a token: it has {len(found[0])} characters, and "
-            f"this tokenizer encodes as [UNK] every word of more than {tokenizer.model.max_input_chars_per_word}",
+            f"this tokenizer encodes words of more than {tokenizer.model.max_input_chars_per_word} as [UNK]",
             hint="leave it out",
         )
     return found[0]
@@ -104,7 +104,7 @@ def frequent_splits(counts: Mapping[str, int], tokenizer: Tokenizer, number: int
     """The words for which a dedicated token saves the most tokens: occurrences times the number of pieces beyond the first.
 
     In a word that the tokenizer cannot spell, each character counts as a piece. Words without a letter, words that occur fewer
-    than three times, and words longer than WordPiece accepts are left out. Equals are sorted by their characters.
+    than three times, and words longer than WordPiece accepts are left out. Ties are sorted by their characters.
 
     Args:
         counts: number of occurrences of each word, in the form that the model gets.

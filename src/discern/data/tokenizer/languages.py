@@ -36,7 +36,7 @@ LANGUAGES = {code: name for code, _, name in (each.strip().partition(" ") for ea
 # A lower-casing WordPiece also removes accents, as in BERT. That suits English and languages written with the same letters.
 # Elsewhere it merges words, removes vowel signs from Hindi and Thai, and splits Hangul into its parts. Chinese has no case.
 _LOWERCASED = {"en", "zh", "id", "ms", "tl", "sw"}
-# Written without spaces between words, so that a "word" of WordPiece would be a whole clause. Ideographs are split anyway.
+# Languages without spaces between words, in which a "word" of WordPiece would be a whole clause. Ideographs are split anyway.
 _WITHOUT_SPACES = {"ja", "th", "lo", "km", "my", "bo", "dz"}
 _DEFAULT_SIZE, _CHINESE_SIZE = 30_522, 21_128  # those of BERT
 

@@ -207,7 +207,7 @@ def _matching(tokenizer: Tokenizer, matches: Callable[[str], bool]) -> Bool[np.n
 
 
 def _character_class(character: str) -> str:
-    """Class of a character: L letter (also marks and parts of characters), N number, Z space, P anything else."""
+    """Class of a character: L letter (including marks and parts of characters), N number, Z space, P anything else."""
     if character.isspace():
         return "Z"
     category = unicodedata.category(character)[0] if character else "P"

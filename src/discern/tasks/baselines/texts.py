@@ -125,7 +125,7 @@ class _NGrams:
     """TF-IDF features of single texts or of pairs.
 
     Args:
-        train, examples: all texts, whose total length decides how much of each is read.
+        train, examples: all texts. Their total length decides how much of each text is read.
     """
 
     def __init__(self, labels: Labels, train: Sequence[ClassificationExample], examples: Sequence[ClassificationExample]) -> None:

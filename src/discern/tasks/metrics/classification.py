@@ -104,7 +104,7 @@ def label_set_scores(
 
 
 def majority_baseline(gold: Sequence[str]) -> tuple[str, float]:
-    """The most frequent class (the first by name among equals) and the accuracy of always predicting it.
+    """The most frequent class (of several, the first by name) and the accuracy of always predicting it.
 
     Raises:
         DataError: there are no examples.
@@ -124,7 +124,7 @@ def _indicators(rows: Sequence[Sequence[str]], classes: dict[str, int]) -> np.nd
 
 def _f1(truth: np.ndarray, guess: np.ndarray, positive: str) -> Result:
     if not ((truth == positive) | (guess == positive)).any():
-        return 0.0, f"no example is or is predicted '{positive}'"
+        return 0.0, f"no label and no prediction is '{positive}'"
     return float(metrics.f1_score(truth == positive, guess == positive, zero_division=0)), None
 
 

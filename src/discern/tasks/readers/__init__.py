@@ -1,1 +1,1 @@
-"""One file a family of formats: task files in, examples out."""
+"""Read task files into examples. Each family of formats has one module."""

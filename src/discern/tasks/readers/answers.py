@@ -16,7 +16,7 @@ NO_ANSWER_LEFT = "question without an answer that occurs in its context, left ou
 def locate(context: str, text: str, start: int | None = None) -> Answer | None:
     """Locate an answer in its context: at `start`, or else nearest to it; without a start, its first occurrence.
 
-    If it is not found, it is searched without leading and trailing white space. None if the context does not contain it.
+    If it is not found, it is searched for without leading and trailing white space. None if the context does not contain it.
     """
     for wanted in (text, text.strip()):
         if not wanted:
@@ -38,7 +38,7 @@ class QuestionCollector:
     """Collects questions and locates their answers; questions that cannot be trained on are left out and counted.
 
     Args:
-        keep_unfound: keep a question none of whose answers occurs in the context, without answers, since the metric counts it.
+        keep_unfound: keep questions without an answer that occurs in the context, since the metric counts them.
     """
 
     keep_unfound: bool

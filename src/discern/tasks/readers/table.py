@@ -229,7 +229,7 @@ def _unquoted(field: str) -> str:
 
 def _row(fields: list[str], columns: tuple[str, ...], where: str, hint: str) -> Row:
     if len(fields) != len(columns):
-        raise DataError(f"{where}: {len(fields)} fields, the header has {len(columns)} ({', '.join(columns)})", hint=hint)
+        raise DataError(f"{where}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})", hint=hint)
     return Row(where, dict(zip(columns, fields, strict=True)))
 
 

@@ -82,8 +82,8 @@ def classification_columns(
 ) -> ClassificationColumns:
     """The columns of a training file and the kind of its labels; columns that are not given are recognized by their names.
 
-    The kind is recognized from all values: lists (or a given separator) are several labels; numbers, at least one of which is
-    not whole, are numbers; anything else is one label. Stars from 1 to 5 are thus five classes unless `kind` is "number".
+    The kind is recognized from all values: lists (or a given separator) are several labels; numbers are a score if at least one
+    of them is not whole; anything else is one label. Stars from 1 to 5 are thus five classes unless `kind` is "number".
 
     Raises:
         ConfigError: a column does not exist or cannot be recognized, or the kind is unknown.
@@ -185,7 +185,7 @@ def chosen_column(table: Table, given: str | None, names: Sequence[str], option:
 
 
 def _kind(table: Table, label: str) -> LabelKind:
-    """The kind of the labels, from all values of the column. NaN counts as a number, so that it is no class called 'nan'."""
+    """The kind of the labels, from all values of the column. NaN counts as a number, not as a class called 'nan'."""
     numbers = whole = lists = count = 0
     for row in table.rows:
         value = value_of(row, label)

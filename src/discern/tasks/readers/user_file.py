@@ -1,6 +1,6 @@
 """Reads tables of the user into examples.
 
-The notes of a reading list the columns, to be shown before any training. Every fault is an error that names file and line,
+The notes list the columns, so that they can be shown before any training. Every fault is an error that names file and line,
 since only the user can correct it.
 """
 
@@ -108,11 +108,11 @@ def read_questions(
 ) -> Reading[QuestionExample]:
     """The questions of a table. Ids are row numbers from 0. An empty answer means that the context contains none.
 
-    An answer is searched at its start if that is given, then nearest to it; otherwise its first occurrence is used. Answers
+    An answer is searched for at its start if that is given, then nearest to it; otherwise its first occurrence is used. Answers
     that do not occur in their context are left out and counted.
 
     Args:
-        keep_unfound: keep questions none of whose answers occurs in the context, see `read_squad`.
+        keep_unfound: keep questions without an answer that occurs in the context, see `read_squad`.
 
     Raises:
         ConfigError: a column does not exist.
