@@ -64,7 +64,7 @@ def test_a_whole_test_file_is_predicted_and_the_rest_filled(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("rows", [OFFICIAL - 1, OFFICIAL + 1])
 def test_another_number_of_rows_is_refused_before_training(tmp_path: Path, rows: int) -> None:
-    with pytest.raises(DataError, match=rf"test\.tsv has {rows} rows, the official test file of wnli {OFFICIAL}") as caught:
+    with pytest.raises(DataError, match=rf"{rows} rows, but the official test file of wnli has {OFFICIAL}") as caught:
         finetune(asked(tmp_path, rows), Silent())
     assert "remove this one from --data" in str(caught.value.hint)
     assert not (tmp_path / "out").exists()

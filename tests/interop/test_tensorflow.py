@@ -247,7 +247,7 @@ def test_every_flipped_byte_of_the_index_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        (renamed("electra", "bert"), "holds no ELECTRA: its variables are in the scopes bert, discriminator_predictions"),
+        (renamed("electra", "bert"), "contains no ELECTRA: its variables are in the scopes bert, discriminator_predictions"),
         ({"layer-1/kernel/.ATTRIBUTES/VARIABLE_VALUE": np.zeros(3, np.float32)}, "no ELECTRA: .* scopes layer-1"),
         (weights() | {"cloze_predictions/dense/bias": np.zeros(3, np.float32)}, "a two-tower generator"),
         (weights() | {"electra/pooler/dense/bias": np.zeros(3, np.float32)}, "unexpected tensor 'electra/pooler/dense/bias'"),

@@ -59,7 +59,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What the folder will hold.
+    """The content of the folder to write.
 
     Attributes:
         models: the networks by name; the first goes to the root.

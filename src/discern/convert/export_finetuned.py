@@ -87,7 +87,7 @@ def export_task(
     """Write the encoder and the head of a task, with tokenizer and model card.
 
     Args:
-        source: what `discern finetune` wrote.
+        source: folder that `discern finetune` wrote.
         out: new or empty folder, or an earlier export, which is replaced as a whole.
         task: name of the task; None: the only one.
         seed: seed whose weights are exported; None: the best.

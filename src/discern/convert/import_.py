@@ -116,13 +116,14 @@ def _read_source(
         raise DataError(f"{source} does not exist", hint=_WHAT)
     if source.is_dir() and is_run(source):
         raise ConfigError(
-            f"{source} is a run of discern, which every command accepts as it is", hint=f"discern export {source} --out DIR"
+            f"{source} is a run of discern, which every command accepts without an import",
+            hint=f"discern export {source} --out DIR",
         )
     if source.is_dir() and (source / CONFIG_NAME).is_file():
         config = read_huggingface_config(source, ENCODER_TYPES)
         if read_mark(config):
             raise ConfigError(
-                f"{source} is an export of discern, which every command accepts as it is",
+                f"{source} is an export of discern, which every command accepts without an import",
                 hint=f"discern export {source} --out DIR",
             )
         if heads is not None:

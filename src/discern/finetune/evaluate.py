@@ -45,8 +45,8 @@ def evaluate_finetuned(
         model: a folder that `discern finetune` wrote, or an export of it.
         data: a file in the format of the training file, or for a named task also a folder of its files.
         task: name of the task, if there are several.
-        seed: seed whose weights are used; None: the best.
-        baselines: also evaluate simple predictors, if the training file is there and small.
+        seed: seed whose weights are used; None: the best seed.
+        baselines: also evaluate simple predictors, if the training file exists and is small.
 
     Returns:
         The task's metrics as `metrics`, the headline metric as `score`, the mean loss in nats, and what was evaluated.

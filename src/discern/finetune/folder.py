@@ -150,7 +150,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _refuse_other_reading(out: Path, old: dict[str, Any], record: dict[str, Any], hint: str) -> None:
-    """Raise a DataError if the tokenizer, or the arithmetic of the encoder, is another one."""
+    """Raise a DataError if the tokenizer or the arithmetic of the encoder differs."""
     before = old.get("tokenizer_fingerprint") or fingerprint(load_tokenizer(out / TOKENIZER_FILE))
     if before != record["tokenizer_fingerprint"]:
         raise DataError(

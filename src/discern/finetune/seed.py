@@ -300,7 +300,7 @@ def build_supervised(plan: FinetunePlan) -> SupervisedObjective:
 
 
 def set_dropout(encoder: Encoder, probability: float) -> None:
-    """Set the dropout of hidden states and attention, also in networks that were pre-trained without dropout."""
+    """Set the dropout of hidden states and attention, including networks that were pre-trained without dropout."""
     encoder.config = encoder.config.model_copy(update={"hidden_dropout": probability, "attention_dropout": probability})
     for part in encoder.modules():
         if isinstance(part, Dropout):

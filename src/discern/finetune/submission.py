@@ -42,7 +42,7 @@ def check_rows(plan: FinetunePlan) -> None:
             expected, found = rows.get((name, split)), len(part.examples)
             if expected is not None and expected != found:
                 raise DataError(
-                    f"{data.files[split]} has {found:,} rows, the official {split} file of {name} {expected:,}",
+                    f"{data.files[split]} has {found:,} rows, but the official {split} file of {name} has {expected:,}",
                     hint="--submission needs the complete test files of GLUE; remove this one from --data to have it filled in",
                 )
 

@@ -1,4 +1,4 @@
-"""Fine-tuning with several values of some settings, and the best of them."""
+"""Fine-tune with several values of some settings, and choose the best combination."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sweep(
 ) -> dict[str, Any]:
     """Fine-tune with every combination of the values, and return the results of the best by the median of its seeds.
 
-    Each combination has a folder of its own in `out`. Of the results, `chosen_on` names the splits whose scores chose the
+    Each combination has a folder of its own in `out`. In the results, `chosen_on` names the splits whose scores chose the
     best combination; it is None if there was only one.
 
     Args:

@@ -37,7 +37,7 @@ _METRICS = {
     "labels": ("micro_f1", "macro_f1", "exact_match"),
     "number": ("spearman", "pearson", "mean_absolute_error"),
 }
-# At least this many labels, and more than half as many as examples, are not taken for classes.
+# Labels are not taken for classes if there are at least this many, and more than half as many as examples.
 _TOO_MANY_CLASSES = 20
 Columns = ClassificationColumns | TaggingColumns | NumberedColumns | QuestionColumns
 FileFormat = TableFormat | Literal["conll"]
@@ -56,8 +56,8 @@ class UserFileSource(Source[Any]):
     Attributes:
         columns: columns of the training file.
         format: format of the files; None: recognized by name and content.
-        doubts_classes: the labels were taken for classes by their looks only, so a training file with nearly as many labels as
-            examples is refused.
+        doubts_classes: the labels were taken for classes only by their appearance, so a training file with nearly as many
+            labels as examples is refused.
     """
 
     columns: Columns

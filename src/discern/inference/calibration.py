@@ -124,7 +124,7 @@ class ThresholdCurve:
         return self._stop(int(np.argmax(2 * self._hits / (self._marked + self._wrong))))
 
     def _stop(self, place: int) -> Rates:
-        """Rates when marking down to a group of equal scores. The threshold is midway to the next score, for safe rounding."""
+        """Rates if items up to the end of a group are marked. The threshold is midway to the next score, for safe rounding."""
         below = self._scores[place + 1] if place + 1 < len(self._scores) else self._scores[place]
         threshold = float((self._scores[place] + below) / 2)
         if threshold <= below:  # adjacent floats, or the last group

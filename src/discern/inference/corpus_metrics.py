@@ -1,4 +1,4 @@
-"""Error rates and BLEU of a corpus, from sums over its texts; how much a re-ranking changes them, and how certain that is."""
+"""Error rates and BLEU of a corpus, from sums over its texts; the change by a re-ranking, and its confidence interval."""
 
 from __future__ import annotations
 

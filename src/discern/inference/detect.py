@@ -1,4 +1,4 @@
-"""The verb `discern detect`: check texts one by one, write the results to a file, make a page."""
+"""The command `discern detect`: check texts one by one, and write the results to a file or a page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Detected:
     """Counts of a `discern detect`.
 
     Attributes:
-        texts, tokens: how many there were.
+        texts, tokens: number of texts and number of tokens.
         marked: number of tokens whose probability reaches the threshold.
         threshold: threshold that was used.
     """

@@ -1,4 +1,4 @@
-"""Evaluate a detector on sentences whose wrong words are marked: precision, recall and F1 by word."""
+"""Evaluate a detector on sentences whose wrong words are marked: precision, recall and F1 over words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scorers by a discriminator or an energy model, which read a text as it is in one forward pass."""
+"""Scorers by a discriminator or an energy model, which read an unchanged text in one forward pass."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
     found: list[list[FilledToken]] = []
     for first in range(0, len(masks), _MASKS_AT_ONCE):
         probabilities = _mask_logits(filler, ids, masks[first : first + _MASKS_AT_ONCE]).softmax(-1).cpu()[:, allowed]
-        # A stable sort rather than topk, which leaves the order of equals open.
+        # A stable sort instead of topk, which does not define the order of ties.
         order = probabilities.sort(dim=-1, descending=True, stable=True)
         for values, places in zip(order.values[:, :top].tolist(), order.indices[:, :top], strict=True):
             chosen = allowed[places].tolist()

@@ -49,7 +49,7 @@ class NBest:
 
 
 def read_nbest(path: Path) -> list[NBest]:
-    """The lists of a file, compressed or not, in its order.
+    """The lists of a file, compressed or not, in their order.
 
     These formats are recognized by content:
 

@@ -64,7 +64,7 @@ def predict(
         task: task to predict, if the model has several.
         seed: seed whose weights are used; None: the best seed.
         columns: column names by role; roles not given have the column names of the training file.
-        format: format of the input, if its content and name do not tell.
+        format: format of the input; None: recognized by content and name.
         logits: also return the logits.
         append: write the rows of the input table to `out` in their own format, with the predictions as additional columns.
 

@@ -80,7 +80,7 @@ class Candidates:
         return totals
 
     def best(self, weights: Weights) -> Int[np.ndarray, "N"]:
-        """Index of the winner of each list; the first one of equals."""
+        """Index of the winner of each list; ties go to the first hypothesis."""
         best: np.ndarray = self.totals(weights).argmax(axis=1)
         return best
 
@@ -162,7 +162,7 @@ class Reranked:
     """Result of a re-ranking.
 
     Attributes:
-        lists, hypotheses: how many were ranked.
+        lists, hypotheses: number of lists and number of hypotheses that were ranked.
         references: number of lists with a reference.
         changed: number of lists with a new winner.
         scorer: name of the scorer.

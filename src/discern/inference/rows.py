@@ -46,7 +46,7 @@ def windows_of(lengths: Sequence[int], window_size: int) -> list[TextWindow]:
 
 
 def best_places(windows: Sequence[TextWindow], *, reads_ahead: bool = True) -> list[tuple[int, ...]]:
-    """For each window, the positions of the tokens that have most context there; the first of equal windows.
+    """For each window, the positions of the tokens that have most context there; ties go to the first window.
 
     Args:
         windows: all windows of their texts.
@@ -108,7 +108,7 @@ def padded(
 
 
 def read(encoder: Encoder, input_ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L D"]:
-    """Hidden states of rows `[CLS] text [SEP]`, padded, in that order; the encoder may read them in another framing.
+    """Hidden states of padded rows `[CLS] text [SEP]`, in this order; the encoder may read the rows in another framing.
 
     Raises:
         NumericsError: the states are not finite.

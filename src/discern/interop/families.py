@@ -130,7 +130,7 @@ def family_of(encoder: Encoder) -> Family:
         if isinstance(encoder, family.encoders):
             return family
     raise ConfigError(
-        f"encoder '{encoder.config.encoder}' has no equivalent in transformers", hint="use the run with discern, as it is"
+        f"encoder '{encoder.config.encoder}' has no equivalent in transformers", hint="use the run itself with discern"
     )
 
 

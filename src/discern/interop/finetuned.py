@@ -135,7 +135,7 @@ def finetuned_to_huggingface(
     if head.summary is not None and head.summary.activation != "gelu":
         raise ConfigError(
             f"{ARCHITECTURES[head.kind]} has no summary layer, and this head has one",
-            hint="fine-tune with --set task.head=linear to export; `discern predict` accepts this model as it is",
+            hint="fine-tune with --set task.head=linear to export; `discern predict` accepts this model without an export",
         )
     tensors = encoder_weights(encoder) | _head_tensors(head)
     dtype = PRECISIONS[precision]

@@ -23,7 +23,7 @@ ENCODER_CLASS = "ElectraModel"
 GENERATOR_CLASS = "ElectraForMaskedLM"
 TWO_TOWER_CLASS = "DiscernTwoTowerForMaskedLM"
 TWO_TOWER_FAMILY = "discern-two-tower"
-"""`model_type` of a two-tower network, for which transformers has no class. With it transformers rejects the folder, instead of
+"""`model_type` of a two-tower network, for which transformers has no class. With it transformers rejects the folder instead of
 loading a part of the weights."""
 OWN_MODEL_TYPES = ("electra", TWO_TOWER_FAMILY)
 """Values of `model_type` in config.json of our own folders."""
@@ -67,7 +67,7 @@ def _check_form(encoder: Encoder) -> None:
     if encoder.config.normalization != "post":
         raise ConfigError(
             f"ELECTRA has its LayerNorms after each residual, but model.normalization is '{encoder.config.normalization}'",
-            hint="train with model.normalization=post to export; `discern detect` accepts the run as it is",
+            hint="train with model.normalization=post to export; `discern detect` accepts the run without an export",
         )
 
 
@@ -83,7 +83,7 @@ def names_by_file(network: Network) -> dict[str, dict[str, str]]:
 
 
 def named_parameters(network: Network) -> dict[str, Tensor]:
-    """Parameters by our name; the word table that a head shares stands under the encoder's name only."""
+    """Parameters by our name; a word table that is shared with a head appears only under the encoder's name."""
     found = {f"encoder.{name}": value for name, value in encoder_parameters(network.encoder).items()}
     taken = {id(value) for value in found.values()}
     found |= {f"head.{name}": value for name, value in network.head.named_parameters() if id(value) not in taken}

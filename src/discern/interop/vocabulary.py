@@ -103,7 +103,7 @@ def _judge(vocabulary: dict[str, int], lowercase: bool | None, strips: bool | No
         manners = list(dict.fromkeys((lowers, strips) for lowers, _ in manners))
     if not telling:
         return manners[0]
-    return max(manners, key=lambda manner: _reached(vocabulary, telling, manner))  # the first of equal ones
+    return max(manners, key=lambda manner: _reached(vocabulary, telling, manner))  # ties go to the first
 
 
 def _reached(vocabulary: dict[str, int], entries: Sequence[str], manner: tuple[bool, bool]) -> int:

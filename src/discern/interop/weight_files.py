@@ -91,7 +91,7 @@ def _refuse_loose_shards(folder: Path) -> None:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index lists, all of which must be in its folder."""
+    """The files that an index lists. All of them must be in its folder."""
     placed = read_record(index, _Index, hint="download the model again", error=CheckpointError)["weight_map"]
     files = sorted({Path(file) for file in placed.values()})
     missing = [str(file) for file in files if file.name != str(file) or not (index.parent / file).is_file()]

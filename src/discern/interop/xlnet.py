@@ -69,7 +69,7 @@ def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "f
     encoder, head = _xlnet(network.encoder), network.head
     if not isinstance(head, TiedLMHead | nn.Identity):
         raise ConfigError(
-            f"transformers has no XLNet with a head like {type(head).__name__}", hint="use the run with discern, as it is"
+            f"transformers has no XLNet with a head like {type(head).__name__}", hint="use the run itself with discern"
         )
     architecture = XLNET_CLASS if isinstance(head, TiedLMHead) else XLNET_ENCODER_CLASS
     tensors = encoder_tensors(encoder)

@@ -1,1 +1,1 @@
-"""Model cards: Jinja templates for the text, and a module each that gathers the facts."""
+"""Model cards. Each has a Jinja template for its text and a module that collects its facts."""

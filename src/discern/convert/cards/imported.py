@@ -26,7 +26,7 @@ class ImportedFacts:
         step: number of updates; None if unknown.
         settings: whether the folder holds settings to evaluate the model with.
         left_out: names of the parts of the source that were not imported.
-        remarks: what a reader should know, as sentences without a full stop.
+        remarks: notes for the reader, as sentences without a full stop.
         source_card: README.md of the source; empty if there is none.
     """
 

@@ -1,5 +1,5 @@
 """Render Markdown from templates. Whatever a template prints is escaped to plain text, as labels, names and remarks are
-untrusted; only `Markup`, which the filters `code`, `cell` and `quoted` return, is printed as it is.
+untrusted; only `Markup`, which the filters `code`, `cell` and `quoted` return, is printed unchanged.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def quoted(card: str) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    # Jinja would escape to HTML what is not `Markup`; `_markdown` has made `Markup` of everything before.
+    # Jinja would escape everything except `Markup` to HTML; `_markdown` converts all values to `Markup` first.
     environment = Environment(
         loader=PackageLoader("discern.convert", "cards"),
         autoescape=True,

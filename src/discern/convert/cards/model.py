@@ -40,7 +40,7 @@ _SIZE_KEYS = {
     "Attention heads": ("num_attention_heads", "n_head"),
     "Feed-forward size": ("intermediate_size", "d_inner"),
 }
-# Settings that don't change what a model is: how often something is written, and how the same numbers are computed.
+# Settings that don't change the model: intervals of writing, and ways to compute the same numbers.
 _HOUSEKEEPING = ["checkpoint_every_steps", "keep_checkpoints", "evaluate_every_steps", "evaluate_sequences", "log_every_steps"]
 _HOUSEKEEPING += ["tensorboard", "micro_batch_size", "compile", "gradient_checkpointing", "seed"]
 _SIZES = ["num_layers", "hidden_size", "embedding_size", "num_heads", "feedforward_size", "max_positions", "num_token_types"]

@@ -204,7 +204,7 @@ def find_checkpoint(source: Path) -> Path | None:
             `checkpoint` names the newest one, which is used.
 
     Raises:
-        CheckpointError: the folder contains several checkpoints, and nothing tells which is meant.
+        CheckpointError: the folder contains several checkpoints, and no file names the newest one.
     """
     if not source.is_dir():
         name = _FILES.sub("", source.name)
@@ -221,7 +221,7 @@ def find_checkpoint(source: Path) -> Path | None:
     if len(prefixes) > 1:
         raise CheckpointError(
             f"{source} has {len(prefixes)} checkpoints ({prefixes[0].name}, ..., {prefixes[-1].name}), and no file "
-            "'checkpoint' that tells which is the newest",
+            "'checkpoint' that names the newest one",
             hint=f"specify one: {prefixes[-1]}{INDEX_SUFFIX}",
         )
     if not prefixes and (loose := next(source.glob("?*.data-*-of-*"), None)) is not None:

@@ -31,7 +31,7 @@ _LAYERS = (
     ("discriminator_predictions.dense_prediction.", "discriminator_predictions.dense_1."),
     ("generator_lm_head.bias", "generator_predictions.output_bias"),
 )
-_GIVE = "give a checkpoint of the released ELECTRA code; for a model of another kind, a Hugging Face folder"
+_GIVE = "give a checkpoint of the released ELECTRA code; for any other model, give a Hugging Face folder"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _scopes(names: Collection[str], prefix: Path) -> dict[str, _Scopes]:
     if "electra/embeddings/word_embeddings" not in names:
         found = sorted({name.partition("/")[0] for name in names})
         shown = ", ".join(found[:6]) or "none"
-        raise CheckpointError(f"{prefix} holds no ELECTRA: its variables are in the scopes {shown}", hint=_GIVE)
+        raise CheckpointError(f"{prefix} contains no ELECTRA: its variables are in the scopes {shown}", hint=_GIVE)
     judges, speaks = has("discriminator_predictions"), has("generator_predictions")
     own = "generator" if has("generator/embeddings") else "electra"
     found_scopes: dict[str, _Scopes] = {}
