@@ -3,8 +3,8 @@
 
 /* ---- attention over spans of rows that see each other: softmax(Q K^T / sqrt(size)), dropout, times V ----
  *
- * Tokens of all spans lie one after another; span s is tokens offsets[s] to offsets[s + 1]. Row t of query, key and value
- * begins at t * stride, head h at h * size within it. One (span, head) is worked on at a time, in a thread's own memory.
+ * The tokens of all spans are concatenated; span s consists of tokens offsets[s] to offsets[s + 1]. Row t of query, key and
+ * value begins at t * stride, head h at h * size within it. A thread computes one (span, head) at a time, in its own memory.
  */
 
 #define TILE 32 /* queries at a time */
@@ -46,7 +46,7 @@ static void product(int64_t m, int64_t n, int64_t k, const float *a, int64_t ai,
 
 INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-/* Rows of one head as float, `width` wide with zeros behind; times `factor`. */
+/* Copies the rows of one head as float, times `factor`, padded with zeros to `width` columns. */
 INLINE void unpack(const void *from, int64_t stride, int64_t at, int64_t rows, int64_t size, float *to, int64_t width, float factor,
                    int half) {
     for (int64_t r = 0; r < rows; r++)
@@ -57,7 +57,7 @@ INLINE void unpack(const void *from, int64_t stride, int64_t at, int64_t rows, i
         }
 }
 
-/* The transpose: `size` rows of `width` >= rows columns. */
+/* Transposes to `size` rows of `width` >= rows columns. */
 INLINE void transpose(const float *from, int64_t rows, int64_t size, int64_t from_width, float *to, int64_t width) {
     for (int64_t c = 0; c < size; c++) {
         for (int64_t r = 0; r < rows; r++) to[c * width + r] = from[r * from_width + c];
@@ -87,7 +87,7 @@ static int64_t longest(const Heads *in) {
     return most;
 }
 
-/* Factors of `n` probabilities from column 0 of one query's row. */
+/* Dropout factors of the first `n` probabilities of a query. */
 INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t heads, int64_t across, int64_t n, float *to) {
     uint64_t base = (uint64_t)((token * heads + head) * across);
     for (int64_t c = 0; c < n; c += 32) {
@@ -148,7 +148,7 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
     return 0;
 }
 
-/* Gradients of query, key and value, laid out like them; `out` is what `attend` gave. */
+/* Gradients of query, key and value, in the same layout; `out` is the result of `attend`. */
 INLINE int attend_back_any(const Heads *in, const void *out, const float *normalizer, const void *dout, void *dquery, void *dkey,
                            void *dvalue, int64_t seed, int64_t threshold, int half) {
     const int64_t most = padded(longest(in)) + LANES, size = in->size, wide = padded(size), across = blocks(most);
@@ -209,9 +209,9 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
 }
 
 #ifdef __AVX512BF16__
-/* The same with products of bfloat16 pairs, which these processors multiply twice as fast as floats. A pair is 32 bits; operand
- * B of a product holds rows 2p and 2p + 1 of a matrix zipped together, operand A pairs along the dimension summed over.
- * Wants a head size that is a multiple of 16. */
+/* The same with products of bfloat16 pairs, which these processors multiply twice as fast as floats. A pair has 32 bits.
+ * Operand B of a product holds rows 2p and 2p + 1 of a matrix as pairs, operand A pairs along the dimension that is summed.
+ * Requires a head size that is a multiple of 16. */
 INLINE void micro_pairs(int m, int nv, int64_t k, const uint32_t *a, int64_t ai, int64_t aj, const uint32_t *b, int64_t ldb, float *c,
                         int64_t ldc, int add) {
     __m512 sum[MR][NR];
@@ -239,7 +239,7 @@ static void product_pairs(int64_t m, int64_t n, int64_t k, const uint32_t *a, in
 }
 #undef micro
 
-/* Rows 2p and 2p + 1 side by side: `to` has (rows + 1) / 2 rows of `columns` pairs; a missing last row is zeros. */
+/* Combines rows 2p and 2p + 1: `to` has (rows + 1) / 2 rows of `columns` pairs; a missing last row counts as zeros. */
 INLINE void zip(const uint16_t *from, int64_t stride, int64_t rows, int64_t columns, uint32_t *to, int64_t width) {
     for (int64_t r = 0; r < rows; r += 2)
         for (int64_t c = 0; c < columns; c += LANES) {
@@ -250,7 +250,7 @@ INLINE void zip(const uint16_t *from, int64_t stride, int64_t rows, int64_t colu
         }
 }
 
-/* The transpose in pairs of columns: size / 2 rows of `width` >= rows pairs. */
+/* Transposes in pairs of columns to size / 2 rows of `width` >= rows pairs. */
 INLINE void transpose_pairs(const uint16_t *from, int64_t stride, int64_t rows, int64_t size, uint32_t *to, int64_t width) {
     for (int64_t block = 0; block < width; block += LANES)
         for (int64_t c = 0; c < size / 2; c++) {

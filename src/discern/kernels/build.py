@@ -23,8 +23,8 @@ import torch
 from discern.kernels.cache import forget_old, is_sound, keep, private_folders
 
 _FOLDER = Path(__file__).parent
-# No -ffast-math: a NaN in a loss must stay one. Contraction to fused multiply-add is where the speed is. Pairs of bfloat16
-# are read as 32 bits, hence no strict aliasing.
+# Without -ffast-math, because a NaN in a loss must remain NaN. Most of the speed comes from contraction to fused multiply-add.
+# Without strict aliasing, because pairs of bfloat16 are read as 32 bits.
 _FLAGS = "-std=gnu11 -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fno-strict-aliasing".split()
 _FLAGS += ["-Wno-psabi", "-fPIC", "-fopenmp"]
 _TIMEOUT = 120.0
@@ -65,7 +65,7 @@ def load_kernels() -> Kernels:
 def _loaded(compiler: str, runtime: Path) -> Kernels:
     """Load the kernels from the first folder that has them, or in which they can be built."""
     name = _name(compiler, runtime)
-    failure = "no writable folder for them belongs to this user alone; set DISCERN_CACHE to one"
+    failure = "there is no writable folder for them that belongs to this user alone; set DISCERN_CACHE to one"
     for folder in private_folders():
         path = folder / name
         was_there = is_sound(path)
@@ -77,10 +77,10 @@ def _loaded(compiler: str, runtime: Path) -> Kernels:
             except OSError:
                 if not was_there:
                     raise
-            # A library that it was linked with may be gone: compile it again.
+            # A library that it was linked with may have been removed: compile it again.
             _compile(compiler, runtime, path)
             return Kernels(ctypes.CDLL(str(path)), str(path))
-        except OSError as problem:  # a folder that cannot be written to, or that nothing may be run from
+        except OSError as problem:  # a folder that cannot be written to, or from which nothing may be executed
             failure = f"they could not be stored or loaded: {_last_line(problem)}"
     return Kernels(None, failure)
 
@@ -98,7 +98,7 @@ def _openmp_runtime() -> Path | None:
         return None
     loaded = (Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/") > 0)
     runtimes = [path for path in loaded if path.name.startswith(("libgomp", "libiomp", "libomp"))]
-    # Other packages bring one of their own; torch's lies in its folder, or is the system's.
+    # Other packages may load their own runtime. That of torch is in its folder, or is the one of the system.
     return min(runtimes, key=lambda path: Path(torch.__file__).parent not in path.parents, default=None)
 
 
@@ -113,7 +113,7 @@ def _name(compiler: str, runtime: Path) -> str:
 def _compile(compiler: str, runtime: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / "kernels.so"
-        # Compiled and linked apart: -fopenmp at the link would pull in the system's runtime beside torch's.
+        # Compiled and linked separately: linking with -fopenmp would add the system's runtime to that of torch.
         steps = [
             [compiler, *_FLAGS, "-c", *map(str, sorted(_FOLDER.glob("*.c")))],
             [

@@ -22,7 +22,7 @@ _DIGEST_BYTES = 32
 
 
 def private_folders() -> Iterator[Path]:
-    """Folders for libraries, the preferred one first, created if missing; none that others could write to.
+    """Folders for libraries, the preferred one first, created if missing, without those that others could write to.
 
     The first is the user's cache. The second, used if the first is not writable or not private, has a fixed name among the
     temporary files, and serves every run until the machine restarts.
@@ -49,13 +49,13 @@ def keep(made: Path, target: Path) -> None:
     """Move a new library into place, with its digest appended."""
     content = made.read_bytes()
     made.write_bytes(content + hashlib.sha256(content).digest())
-    made.chmod(0o700)  # whatever the umask
-    # Renamed into place: ranks that start together each bring a whole file.
+    made.chmod(0o700)  # regardless of the umask
+    # Renamed into place: of ranks that start together, each writes a complete file.
     made.replace(target)
 
 
 def forget_old(folder: Path) -> None:
-    """Remove old libraries, most likely of other versions; they are rebuilt if needed."""
+    """Remove old libraries, which most likely belong to other versions; they are rebuilt if needed."""
     for path in folder.glob("kernels-*.so"):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > _KEPT_SECONDS:

@@ -1,13 +1,13 @@
-/* What the kernels share: lanes, bfloat16, elementary functions, the hash that drops out, the sharing of rows.
+/* Definitions that all kernels share: lanes, bfloat16, elementary functions, the hash for dropout, the division of rows.
  *
- * The kernels are what stands between two matrix products of a training step, in one pass over memory, for processors.
+ * Each kernel computes what lies between two matrix products of a training step in one pass over memory, on a CPU.
  *
- * Every kernel has a plain counterpart in torch, which is used where no compiler is at hand and which tests hold it to.
- * Written with the vector extensions of GCC and Clang: 16 lanes, cut up by the compiler where registers are narrower.
+ * Every kernel has a plain counterpart in PyTorch, which is used if there is no compiler, and to which the tests compare it.
+ * The code uses the vector extensions of GCC and Clang, with 16 lanes; the compiler splits them if registers are narrower.
  *
- * Conventions: matrices are row-major and dense unless a stride is named; `half` says that a matrix holds bfloat16 instead
- * of float; sums are taken in float or double. Rows are dealt to the threads in one contiguous stretch each, so results are
- * the same from run to run for a given number of threads.
+ * Conventions: matrices are row-major, and dense unless a stride is named; if `half` is set, a matrix holds bfloat16 instead
+ * of float; sums are computed in float or double. Each thread gets one contiguous range of rows, so results are the same from
+ * run to run for a given number of threads.
  */
 #ifndef DISCERN_COMMON_H
 #define DISCERN_COMMON_H
@@ -88,7 +88,7 @@ INLINE void store(void *to, size_t at, int count, int half, vec x) {
 
 INLINE int some(int64_t at, int64_t end) { return end - at < LANES ? (int)(end - at) : LANES; }
 
-INLINE float total(vec x) { /* in a tree: a chain of 16 additions would cost more than the sum it ends */
+INLINE float total(vec x) { /* a tree: a chain of 16 additions would take longer than the loop before it */
     union { vec whole; half_vec half[2]; } a = {x};
     union { half_vec whole; quarter_vec half[2]; } b = {a.half[0] + a.half[1]};
     quarter_vec q = b.half[0] + b.half[1];
@@ -107,7 +107,7 @@ INLINE vec maximum(vec a, vec b) { return choose(a > b, a, b); }
 
 /* ---- elementary functions ---- */
 
-/* e^x to about one unit in the last place; 0 below -87, so that what is impossible stays so, and held at e^88. */
+/* e^x to about one unit in the last place; 0 below -87, so that probability 0 stays 0; at most e^88. */
 INLINE vec exponential(vec x) {
     ivec tiny = x < -87.0f;
     x = choose(x > 88.0f, splat(88.0f), x);
@@ -140,7 +140,7 @@ INLINE vec normal_cdf(vec x, vec *bell) {
     return choose(x < 0.0f, tail, 1.0f - tail);
 }
 
-/* The largest of a row. */
+/* The maximum of a row. */
 INLINE float row_top(const void *x, size_t row, int64_t columns, int half) {
     vec high = splat(-INFINITY);
     for (int64_t c = 0; c < columns; c += LANES) {
@@ -151,7 +151,7 @@ INLINE float row_top(const void *x, size_t row, int64_t columns, int half) {
     return largest(high);
 }
 
-/* ---- dropout: 16 bits an element from a keyed hash of its place, so that the backward pass finds the same mask ---- */
+/* ---- dropout: 16 bits per element from a keyed hash of its index, so that the backward pass gets the same mask ---- */
 
 typedef struct {
     uint32_t key1, key2, threshold;
@@ -194,8 +194,8 @@ INLINE void share(int64_t rows, int64_t *first, int64_t *last) {
 /* Work below this many elements is not worth waking another thread for. */
 #define SMALL 16384
 
-/* Sums over rows that each thread gathers apart: `count` floats for the rows at hand, emptied into as many doubles now and then.
- * One long chain of additions would lose digits where there are many rows. */
+/* Sums over rows, separate for each thread: `count` floats for the latest rows, which are added to `count` doubles every
+ * EMPTY_EVERY rows. With many rows, a single chain of float additions would lose digits. */
 #define EMPTY_EVERY 64
 
 typedef struct {
@@ -224,7 +224,7 @@ INLINE void empty_sums(const Sums *sums, int64_t rows_done, int last) {
     }
 }
 
-/* The sums of all threads, from place `from` on. */
+/* Adds up the sums of all threads, from index `from` on. */
 __attribute__((unused)) static void gather(const Sums *sums, int64_t from, int64_t columns, float *to) {
     if (!to) return;
     for (int64_t c = 0; c < columns; c++) {

@@ -72,7 +72,7 @@ def residual_norm(
     probability: float,
     want_low: bool,
 ) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
-    """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` the same again in bfloat16."""
+    """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` also in bfloat16."""
     seed = _seed() if probability else 0
     values, low = _ResidualNorm.apply(  # type: ignore[no-untyped-call]
         part, bias, residual, norm.weight, norm.bias, norm.eps, seed, threshold(probability), want_low
@@ -371,9 +371,9 @@ def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     converted = [_converted(argument) for argument in arguments]
     code = getattr(library, f"{name}_{_NAMES[dtype]}")(*converted)
     if code == 2:
-        raise IndexError("a target is outside of the columns")
+        raise IndexError("a target is not a valid column index")
     if code:
-        raise MemoryError(f"kernel '{name}' found no memory to work in")
+        raise MemoryError(f"kernel '{name}' could not allocate its working memory")
 
 
 def _converted(argument: Any) -> Any:

@@ -1,4 +1,4 @@
-/* Dropout, GELU and LayerNorm, with what comes before them. */
+/* Dropout, GELU and LayerNorm, fused with the operations before them. */
 #include "common.h"
 
 /* ---- dropout alone: y = x * mask; the backward pass is the same with dy ---- */
@@ -30,7 +30,7 @@ int dropout_half(const void *x, void *y, int64_t rows, int64_t columns, int64_t 
     return dropout_any(x, y, rows, columns, seed, threshold, 1);
 }
 
-/* ---- GELU(x + bias); `slope`, its derivative there, is kept for the backward pass: cheaper than a second exponential ---- */
+/* ---- GELU(x + bias); its derivative `slope` is stored for the backward pass: cheaper than a second exponential ---- */
 
 INLINE int gelu_any(const void *x, const float *bias, void *y, void *slope, int64_t rows, int64_t columns, int half) {
 #pragma omp parallel if (rows * columns > SMALL)
@@ -82,7 +82,7 @@ INLINE int gelu_back_any(const void *slope, const void *dy, void *dx, float *dbi
 GELU(float, 0)
 GELU(half, 1)
 
-/* ---- LayerNorm(residual + dropout(part + bias)): `low` is the result again in bfloat16, for the next product ---- */
+/* ---- LayerNorm(residual + dropout(part + bias)): `low` is the result in bfloat16, for the next product ---- */
 
 INLINE int norm_any(const void *part, const float *bias, const float *residual, const float *gain, const float *shift, float *y,
                      void *low, float *normal, float *deviation, int64_t rows, int64_t columns, float epsilon, int64_t seed,

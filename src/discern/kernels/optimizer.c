@@ -1,7 +1,7 @@
 /* Clipping and AdamW. */
 #include "common.h"
 
-/* ---- the optimizer: lists of tensors, each thread taking its share of every one ---- */
+/* ---- the optimizer: lists of tensors; each thread processes its share of every tensor ---- */
 
 int norm_of_float(float *const *gradients, const int64_t *sizes, int64_t count, double *to) {
     double *sums = calloc((size_t)omp_get_max_threads(), sizeof(double));
@@ -12,7 +12,7 @@ int norm_of_float(float *const *gradients, const int64_t *sizes, int64_t count, 
         for (int64_t t = 0; t < count; t++) {
             int64_t first, last;
             share(sizes[t], &first, &last);
-            for (int64_t i = first; i < last; i += 4096) { /* floats add up in stretches, stretches as doubles */
+            for (int64_t i = first; i < last; i += 4096) { /* sums in float within a stretch, in double over all */
                 int64_t end = last - i < 4096 ? last : i + 4096;
                 vec squares = {0};
                 for (int64_t c = i; c < end; c += LANES) {
@@ -44,8 +44,8 @@ int scale_float(float *const *gradients, const int64_t *sizes, int64_t count, fl
     return 0;
 }
 
-/* `rate` has the first moment's correction in it, `root` is the square root of the second's; `fresh` is 1 - beta, taken in double:
- * from 0.999 as a float it would be wrong in the fifth digit. */
+/* `rate` includes the bias correction of the first moment; `root` is the square root of that of the second. `fresh1` and
+ * `fresh2` are 1 - beta, computed in double: computed from 0.999 as a float, the fifth digit would be wrong. */
 int adamw_float(float *const *values, float *const *gradients, float *const *means, float *const *squares, const int64_t *sizes,
                 int64_t count, float rate, float kept, float fresh1, float beta2, float fresh2, float root, float epsilon) {
 #pragma omp parallel

@@ -1,10 +1,11 @@
-/* From the scores of relative attention to its probabilities. */
+/* Computes the probabilities of relative attention from its scores. */
 #include "common.h"
 
-/* ---- softmax(content + apart, read from where a row's keys begin, + gain where the segment is another), dropout ----
+/* ---- softmax(content + apart + gain for keys of another segment), then dropout ----
  *
- * Row r asks as query r % asked of the batch, `asked` = B * Q; heads come first. `relation` says of each key of each query:
- * 0 hidden, 1 of the same segment, 2 of another; null: all are 1. A row that sees nothing gets zeros.
+ * `apart` is read from the column in `starts`, that of the row's first key. Heads are the first dimension: row r belongs to
+ * query r % asked of the batch, with `asked` = B * Q. `relation` of each key to each query: 0 hidden, 1 in the same segment,
+ * 2 in another; null: all are 1. A row that sees no key gets zeros.
  */
 
 typedef uint8_t bvec __attribute__((vector_size(16)));
@@ -48,7 +49,7 @@ INLINE int relative_any(const void *content, const void *apart, const float *gai
             }
             float top = largest(high);
             vec sum = {0};
-            /* Minus infinity from itself is no number: a row that sees nothing stays at nothing. */
+            /* -INFINITY minus itself would be NaN: the sum of a row that sees no key stays 0. */
             float base = top == -INFINITY ? 0.0f : top;
             for (int64_t c = 0; c < keys; c += LANES) {
                 vec e = exponential(*(vec_u *)(own + c) - base);
@@ -98,7 +99,7 @@ INLINE int relative_back_any(const void *probabilities, const void *gradient, co
                     int n = some(at, keys);
                     vec g = load(gradient, row + at, n, half) * mask[k];
                     *(vec_u *)(own + at) = g;
-                    sum += g * load(probabilities, row + at, n, half); /* zero behind the last key */
+                    sum += g * load(probabilities, row + at, n, half); /* zero after the last key */
                 }
             }
             float mean = total(sum);

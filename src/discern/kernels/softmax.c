@@ -1,7 +1,7 @@
 /* The softmax over a vocabulary: loss, gradient, samples. */
 #include "common.h"
 
-/* ---- softmax: loss and gradient of a cross-entropy, and one sample a row ---- */
+/* ---- softmax: loss and gradient of a cross-entropy, and one sample per row ---- */
 
 /* Sum of e^(x * inverse - top) over columns `from` to `to` of a row. */
 INLINE float row_sum(const void *x, size_t row, int64_t from, int64_t to, float inverse, float top, int half) {
@@ -52,7 +52,7 @@ INLINE int entropy_back_any(const void *x, const int64_t *targets, const float *
     return 0;
 }
 
-/* The inverse of the distribution function at a uniform number: a walk over the sums of stretches, then within one. */
+/* Inverts the distribution function at a uniform number: finds the stretch by the sums of stretches, then the column in it. */
 INLINE int sample_any(const void *x, const float *uniforms, int64_t *to, int64_t rows, int64_t columns, float inverse, int half) {
     const int64_t stretch = 16 * LANES, count = (columns + stretch - 1) / stretch;
     double *scratch = malloc((size_t)(omp_get_max_threads() * count) * sizeof(double));
@@ -78,7 +78,7 @@ INLINE int sample_any(const void *x, const float *uniforms, int64_t *to, int64_t
             to[r] = b * stretch;
             for (int64_t c = b * stretch; c < end && walked <= goal; c++) {
                 float e = exponential(load(x, row + c, 1, half) * inverse - top)[0];
-                if (e > 0) to[r] = c; /* never one that is impossible, even where rounding leaves the walk short */
+                if (e > 0) to[r] = c; /* never a column of probability 0, even if rounding leaves `walked` too small */
                 walked += e;
             }
         }
