@@ -301,10 +301,10 @@ def test_next_sentence_prediction() -> None:
     [
         ("objective.permutation_size=37", r"permutation_size 37 does not divide.*\[1, 2, 4, 8, 16, 32\]"),
         ("data.reuse_length=20", r"reuse_length 20 is not half.*set data\.reuse_length=32"),
-        ("data.packing=packed", r"memory needs rows that go on.*set data\.packing=two-part, or objective\.memory_length=0"),
-        ("data.packing=segments", r"memory needs rows that go on"),
+        ("data.packing=packed", r"memory needs rows that continue.*set data\.packing=two-part, or objective\.memory_length=0"),
+        ("data.packing=segments", r"memory needs rows that continue"),
         ("train.sequences_per_step=7", r"sequences_per_step 7 .*set train\.sequences_per_step=8"),
-        ("train.micro_batch_size=5", r"slots of train\.sequences_per_step are no multiple of train\.micro_batch_size 5"),
+        ("train.micro_batch_size=5", r"slots of train\.sequences_per_step are not a multiple of train\.micro_batch_size 5"),
         ("objective.mask_probability=0.2", r"unknown key 'mask_probability'(.|\n)*did you mean 'objective\.prediction_ratio'"),
         ("objective.name=mlm objective.prediction_ratio=5", r"did you mean 'objective\.mask_probability'"),
         ("model.encoder=bert", r"needs an encoder with a query stream.*set model\.encoder=xlnet"),
@@ -360,7 +360,9 @@ def test_two_parts_want_three_segments_of_an_encoder_with_a_table() -> None:
 
 
 def test_rows_that_run_backwards_want_an_encoder_that_can_be_told() -> None:
-    with pytest.raises(ConfigError, match=r"run backwards, which model\.encoder 'bert' cannot.*set data\.reversed_rows=false"):
+    with pytest.raises(
+        ConfigError, match=r"run backwards, which model\.encoder 'bert' does not support.*set data\.reversed_rows=false"
+    ):
         load_pretrain_config(None, "cpu-small", ["data.packing=two-part", "model.num_token_types=3"])
     load_pretrain_config(None, "xlnet-cpu", ["objective.name=mlm"])
 

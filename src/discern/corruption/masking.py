@@ -1,4 +1,4 @@
-"""Which positions of a sequence are chosen, and the input of the generator there. Maskings of whole words: `words`."""
+"""Chooses the positions of a sequence to corrupt, and masks them. The maskings of whole words are in `words.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from discern.errors import ConfigError
 from discern.types import TokenBatch
 
 Sample = Callable[[Float[Tensor, "N V"], Float[Tensor, "N"]], Int[Tensor, "N"]]
-"""Samples one id per row of logits, from a uniform number in [0, 1) each."""
+"""Samples one id per row of logits, given a uniform number in [0, 1) for each."""
 _EXACT = frozenset({"uniform", "whole-word", "span"})
 """Maskings that choose exactly `quota` positions and favor no token."""
 
@@ -97,13 +97,13 @@ def rarity(batch: TokenBatch, context: MaskingContext) -> Chosen:
     """
     if context.token_counts is None:
         raise ConfigError(
-            "masking 'rarity' needs to know how often each token occurs, and that is not given here",
-            hint="use a data set of `discern prepare` or a run trained on one, which hold the counts, "
+            "masking 'rarity' needs to know how often each token occurs, which is unknown here",
+            hint="use a data set of `discern prepare` or a run trained on one, which contain the counts, "
             "or set objective.masking=uniform",
         )
     maskable = maskable_positions(batch)
     counts = context.token_counts.to(batch.input_ids.device)[batch.input_ids].clamp(min=1).double()
-    # The first of exponential clocks to ring, one with rate w each, is any of them with probability w / (sum of all w).
+    # Of several exponential clocks, one with rate w is the first to ring with probability w / (sum of all rates).
     keys = context.randomness.exponentials("masked positions", maskable.shape[1]) * counts**context.rarity_exponent
     keys = keys.masked_fill(~maskable, torch.inf)
     return Chosen(smallest(keys, quota(maskable, context.mask_probability)))
@@ -112,7 +112,7 @@ def rarity(batch: TokenBatch, context: MaskingContext) -> Chosen:
 def with_replacement(batch: TokenBatch, context: MaskingContext) -> Chosen:
     """Draw `draw_quota` times per sequence from all maskable positions, so that some are drawn more than once.
 
-    Of 128 tokens 19 are drawn, of which 17.7 differ: 13.8 % instead of 15 %. `draws` counts them.
+    In a row of 128 tokens there are 19 draws of 17.7 different tokens on average: 13.8 % instead of 15 %. `draws` counts them.
 
     Reference: google-research/electra, pretrain/pretrain_helpers.py, `mask`.
     """
@@ -142,7 +142,7 @@ def draw_quota(attention_mask: Bool[Tensor, "B L"], available: Int[Tensor, "B"],
 def average_samples(
     first: Int[Tensor, "M"], draws: Int[Tensor, "M"], again: Callable[[Int[Tensor, "N"], int], Int[Tensor, "N"]]
 ) -> Int[Tensor, "M"]:
-    """The ids for positions that were drawn several times: the mean of as many sampled ids, rounded down.
+    """The ids for positions that were drawn several times: the mean of that many sampled ids, rounded down.
 
     If the samples differ, that is the id of an unrelated token. The authors know and kept it
     (google-research/electra, issue 41).
@@ -167,11 +167,11 @@ def chosen_share(masking: str, mask_probability: float, row_length: int) -> floa
     """Expected fraction of the maskable tokens that are chosen, in a full row that holds one text.
 
     Whole numbers of positions are chosen, so this is `mask_probability` up to rounding: 9 of 62 tokens, 0.145 for 0.15, in a
-    row of 64. Of the draws with replacement some coincide: n positions drawn k times give n (1 - (1 - 1/n)^k) different ones,
-    17.7 of 126 in a row of 128.
+    row of 64. Draws with replacement may coincide: k draws from n positions choose n (1 - (1 - 1/n)^k) different ones on
+    average, 17.7 of 126 in a row of 128.
 
     Args:
-        masking: its name in the registry.
+        masking: name of the masking in the registry.
         row_length: positions of a row, [CLS] and [SEP] included; at least 3.
 
     Returns:

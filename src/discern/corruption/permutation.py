@@ -55,13 +55,13 @@ def blocked_pairs(
     for the next row, contain nothing of the text with which that row continues.
 
     Args:
-        order: of `factorization_order`.
-        functional: special tokens; they are no targets.
+        order: the result of `factorization_order`.
+        functional: special tokens; they are not targets.
 
     Reference: zihangdai/xlnet, data_utils.py, `_local_perm` and `_create_data`.
     """
     rank = torch.where(targets | functional, order, _CONTEXT)
-    # What is no target sees itself: its own place counts as one behind.
+    # A token that is not a target sees itself: its own rank counts as one later.
     own = torch.where(targets, rank, rank + 1)
     blocked = (own[:, :, None] <= rank[:, None, :]) & (rank[:, None, :] != _CONTEXT)
     if reuse_length:

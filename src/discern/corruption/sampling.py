@@ -18,7 +18,7 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits.
-        top_p: probability mass of the likeliest tokens, from which is drawn; 1: all tokens.
+        top_p: probability mass of the likeliest tokens to sample from; 1: all tokens.
         disallow_original: never draw the original token.
 
     Reference: Clark et al. 2020, section 2 and appendix G (higher temperature and no original tokens: no gain); Holtzman et
@@ -85,7 +85,7 @@ def sample_fixed(log_probabilities: Float[Tensor, "V"], uniforms: Float[Tensor, 
 
 
 def top_p_logits(logits: Float[Tensor, "M V"], top_p: float) -> Float[Tensor, "M V"]:
-    """The logits of the fewest tokens whose probabilities sum to `top_p` at least, minus infinity elsewhere.
+    """The logits of the fewest tokens whose probabilities sum to at least `top_p`, minus infinity elsewhere.
 
     Reference: Holtzman et al. 2020, "The curious case of neural text degeneration", section 3.1.
     """

@@ -18,13 +18,13 @@ from discern.types import TokenBatch
 class Words:
     """The words of a batch, numbered from 0 in each row.
 
-    A word is a run of maskable tokens: special tokens and the ends of the row end it, so that one which packing has
-    cut counts as what is left of it.
+    A word is a run of maskable tokens. It ends at the latest at a special token or at the end of the row. If packing has cut
+    a word, the remaining part counts as a word.
 
     Attributes:
         maskable: (B, L) tokens that belong to a word.
-        number: (B, L) word of each such token; 0 elsewhere.
-        lengths: (B, L) tokens of each word, by its number; 0 beyond the last.
+        number: (B, L) number of the word of each such token; 0 elsewhere.
+        lengths: (B, L) number of tokens of each word, by the word's number; 0 beyond the last word.
     """
 
     maskable: Bool[Tensor, "B L"]
@@ -33,12 +33,12 @@ class Words:
 
     @property
     def count(self) -> Int[Tensor, "B"]:
-        """Words of each row."""
+        """Number of words in each row."""
         return (self.lengths > 0).sum(1)
 
 
 def words_of(batch: TokenBatch) -> Words:
-    """The words of the batch; every token is one where the batch doesn't say where words begin."""
+    """The words of the batch. If the batch does not record where words begin, every token is a word."""
     maskable = maskable_positions(batch)
     begins = maskable
     if batch.word_starts is not None:
@@ -46,7 +46,7 @@ def words_of(batch: TokenBatch) -> Words:
         follows[:, 1:] = maskable[:, :-1]
         starts = batch.word_starts
         if batch.is_reversed is not None:
-            # Where the text runs backwards, the beginning of a word is the last of its tokens, and the next word follows it.
+            # In reversed text, a word begins with the last of its tokens in the row, and the next token begins another word.
             ended = torch.zeros_like(starts)
             ended[:, 1:] = starts[:, :-1]
             starts = torch.where(batch.is_reversed[:, None], ended, starts)
@@ -57,16 +57,16 @@ def words_of(batch: TokenBatch) -> Words:
 
 
 def whole_word(batch: TokenBatch, context: MaskingContext) -> Chosen:
-    """Whole words in an even random order, as `take_in_order` fills the row's `quota` of tokens.
+    """Choose whole words in uniformly random order, until the `quota` of tokens of the row is filled; see `take_in_order`.
 
     Raises:
-        ConfigError: the batch doesn't say where words begin.
+        ConfigError: the batch does not record where words begin.
 
     Reference: google-research/bert, create_pretraining_data.py, `do_whole_word_mask`; Cui et al. 2019 for Chinese.
     """
     if batch.word_starts is None:
         raise ConfigError(
-            "masking 'whole-word' needs to know where words begin, and these rows don't say it",
+            "masking 'whole-word' needs to know where words begin, which these rows do not record",
             hint="train on a data set of `discern prepare`, which stores it, or set objective.masking=uniform",
         )
     words = words_of(batch)
@@ -75,12 +75,12 @@ def whole_word(batch: TokenBatch, context: MaskingContext) -> Chosen:
 
 
 def span(batch: TokenBatch, context: MaskingContext) -> Chosen:
-    """Spans of whole words, as `take_in_order` fills the row's `quota` of tokens; of tokens where words aren't known.
+    """Choose spans of whole words, until the `quota` of tokens of the row is filled; see `take_in_order`.
 
-    The words of a row, closed to a ring, are cut from a random place on into spans of random length, and the spans are
-    taken in random order. So every place is as likely as any other, which it would not be if spans ended at the ends
-    of the row; long words are a little less likely, as they are passed over where they don't fit. A span goes on behind a
-    special token in its way.
+    If words are unknown, the spans consist of tokens. The words of a row form a ring, which is cut into spans of random length,
+    starting at a random place. The spans are taken in random order. All places are therefore equally likely, which they would
+    not be if spans ended at the ends of the row. Long words are slightly less likely, because they are skipped if they do not
+    fit. A span continues after a special token.
 
     Differs: SpanBERT draws the beginnings of its spans anew, which favors words away from the beginning of the row.
     Reference: Joshi et al. 2020, section 3.1.
@@ -90,7 +90,7 @@ def span(batch: TokenBatch, context: MaskingContext) -> Chosen:
     lengths = span_lengths(randomness.uniforms("span lengths", shape[1]), context.span_stop_probability, context.span_max_words)
     number = torch.arange(shape[1], device=lengths.device).expand(shape)
     turn = randomness.integers("span turn", 1)
-    # Numbers beyond the row's last word mean nothing, whatever they are here.
+    # Entries beyond the last word of a row are meaningless and not used.
     place = (number - turn) % words.count.clamp(min=1)[:, None]
     span_of_word = torch.searchsorted(lengths.cumsum(1), place, right=True)
     rank = randomness.integers("masked spans", shape[1]).argsort(1).argsort(1)
@@ -104,22 +104,22 @@ def span_lengths(uniforms: Float[Tensor, "B L"], stop_probability: float, longes
     For 0.2 and 10 the mean is 3.8.
     """
     going_on = 1 - stop_probability
-    # The distribution function 1 - going_on^n, cut off at the longest, inverted.
+    # Inverts the distribution function 1 - going_on^n, truncated at the longest span.
     total = 1 - going_on**longest
     lengths = ((1 - uniforms.double() * total).log() / math.log(going_on)).floor().long() + 1
     return lengths.clamp(1, longest)
 
 
 def take_in_order(words: Words, keys: Int[Tensor, "B L"], count: Int[Tensor, "B"]) -> Bool[Tensor, "B L"]:
-    """The tokens of words taken in the order of their keys until there are `count` of each row.
+    """The tokens of words that are taken in the order of their keys, until each row has `count` tokens.
 
-    A word that would exceed the number is passed over. So it is never exceeded, and missed only where every word left
-    is longer than what is missing. But where even the shortest word of a row is longer than `count`, the first of that
-    length is taken, so that a row with words always gives one.
+    A word that would exceed the count is skipped. A row therefore has fewer tokens only if each remaining word is longer than
+    the number of missing tokens. There is one exception: if even the shortest word of a row is longer than `count`, the first
+    word of that length is taken, so that every row with words has at least one.
 
     Args:
-        keys: of each word, by its number.
-        count: tokens to choose, none where a row has no word.
+        keys: key of each word, by the word's number.
+        count: number of tokens to choose; 0 for a row without words.
     """
     exists = words.lengths > 0
     order = keys.masked_fill(~exists, torch.iinfo(torch.int64).max).argsort(dim=1, stable=True)
@@ -131,10 +131,10 @@ def take_in_order(words: Words, keys: Int[Tensor, "B L"], count: Int[Tensor, "B"
 
 
 def _fill(lengths: Int[Tensor, "B W"], count: Int[Tensor, "B"]) -> Bool[Tensor, "B W"]:
-    """Which items are taken, from left to right, each unless it exceeds what is left of `count`; items of length 0 never.
+    """Which items are taken, from left to right, skipping those that exceed the rest of `count` and those of length 0.
 
-    One pass takes what fits up to the first item that does not. After it that item, and any as long, fits never more:
-    there are at most as many passes as different lengths, and one item after the other is not needed.
+    One pass takes all items up to the first one that does not fit. Neither that item nor any other of its length fits later,
+    so there are at most as many passes as different lengths, instead of one per item.
     """
     taken = torch.zeros_like(lengths, dtype=torch.bool)
     left = count
@@ -148,7 +148,7 @@ def _fill(lengths: Int[Tensor, "B W"], count: Int[Tensor, "B"]) -> Bool[Tensor, 
 
 
 def _shortest(lengths: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
-    """True at the first of the shortest items of each row, items of length 0 left out; nowhere in a row without any."""
+    """True at the first of the shortest items of each row, without items of length 0; False throughout a row without items."""
     width = lengths.shape[1]
     places = torch.arange(width, device=lengths.device)
     score = torch.where(lengths > 0, lengths * width + places, torch.iinfo(torch.int64).max)

@@ -54,12 +54,12 @@ class SelfAttention(nn.Module):
         return parts_flops(length, self.query, self.key, self.value, self.output) + 4 * self.value.out_features * length
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
-        # Written out on the CPU: the fused kernel there has no dropout and was measured slower up to 512 positions.
+        # Computed step by step on the CPU: torch's fused kernel there has no dropout, and was slower up to 512 positions.
         scores = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
         if visible is not None:
-            # The smallest finite number instead of -inf: finite whatever the mask.
+            # The smallest finite number instead of -inf, so that the result is finite for any mask.
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        # Softmax returns float32 under autocast; the product with the values takes it back down.
+        # Softmax returns float32 under autocast; the product with the values casts it back.
         probabilities: Tensor = self.dropout(scores.softmax(-1).to(value.dtype))
         return probabilities @ value
 

@@ -24,7 +24,7 @@ class Encoder(nn.Module, abc.ABC):
     Attributes:
         Config: class of its settings.
         config: its settings.
-        embeddings: read by this encoder, possibly shared with another.
+        embeddings: embeddings that this encoder reads, possibly shared with another encoder.
         embeddings_class: class of its embeddings, unless it shares those of another network.
         head_class: class of the head that predicts words from its states.
         fine_tuning: its default settings of fine-tuning, by dotted key; `classification.head` and the like apply to tasks of
@@ -43,10 +43,10 @@ class Encoder(nn.Module, abc.ABC):
     embeddings: TokenEmbeddings
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Fill the weights whose start differs from the rules of `discern.models.initialization`."""
+        """Fill the weights whose initial values differ from the rules of `discern.models.initialization`."""
 
     def glorot_layers(self) -> list[nn.Linear]:
-        """Layers whose weights begin Glorot uniform."""
+        """Layers whose weights are initialized Glorot uniform."""
         return []
 
     @abc.abstractmethod
@@ -54,7 +54,7 @@ class Encoder(nn.Module, abc.ABC):
         """FLOPs of the matrix products of a forward pass, per token of rows of `length` tokens.
 
         Args:
-            query_share: share of the positions that a query stream computes besides; 0 for an encoder without one.
+            query_share: fraction of the positions that the query stream also computes; 0 for an encoder without one.
             remembered: positions of earlier rows that each row attends to.
         """
 
@@ -89,7 +89,7 @@ class Network:
         encoder: ids to hidden states.
         head: hidden states to logits.
         bilinear: a term added to the logits of a discriminator's head, or None.
-        companions: modules that are trained with it and serve only training; they are not exported.
+        companions: modules that are trained with it and used only in training; they are not exported.
     """
 
     encoder: Encoder
@@ -111,7 +111,7 @@ class Network:
         return logits
 
     def parts(self) -> list[nn.Module]:
-        """All of its modules."""
+        """All modules of the network."""
         parts = [self.encoder, self.head, self.bilinear, *self.companions]
         return [part for part in parts if part is not None]
 
@@ -125,7 +125,7 @@ def build_encoder(embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_
     """The encoder that `config.encoder` names.
 
     Raises:
-        ConfigError: no such encoder; the hint names the nearest.
+        ConfigError: there is no such encoder; the hint names the nearest.
     """
     build = encoders.load(config.encoder)
     encoder: Encoder = build(embeddings, config, gradient_checkpointing=gradient_checkpointing)
@@ -136,7 +136,7 @@ def build_embeddings(vocab_size: int, embedding_size: int, config: ModelConfig) 
     """Embeddings for the encoder that `config.encoder` names.
 
     Raises:
-        ConfigError: no such encoder; the hint names the nearest.
+        ConfigError: there is no such encoder; the hint names the nearest.
     """
     kind: type[Encoder] = encoders.load(config.encoder)
     return kind.embeddings_class(vocab_size, embedding_size, config)
@@ -146,7 +146,7 @@ def build_language_head(embeddings: Embeddings | WordEmbeddings, config: ModelCo
     """The language-model head for the encoder that `config.encoder` names, tied to its embeddings.
 
     Raises:
-        ConfigError: no such encoder; the hint names the nearest.
+        ConfigError: there is no such encoder; the hint names the nearest.
     """
     kind: type[Encoder] = encoders.load(config.encoder)
     return kind.head_class(config, embeddings.word)

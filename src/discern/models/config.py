@@ -57,7 +57,7 @@ class ModelConfig(Section):
         return {name: getattr(self, name) for name in type(self).model_fields if name not in self.changeable}
 
     def linear_std(self, inputs: int) -> float:
-        """Standard deviation of the initial weights of a linear layer with so many inputs."""
+        """Standard deviation of the initial weights of a linear layer with this number of inputs."""
         return self.initializer_range
 
     def shrunk(self, width: float, depth: float) -> ModelConfig:
@@ -104,7 +104,7 @@ def build_config(values: Mapping[str, Any] | None = None, **more: Any) -> ModelC
 def read_config(values: Mapping[str, Any]) -> ModelConfig:
     """The settings of an encoder from a record that discern wrote.
 
-    Records from before encoders had their own settings hold those of all encoders; the ones of other encoders are dropped.
+    Records written before encoders had their own settings contain those of all encoders; settings of others are dropped.
     """
     own = config_class(values["encoder"]).model_fields
     foreign = {name for each in encoders.names() for name in config_class(each).model_fields if name not in own}

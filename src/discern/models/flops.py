@@ -1,4 +1,4 @@
-"""FLOPs of a module's matrix products, counted by its type; a module of a type that nobody counts is an error."""
+"""FLOPs of a module's matrix products, counted by its type; a module of unknown type is an error."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from discern.errors import ConfigError
 from discern.models.dropout import Dropout
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
-# Lookups and element-wise work. Not matrix products, so they count nothing.
+# Lookups and element-wise operations count as 0, because they are not matrix products.
 _NO_PRODUCTS = (nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, Dropout)
 
 
 def module_flops(module: nn.Module, length: int) -> float:
     """FLOPs of the matrix products of a module's forward pass, per token of rows of `length` tokens.
 
-    A product of m x n numbers counts 2 m n. A class of our own, or of another package, counts itself by a method
+    A product of m x n numbers counts 2 m n. A class of discern, or of another package, provides its count by a method
     `forward_flops(length)`.
 
     Raises:

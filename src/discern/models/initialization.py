@@ -1,4 +1,4 @@
-"""The weights at step 0: the rules that all encoders share. What an encoder does otherwise is in its `initialize`."""
+"""The weights at step 0: the rules that all encoders share. An encoder's exceptions are in its `initialize`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfi
     """Fill every weight of a network, drawing from `generator`; a shared part is filled once.
 
     Matrices and embeddings come from a normal that is truncated at two standard deviations, biases are 0, LayerNorms 1 and 0.
-    The projection of the embeddings and the last layer of the discriminator are Glorot uniform. Then each encoder fills what
-    its architecture begins otherwise, see `Encoder.initialize`.
+    The projection of the embeddings and the last layer of the discriminator are Glorot uniform. Then each encoder fills the
+    weights that its architecture initializes differently, see `Encoder.initialize`.
 
     Reference: google-research/electra, modeling.py; TensorFlow's truncated normal has 0.88 of the nominal deviation.
     """

@@ -41,7 +41,7 @@ def plan_unpadding(
 
     Args:
         document_ids: equal ids of a row are contiguous.
-        weights: any of the encoder's; kernels need float32 on the CPU.
+        weights: any weight of the encoder; kernels need float32 on the CPU.
         direction: the kernels support 'both' only.
     """
     if direction != "both":

@@ -9,11 +9,11 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def renamed(name: str, table: Mapping[str, str]) -> str:
-    """The name of a weight by a table of layers, or of whole weights.
+    """The new name of a weight, by a table of layers or of single weights.
 
     Args:
-        name: "blocks.3.expand.weight".
-        table: new names by old ones, "#" for the number of a block: {"blocks.#.expand": "layer.#.dense"}.
+        name: the old name, such as "blocks.3.expand.weight".
+        table: new names by old ones, with "#" for the number of a block: {"blocks.#.expand": "layer.#.dense"}.
 
     Raises:
         KeyError: the table has no such layer.
@@ -26,5 +26,5 @@ def renamed(name: str, table: Mapping[str, str]) -> str:
 
 
 def inverted(table: Mapping[str, str]) -> dict[str, str]:
-    """The table for the way back."""
+    """The inverse of a table."""
     return {new: old for old, new in table.items()}

@@ -84,7 +84,7 @@ class CopyEvaluator(SumEvaluator):
         seen, real = output.observations, batch.tokens.attention_mask
         logits, copy_logits = seen["mlm_logits"].float(), seen["copy_logits"].float()
         read, targets = seen["corrupted_ids"][real], batch.tokens.input_ids[real]
-        # In units of (1 - D) / the softmax's sum, copying adds exp(copy logit) times that sum to what is read.
+        # In units of (1 - D) / (sum of the softmax), copying adds exp(copy logit) times that sum to the token that is read.
         copied = copy_logits + logits.logsumexp(1)
         kept = logits.gather(1, read[:, None]).squeeze(1).logaddexp(copied)
         best, written = logits.max(1)

@@ -97,7 +97,7 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class WordTargets:
-    """How an encoder is asked for the original words at the chosen positions, which decides how well guessing can do.
+    """What an encoder sees at the positions whose original words it predicts; this determines the loss of the best guess.
 
     Attributes:
         metric: name of its held-out loss.
@@ -115,7 +115,7 @@ class WordTargets:
 
 
 class Evaluator(abc.ABC):
-    """Gathers observations over held-out rows; the metrics do not depend on how the rows were batched."""
+    """Collects observations over held-out rows; the metrics do not depend on how the rows were batched."""
 
     @abc.abstractmethod
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
@@ -123,7 +123,7 @@ class Evaluator(abc.ABC):
 
     @abc.abstractmethod
     def merge(self, other: Evaluator) -> None:
-        """Add what another rank gathered."""
+        """Add what another rank collected."""
 
     @abc.abstractmethod
     def compute(self) -> dict[str, float]:
@@ -156,7 +156,7 @@ class Objective(nn.Module, abc.ABC):
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         """Number of items that each loss term sums over, known before any forward pass.
 
-        In training, terms may come and go with the phase, depending on which parameters have `requires_grad`.
+        In training, the terms may differ between phases, depending on which parameters have `requires_grad`.
         """
 
     @abc.abstractmethod
@@ -176,7 +176,7 @@ class Objective(nn.Module, abc.ABC):
         """Expected loss of an untrained network, in nats: that of uniform predictions."""
 
     def phases(self, max_steps: int) -> list[Phase]:
-        """The stretches of training, whose steps sum to `max_steps`."""
+        """The phases of training, whose steps sum to `max_steps`."""
         return [Phase("train", max_steps)]
 
     def forward_passes(self, phase: Phase) -> list[ForwardPass]:
@@ -205,7 +205,7 @@ class Objective(nn.Module, abc.ABC):
         return None
 
     def carry_state(self) -> dict[str, Tensor]:
-        """What lives from step to step besides parameters; saved with the checkpoint."""
+        """State to keep from step to step in addition to the parameters; saved with the checkpoint."""
         return {}
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:

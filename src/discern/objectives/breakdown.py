@@ -112,7 +112,7 @@ def _classifications(output: StepOutput, batch: CorruptedBatch) -> tuple[Tensor,
         return seen["discriminator_logits"], seen["is_replaced"], classified_tokens(output, batch)
     if "energy" in seen:
         logits = seen["energy"].float() + seen["log_noise_probability"] + seen["log_noise_odds"]
-        # A row that is all noise, or none, has infinite odds.
+        # A row in which all tokens are noise, or none, has infinite odds.
         return logits.clamp(-50, 50), seen["is_noise"], maskable_positions(batch.tokens)
     return None
 

@@ -62,7 +62,7 @@ class ObjectiveConfig(Section):
 
     @property
     def word_masking(self) -> str | None:
-        """The masking's name if it chooses whole words, so that the data set must know them; None otherwise."""
+        """The masking's name if it chooses whole words, so that the data set must record them; None otherwise."""
         return None
 
     def replaced_share(self, step: int, row_length: int) -> float | None:
@@ -116,7 +116,7 @@ class PositionsConfig(ObjectiveConfig):
         None,
         gt=0,
         lt=1,
-        description="Fraction that mask_probability changes to, evenly over the first mask_probability_steps steps. "
+        description="Fraction that mask_probability changes to, linearly over the first mask_probability_steps steps. "
         "Held-out metrics are always at mask_probability, so that they can be compared.",
     )
     mask_probability_steps: int | None = Field(None, ge=1, description="Steps until mask_probability_end is reached.")
@@ -126,7 +126,7 @@ class PositionsConfig(ObjectiveConfig):
     span_stop_probability: float = Field(
         0.2, gt=0, lt=1, description="'span' only: chance that a span ends after each of its words. SpanBERT: 0.2."
     )
-    span_max_words: int = Field(10, ge=1, description="'span' only: words a span has at most. SpanBERT: 10.")
+    span_max_words: int = Field(10, ge=1, description="'span' only: maximum number of words of a span. SpanBERT: 10.")
 
     @property
     def word_masking(self) -> str | None:

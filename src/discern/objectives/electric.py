@@ -33,7 +33,9 @@ class ElectricConfig(PositionsConfig):
     generator_size: float = Field(
         0.25, gt=0, le=1, description="Width of each of the generator's two towers, a fraction of the discriminator's."
     )
-    generator_depth: float = Field(1.0, gt=0, le=1, description="Depth likewise.")
+    generator_depth: float = Field(
+        1.0, gt=0, le=1, description="Depth of each of the generator's two towers, a fraction of the discriminator's."
+    )
     tying: Literal["embeddings", "token", "none", "gradient-disentangled"] = Field(
         "embeddings", description="What generator and discriminator share, as in objective 'rtd'."
     )
@@ -95,7 +97,7 @@ class Electric(PretrainingObjective[ElectricConfig]):
         sampled = sample_tokens(logits.detach()[is_noise[words]], uniforms)
         corrupted_ids = replace_positions(tokens.input_ids, is_noise, sampled)
 
-        # One distribution q: words are drawn from it and scored by it with the same units dropped.
+        # Words are drawn from q and scored by q with the same units dropped, so that both are one distribution.
         with torch.no_grad(), generator_again():
             around = gather_positions(self.generator(corrupted_ids, *context), words)
             log_noise = log_probability(self.generator_head(around), corrupted_ids[words])
@@ -141,7 +143,7 @@ class Electric(PretrainingObjective[ElectricConfig]):
         return NoiseContrastiveEvaluator(self.config.generator_weight, self.config.discriminator_weight)
 
     def initial_loss(self) -> float:
-        """ln V, and 50 times the loss of telling noise by q = 1/V and energy 0, with the share of noise as it is meant."""
+        """ln V, plus 50 times the noise-contrastive loss at q = 1/V and energy 0, with the intended fraction of noise."""
         config, share = self.config, self.config.mask_probability
         odds = share / (1 - share) / self.vocabulary.size
         contrastive = share * math.log1p(1 / odds) + (1 - share) * math.log1p(odds)

@@ -43,7 +43,7 @@ def replaced_token_loss(
 
     Args:
         loss_mask: the tokens that count; in ELECTRA every real token, [CLS] and [SEP] included.
-        count: how many tokens count; passed in, because summing the mask would make a GPU wait.
+        count: number of tokens in the mask; passed in, because summing the mask would make a GPU wait.
 
     Reference: Clark et al. 2020, section 2; the released code's normalization over the tokens of the batch.
     """

@@ -45,7 +45,7 @@ class MaskedTokenEvaluator(SumEvaluator):
     """Loss and accuracy of the original token at the masked positions.
 
     Args:
-        prefix: of the observations it reads (`<prefix>_logits`) and of the metrics it returns (`<prefix>_loss`).
+        prefix: prefix of the observations that it reads (`<prefix>_logits`) and of its metrics (`<prefix>_loss`).
     """
 
     def __init__(self, prefix: str) -> None:
@@ -70,7 +70,7 @@ class MaskedTokenEvaluator(SumEvaluator):
 class GeneratorEvaluator(SumEvaluator):
     """Metrics of a generator: its loss and accuracy, and how often its sample is the original.
 
-    It reads `sampled_targets` if the loss is over other positions than those sampled for, else `generator_targets`.
+    It reads `sampled_targets` if the positions of the loss are not those of the samples, else `generator_targets`.
     """
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class BinaryMetrics:
         """Add as many labels as logits.
 
         Args:
-            ranked: which of them the area under the curve is over; not [CLS] and [SEP], which are never replaced.
+            ranked: which of them the area under the curve includes: all but [CLS] and [SEP], which are never replaced.
         """
         self._logits.append(logits.float().cpu().numpy())
         self._labels.append(labels.cpu().numpy())
         self._ranked.append(ranked.cpu().numpy())
 
     def merge(self, other: BinaryMetrics) -> None:
-        """Add what another collector gathered."""
+        """Add what another collector has collected."""
         self._logits += other._logits
         self._labels += other._labels
         self._ranked += other._ranked
@@ -130,9 +130,9 @@ class BinaryMetrics:
 
 
 class DiscriminatorEvaluator(SumEvaluator):
-    """What the metrics of every generator with a discriminator have in common; subclasses take in the logits.
+    """Base of the metrics of a generator with a discriminator.
 
-    A subclass adds to `self.binary` and to the sum `count`, over the tokens that the loss is over.
+    A subclass adds the logits to `self.binary`, and the number of tokens in the loss to the sum `count`.
     """
 
     def __init__(self, generator_weight: float, discriminator_weight: float) -> None:

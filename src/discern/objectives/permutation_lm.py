@@ -86,7 +86,7 @@ class PermutationLMConfig(ObjectiveConfig):
         if data.packing != "two-part":
             if self.memory_length:
                 raise ValueError(
-                    f"a memory needs rows that go on from one another, and data.packing '{data.packing}' has none; set "
+                    f"a memory needs rows that continue each other, unlike those of data.packing '{data.packing}'; set "
                     f"data.packing=two-part, or objective.memory_length=0 instead of {self.memory_length}"
                 )
             if self.next_sentence_weight:
@@ -233,7 +233,7 @@ class PermutationLMEvaluator(SumEvaluator):
     accuracy, or 1 minus it.
 
     Args:
-        next_sentence_weight: of the objective; 0 if there is no next-sentence prediction.
+        next_sentence_weight: weight of the next-sentence loss; 0 if there is no next-sentence prediction.
     """
 
     def __init__(self, next_sentence_weight: float) -> None:
@@ -293,7 +293,7 @@ class SlotMemory:
         """Replace the memories of the given slots."""
         numbers = slots.tolist()
         if any(number in self._states for number in numbers):
-            # The second step since they were loaded: any that no slot of this rank has used by now belong to other ranks.
+            # The second step after loading: loaded memories that this rank has not used by now belong to other ranks.
             self._loaded = {}
         for number in numbers:
             self._loaded.pop(number, None)
@@ -327,6 +327,6 @@ def _check_encoder(model: ModelConfig) -> None:
     """
     if not issubclass(encoders.load(model.encoder), XLNetEncoder):
         raise ValueError(
-            f"objective 'permutation-lm' needs an encoder with a query stream, which model.encoder '{model.encoder}' has not; "
+            f"objective 'permutation-lm' needs an encoder with a query stream, unlike model.encoder '{model.encoder}'; "
             "set model.encoder=xlnet"
         )

@@ -65,7 +65,7 @@ class Replacement:
         term: the generator's loss.
         corrupted_ids: (B, L) samples at the chosen positions, the original ids elsewhere.
         is_replaced: (B, L) whether the id changed; a sample equal to the original counts as original.
-        observations: for evaluation.
+        observations: values for evaluation.
     """
 
     term: LossTerm
@@ -132,13 +132,13 @@ class RestorationObjective(ReplacementObjective[RestorationConfigT]):
 
 
 def masked_lm(embeddings: Embeddings, sizes: ModelConfig, settings: BuildSettings) -> tuple[Encoder, MaskedLMHead]:
-    """Encoder and head of a masked language model with the given embeddings, as a generator is one."""
+    """Encoder and head of a masked language model with the given embeddings, to be used as a generator."""
     encoder = build_encoder(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)
     return encoder, MaskedLMHead(sizes, embeddings.word)
 
 
 def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> BilinearTerm | None:
-    """The addition to a discriminator's logits that `discriminator_head` asks for."""
+    """The term that this kind of head adds to the discriminator's logits; None if there is none."""
     return BilinearTerm(encoder.config, encoder.embeddings.embedding_size) if kind == "bilinear" else None
 
 

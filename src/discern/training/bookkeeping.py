@@ -112,7 +112,7 @@ def save_checkpoint(context: TrainContext, state: State, moments: Moments, folde
 
 
 def evaluate(context: TrainContext, state: State, moments: Moments, *, saved: bool) -> dict[str, float]:
-    """Evaluate on held-out rows; keep the best weights and stop early, where the run asks for it. Return the metrics.
+    """Evaluate on held-out rows; keep the best weights and stop early, if the run asks for it. Return the metrics.
 
     Args:
         saved: whether this step has a checkpoint already; otherwise one is written if the evaluation fails.

@@ -14,7 +14,7 @@ Work = Literal["log", "evaluate", "checkpoint"]
 # As fractions of the budget: enough points for a curve, whatever the budget and the machine.
 _INTERVALS: dict[Work, float] = {"log": 0.01, "evaluate": 0.05, "checkpoint": 0.05}
 _LONGEST: dict[Work, float] = {"checkpoint": 1800.0}  # seconds
-# An evaluation or checkpoint that took a second is not repeated for 20: each costs at most a twentieth of the time.
+# An evaluation or checkpoint that took a second is not repeated for 20 seconds: each costs at most a twentieth of the time.
 _COST_FACTOR = 20.0
 
 

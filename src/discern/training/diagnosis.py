@@ -79,7 +79,7 @@ def finding_in_range(
     low: tuple[str, str] = ("", ""),
     high: tuple[str, str] = ("", ""),
 ) -> Finding:
-    """A finding about a value by its usual range.
+    """A finding about a value, judged by its usual range.
 
     Args:
         fine: the meaning of a value inside the range.

@@ -29,5 +29,5 @@ def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
             kind = "NaN" if torch.isnan(tensor).any() else "infinite values"
             raise NumericsError(
                 f"{source}: '{name}' holds {kind} ({wrong:,} of {tensor.numel():,} values are not finite)",
-                hint="training diverged, or the file is damaged: go back to an earlier checkpoint, or make the model again",
+                hint="training diverged, or the file is damaged: go back to an earlier checkpoint, or create the model again",
             )

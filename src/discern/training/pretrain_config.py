@@ -59,8 +59,8 @@ class PretrainConfig(Section):
         self.objective.check(data, self.model)
         if data.packing == "two-part" and data.reversed_rows and not _reads_backwards(self.model):
             raise ValueError(
-                f"half of the rows of data.packing 'two-part' run backwards, which model.encoder '{self.model.encoder}' cannot "
-                "be told; set data.reversed_rows=false"
+                f"half of the rows of data.packing 'two-part' run backwards, which model.encoder '{self.model.encoder}' does "
+                "not support; set data.reversed_rows=false"
             )
         if data.packing == "two-part" and _has_segment_table(self.model) and self.model.num_token_types < _SEGMENTS_OF_TWO_PARTS:
             raise ValueError(
@@ -71,13 +71,14 @@ class PretrainConfig(Section):
             return self
         if data.reversed_rows and train.sequences_per_step % 2:
             raise ValueError(
-                f"train.sequences_per_step {train.sequences_per_step} cannot be as many slots forwards as backwards; set "
+                f"train.sequences_per_step {train.sequences_per_step} cannot be split into equally many forward and backward "
+                "slots; set "
                 f"train.sequences_per_step={train.sequences_per_step + 1}, or data.reversed_rows=false"
             )
         if train.micro_batch_size is not None and train.sequences_per_step % train.micro_batch_size:
             raise ValueError(
-                f"the {train.sequences_per_step} slots of train.sequences_per_step are no multiple of train.micro_batch_size "
-                f"{train.micro_batch_size}; set train.micro_batch_size to a number that divides them"
+                f"the {train.sequences_per_step} slots of train.sequences_per_step are not a multiple of "
+                f"train.micro_batch_size {train.micro_batch_size}; set train.micro_batch_size to a number that divides them"
             )
         return self
 
@@ -91,7 +92,7 @@ def load_pretrain_config(file: Path | None, preset: str | None, overrides: Seque
         overrides: values of `--set`: "train.max_steps=1000".
 
     Raises:
-        ConfigError: there is no configuration to start from, or it has mistakes; all of them are named at once.
+        ConfigError: there is no configuration to start from, or it is invalid; the message lists all problems.
     """
     return resolve_pretrain_config(collect(preset, file, overrides))
 
@@ -115,7 +116,7 @@ def resolve_pretrain_config(settings: Settings) -> Resolved[PretrainConfig]:
     """Resolve settings that are already collected.
 
     Raises:
-        ConfigError: they have mistakes; all of them are named at once.
+        ConfigError: they are invalid; the message lists all problems.
     """
     return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS)
 

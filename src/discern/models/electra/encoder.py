@@ -164,6 +164,6 @@ def _real(
 
 
 def _spread(hidden: Float[Tensor, "1 T D"], places: Int[Tensor, "T"], shape: torch.Size) -> Float[Tensor, "B L D"]:
-    """Padded rows again, with zeros for padding."""
+    """Restore the padded rows, with zeros for padding."""
     slots = hidden.new_zeros(shape.numel(), hidden.shape[-1])
     return slots.index_copy(0, places, hidden[0]).view(*shape, -1)

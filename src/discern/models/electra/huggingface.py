@@ -46,7 +46,7 @@ _ENCODER = {
     "encoder.embeddings.token_type": "electra.embeddings.token_type_embeddings",
     "encoder.embeddings.norm": "electra.embeddings.LayerNorm",
 }
-# Two towers stand where ELECTRA has one encoder.
+# Two towers take the place of ELECTRA's single encoder.
 for _tower in ("", "left.", "right."):
     _ENCODER[f"encoder.{_tower}projection"] = f"electra.{_tower}embeddings_project"
     _ENCODER |= {
@@ -77,7 +77,7 @@ def to_huggingface(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a network, or of its encoder alone, under the names of Hugging Face's ELECTRA, in the same order.
 
     Args:
-        weights: by our names; a tied output matrix is named once, as the word table.
+        weights: weights by our names; a tied output matrix occurs once, as the word table.
     """
     table = _table(discriminates="head.output.weight" in weights, copies="head.copy_gate.weight" in weights)
     return {renamed(name, table): tensor for name, tensor in weights.items()}
@@ -91,7 +91,7 @@ def from_huggingface(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def bert_name(name: str) -> str:
-    """The name in Hugging Face's BERT of a weight of ELECTRA's encoder or generator; other names stay."""
+    """The name in Hugging Face's BERT of a weight of ELECTRA's encoder or generator; other names are unchanged."""
     for electra, bert in _AS_BERT.items():
         if name.startswith(electra):
             return bert + name.removeprefix(electra)

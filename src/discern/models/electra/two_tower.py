@@ -25,7 +25,7 @@ class TwoTowerEncoder(Encoder):
     Differs: the released code rolls the states, so that the neighbor beyond an edge is at the row's other end.
 
     Args:
-        embeddings: read by both towers, possibly shared with another network.
+        embeddings: embeddings that both towers read, possibly shared with another network.
         config: sizes of one tower.
         gradient_checkpointing: recompute each block in the backward pass.
 
@@ -68,19 +68,19 @@ class TwoTowerEncoder(Encoder):
 def two_tower_generator(embeddings: Embeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> Network:
     """The two towers with a head over the vocabulary: q(x_t | all the others) at every position.
 
-    `network.token_logits(input_ids, *context)` takes the clean text. To pay for some positions only, call the encoder and
-    give the head the states of these (`gather_positions`).
+    `network.token_logits(input_ids, *context)` takes the clean text. To compute logits at some positions only, call the
+    encoder and pass the states of these positions (`gather_positions`) to the head.
 
     Args:
-        embeddings: read by the towers; their words are the head's output matrix.
+        embeddings: embeddings that the towers read; their word table is the output matrix of the head.
         config: sizes of one tower.
         gradient_checkpointing: recompute each block in the backward pass.
 
     Raises:
-        ConfigError: the encoder is not 'bert', of which the towers are made.
+        ConfigError: the encoder is not 'bert', which the towers consist of.
     """
     if not isinstance(config, ElectraConfig):
-        raise ConfigError(f"the two towers are made of encoder 'bert', not '{config.encoder}'", hint="set model.encoder=bert")
+        raise ConfigError(f"the two towers consist of encoder 'bert', not '{config.encoder}'", hint="set model.encoder=bert")
     encoder = TwoTowerEncoder(embeddings, config, gradient_checkpointing=gradient_checkpointing)
     pair = config.model_copy(update={"hidden_size": 2 * config.hidden_size})
     return Network(encoder, MaskedLMHead(pair, embeddings.word))

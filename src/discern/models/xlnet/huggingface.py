@@ -55,7 +55,7 @@ def to_huggingface(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, T
     """The weights of a network, or of its encoder alone, under the names and in the shapes of Hugging Face's XLNet.
 
     Args:
-        weights: by our names, `encoder.*` and `head.bias`, in any number; the tied output matrix is the word table.
+        weights: any of the weights by our names, `encoder.*` and `head.bias`; the tied output matrix is the word table.
         num_heads: H.
     """
     return {renamed(name, _TABLE): _their_shape(name, tensor, num_heads) for name, tensor in weights.items()}

@@ -202,9 +202,9 @@ class RelativeAttention(nn.Module):
         if gain is not None and sight.relation is not None:
             scores = scores + gain[..., None] * (sight.relation == OTHER).to(gain.dtype)
         if sight.relation is not None:
-            # The smallest finite number instead of -inf: finite whatever the mask.
+            # The smallest finite number instead of -inf, so that the result is finite for any mask.
             scores = scores.masked_fill(sight.relation == HIDDEN, torch.finfo(scores.dtype).min)
-        # Softmax returns float32 under autocast; the product with the values takes it back down.
+        # Softmax returns float32 under autocast; the product with the values casts it back.
         probabilities: Tensor = self.dropout(scores.softmax(-1).to(content.dtype))
         if sight.blind is not None:
             # If no key is visible, softmax is uniform over all keys, including the token to predict.

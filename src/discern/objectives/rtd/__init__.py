@@ -1,4 +1,4 @@
-"""Replaced token detection: the objective of ELECTRA. `objective.py` is the page to read first."""
+"""Replaced token detection: the objective of ELECTRA. Read `objective.py` first."""
 
 from discern.objectives.rtd.config import RTDConfig
 from discern.objectives.rtd.objective import ReplacedTokenDetection

@@ -56,15 +56,15 @@ class Algorithm(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def check(cls, config: RTDConfig) -> None:
-        """Check that the other settings go with this algorithm.
+        """Check that the other settings are compatible with this algorithm.
 
         Raises:
-            ValueError: they do not; the message says why and what to set.
+            ValueError: they are not; the message says why and what to set.
         """
 
     @abc.abstractmethod
     def phases(self, max_steps: int, copy: Copy) -> list[Phase]:
-        """The stretches of training.
+        """The phases of training.
 
         Raises:
             ConfigError: they do not fit into `max_steps`.
@@ -144,22 +144,22 @@ class TwoStage(Algorithm):
         if config.tying == "all":
             raise ValueError(
                 "algorithm 'two-stage' freezes the generator while the discriminator learns, but with tying 'all' they are one "
-                "encoder; set tying = 'embeddings' (the discriminator begins as a copy all the same)"
+                "encoder; set tying = 'embeddings' (the discriminator still starts as a copy)"
             )
         if config.copy_weights and (config.generator_size != 1 or config.generator_depth != 1):
             raise ValueError(
                 "algorithm 'two-stage' copies the generator's weights into the discriminator, which needs the same sizes, but "
                 f"generator_size is {config.generator_size:g} and generator_depth {config.generator_depth:g}; set generator_size "
-                "= 1.0 and generator_depth = 1.0, or copy_weights = false for a discriminator that begins at random"
+                "= 1.0 and generator_depth = 1.0, or copy_weights = false for a discriminator with random weights"
             )
         if config.generator_warmup_steps:
             raise ValueError(
-                "algorithm 'two-stage' trains the generator first as it is; leave out generator_warmup_steps, or set algorithm = "
-                "'joint'"
+                "algorithm 'two-stage' already trains the generator first; leave out generator_warmup_steps, or set "
+                "algorithm = 'joint'"
             )
         if config.freeze_generator_at is not None or config.freeze_discriminator_at is not None:
             raise ValueError(
-                "algorithm 'two-stage' freezes the generator by itself, when its two_stage_steps are over; leave out "
+                "algorithm 'two-stage' itself freezes the generator, after two_stage_steps; leave out "
                 "freeze_generator_at and freeze_discriminator_at, or set algorithm = 'joint'"
             )
 
@@ -270,7 +270,7 @@ def reinforce_loss(
     Baselines that do not depend on the sample leave the expectation as it is; good ones reduce the variance.
 
     Args:
-        log_probabilities: of the distributions that the samples were drawn from.
+        log_probabilities: log-probabilities of all words, in the distributions that the samples were drawn from.
 
     Reference: Williams 1992.
     """
@@ -288,8 +288,9 @@ def check_freezing(config: RTDConfig) -> None:
     if config.generator_warmup_steps and (freezes or config.generator in ("uniform", "unigram") or config.tying == "all"):
         reason = "a network is frozen later on" if freezes else f"generator '{config.generator}' with tying '{config.tying}'"
         raise ValueError(
-            f"generator_warmup_steps is {config.generator_warmup_steps}, which does not go with what else is set: {reason}; "
-            "the warm-up is of a generator with weights that the discriminator does not use. Set generator_warmup_steps = 0"
+            f"generator_warmup_steps is {config.generator_warmup_steps}, which is not compatible with the other settings: "
+            f"{reason}; only a generator with weights that the discriminator does not use can be warmed up. "
+            "Set generator_warmup_steps = 0"
         )
     if config.freeze_generator_at is not None and config.freeze_discriminator_at is not None:
         raise ValueError(

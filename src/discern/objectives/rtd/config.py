@@ -1,4 +1,4 @@
-"""Settings of replaced token detection, and which of them go together."""
+"""Settings of replaced token detection, and checks of their combinations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RTDConfig(GeneratorConfig):
     discriminator_head: Literal["dense", "bilinear"] = Field(
         "dense",
         description="'dense': the paper's, two layers on the state. 'bilinear' adds the product of the state with the word at "
-        "its place; learns sooner at small scale, wants tying 'gradient-disentangled'.",
+        "its place; learns sooner at small scale; best with tying 'gradient-disentangled'.",
     )
     algorithm: str = Field(
         "joint",
@@ -94,7 +94,7 @@ class RTDConfig(GeneratorConfig):
         "ELECTRA, appendix G: slightly worse; 0: none.",
     )
     sentence_clean_probability: float = Field(
-        0.2, gt=0, lt=1, description="With it: fraction of the texts that are left unchanged. ELECTRA, appendix G: 0.2."
+        0.2, gt=0, lt=1, description="Fraction of the texts that this loss leaves unchanged. ELECTRA, appendix G: 0.2."
     )
 
     @property

@@ -83,10 +83,10 @@ class Generator(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def check(cls, config: RTDConfig) -> None:
-        """Check that the other settings go with this generator.
+        """Check that the other settings are compatible with this generator.
 
         Raises:
-            ValueError: they do not; the message says why and what to set.
+            ValueError: they are not; the message says why and what to set.
         """
 
     @abc.abstractmethod
@@ -99,7 +99,7 @@ class Generator(abc.ABC):
 
     @abc.abstractmethod
     def count(self, batch: CorruptedBatch) -> int:
-        """How many items its loss sums over."""
+        """Number of items that its loss sums over."""
 
     @abc.abstractmethod
     def predict(self, batch: CorruptedBatch) -> Prediction:
@@ -123,7 +123,7 @@ class Generator(abc.ABC):
         """Check before training that nothing is missing.
 
         Raises:
-            ConfigError: something is.
+            ConfigError: something is missing.
         """
 
 
@@ -131,7 +131,7 @@ class NetworkGenerator(Generator):
     """A generator with weights: an encoder, and a head over the vocabulary.
 
     Attributes:
-        network: both.
+        network: the encoder with its head.
     """
 
     network: Network
@@ -220,7 +220,7 @@ class TwoTowerGenerator(NetworkGenerator):
 
 
 class FixedGenerator(Generator):
-    """Proposes from one distribution whatever the text is. It has no weights; its loss is reported and trains nothing."""
+    """Proposes tokens from one distribution, regardless of the text. It has no weights; its loss is only reported."""
 
     @classmethod
     def check(cls, config: RTDConfig) -> None:
@@ -305,7 +305,7 @@ class UnigramGenerator(FixedGenerator):
     def prepare(self) -> None:
         if not self._known:
             raise ConfigError(
-                "generator 'unigram' needs how often each word occurs in the training split, and no data set is at hand",
+                "generator 'unigram' needs to know how often each word occurs in the training split, but there is no data set",
                 hint="give a run or a data set, or set objective.generator = 'mlm'",
             )
 

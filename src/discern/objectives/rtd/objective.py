@@ -137,7 +137,7 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         return weight * factor_at(schedule, step) if self._trains(network) else 0.0
 
     def _trains(self, name: str) -> bool:
-        """Whether a network is being trained, going by its head, which is never shared; true if there is no such network."""
+        """Whether a network is being trained, judged by its head, which is never shared; true if there is no such network."""
         network = self.networks().get(name)
         return network is None or next(network.head.parameters()).requires_grad
 
@@ -223,6 +223,6 @@ def _embeddings(
 ) -> tuple[TokenEmbeddings, Embeddings]:
     """The embeddings of the discriminator and those of the generator."""
     if apart and tying != "gradient-disentangled":
-        # Of one width whatever is tied, so that one can become a copy of the other.
+        # Both have the same width, regardless of `tying`, so that one can become a copy of the other.
         return Embeddings(size, model.embedding_size, model), Embeddings(size, model.embedding_size, small)
     return shared_embeddings(size, model, small, "embeddings" if tying == "all" else tying)
