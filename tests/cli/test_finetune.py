@@ -98,7 +98,7 @@ def test_tasks_go_with_their_folders(asked: list[Finetuning], monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--task", "rte"], ["1 times --task and 0 times --data", "once for each task"]),
+        (["--task", "rte"], ["got 1 --task and 0 --data", "once for each task"]),
         (["--task", "rte", "--data", "x", "--text", "a"], ["a named task has its own files", "leave out --task"]),
         (["--seeds", "0"], ["--seeds"]),
         (["--nproc", "0"], ["--nproc"]),

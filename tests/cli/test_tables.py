@@ -26,7 +26,7 @@ def test_no_number_of_an_evaluation_is_cut(width: int) -> None:
     names = ["tokens", "generator_accuracy", "sampled_accuracy", "discriminator_auc", "discriminator_precision"]
     names += ["discriminator_recall", "replaced_fraction", "discriminator_loss", "generator_loss"]
     rows = [{"group": f"{10**place:,} to {10 ** (place + 1):,}"} | dict.fromkeys(names, 0.12345) for place in range(4)]
-    text = shown(_groups("occurrences in a million", rows), width)
+    text = shown(_groups("occurrences per million tokens", rows), width)
     assert text.count("0.1235") == len(rows) * len(names)
     assert "…" not in text
     for word in ("occurrences", "accuracy", "precision", "replaced", "10,000"):

@@ -60,7 +60,7 @@ def test_what_was_looked_for_is_listed(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         find_task_folders(["cola", "rte", "chunk"], tmp_path, {})
     message = str(caught.value)
-    for part in ("it holds CoLA", "rte: looked for a folder called rte", "chunk or conll2000", "[task_data]"):
+    for part in ("it contains CoLA", "rte: looked for a folder called rte", "chunk or conll2000", "[task_data]"):
         assert part in message
     assert "cola:" not in message
     with pytest.raises(DataError, match="neither --task-data nor a folder"):

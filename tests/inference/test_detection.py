@@ -295,7 +295,7 @@ def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys
         ({"text": ["x"], "precision": 0.8}, 2, "--precision is for --calibrate"),
         ({"text": ["x"], "text_field": "body"}, 2, "--text-field is for JSON lines"),
         ({"calibrate": Path("data"), "threshold": 0.8}, 2, "--calibrate finds the threshold"),
-        ({"evaluate": Path("latin.txt"), "html": Path("x.html")}, 2, "--evaluate writes no --out and no --html"),
+        ({"evaluate": Path("latin.txt"), "html": Path("x.html")}, 2, "--out and --html cannot be combined with --evaluate"),
         ({"text": ["x"], "html": Path(".")}, 2, ". is a folder"),
         ({"text": ["x"], "out": Path(".")}, 2, ". is a folder"),
         ({"input": Path("fine.txt"), "out": Path("fine.txt")}, 2, "fine.txt is the input"),
@@ -330,7 +330,7 @@ def test_plain_output_is_a_table(made: tuple[Path, Objective], capsys: pytest.Ca
     probability, mark, token, _ = lines[1].split()
     assert 0 <= float(probability) <= 1
     assert (mark, token) == ("*", "the")
-    assert "tokens look replaced (from 0 on)" in lines[-1]
+    assert "tokens look replaced (threshold 0)" in lines[-1]
 
 
 DETECTION = Detection("a [b] c", ["a", "[", "b", "]", "c"], [(0, 1), (2, 3), (3, 4), (4, 5), (6, 7)], [0.0, 0.25, 0.9, 1.0, 0.5])
@@ -348,7 +348,8 @@ def test_colors_show_the_text_itself() -> None:
 
 def test_the_most_suspicious_are_named() -> None:
     assert (
-        detection_text.verdict(DETECTION, 0.5).plain == "3 of 5 tokens look replaced (from 0.5 on): ']' 1.00, 'b' 0.90, 'c' 0.50"
+        detection_text.verdict(DETECTION, 0.5).plain
+        == "3 of 5 tokens look replaced (threshold 0.5): ']' 1.00, 'b' 0.90, 'c' 0.50"
     )
     calm = Detection("a", ["a"], [(0, 1)], [0.2])
     assert detection_text.verdict(calm, 0.5).plain == "no token of 1 reaches 0.5; the highest: 'a' 0.20"

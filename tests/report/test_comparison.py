@@ -100,7 +100,7 @@ def test_a_budget_of_positions_is_told_from_the_tokens_of_the_curves() -> None:
             curve["points"] = [{"tokens": 90 * n, "mlm_loss": 1.0 / n} for n in (1, 2)]
     found = comparison(first, second) | {"equal": "tokens", "budget_unit": "positions (padding included)"}
     page = comparison_page(found)
-    assert ("Budget of a full share", "200 positions (padding included)") in page.facts
+    assert ("Budget of a run with budget = 1", "200 positions (padding included)") in page.facts
     assert "tokens (without padding)" in {getattr(picture, "x_label", None) for picture in page.curves}
 
 
@@ -139,7 +139,7 @@ def test_unfinished_without_tasks_and_with_failures() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "p", "says"),
-    [(3, 0.1, "no difference can reach 0.05"), (1, None, "cannot be told from chance"), (5, 0.01, "is 0.0079")],
+    [(3, 0.1, "no difference can reach 0.05"), (1, None, "cannot be distinguished from chance"), (5, 0.01, "is 0.0079")],
 )
 def test_the_limits_of_few_seeds_are_said(seeds: int, p: float | None, says: str) -> None:
     lines = significance_notes(comparison(row("a", 0.5, 1.0), row("b", 0.6, 1.0), p=p, seeds=seeds))

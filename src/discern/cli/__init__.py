@@ -1,1 +1,1 @@
-"""The command line: parsing and printing only, one short module a verb."""
+"""The command line: parsing and printing only, one short module per verb."""

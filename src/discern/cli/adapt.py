@@ -37,7 +37,10 @@ def adapt(
     ],
     *,
     data: Annotated[
-        Path, typer.Option("--data", metavar="DATA", help="Your text: discern prepare TEXT --out DATA --tokenizer MODEL")
+        Path,
+        typer.Option(
+            "--data", metavar="DATA", help="Data set of your text; made by: discern prepare TEXT --out DATA --tokenizer MODEL"
+        ),
     ],
     out: Annotated[
         Path, typer.Option("--out", metavar="OUT", help="Folder of the new run. An interrupted run in it is continued.")
@@ -70,7 +73,7 @@ def adapt(
         Literal["auto", "never", "must"],
         typer.Option(
             "--resume",
-            help="auto: continue a run that is there; never: start over, and move the old run aside; must: only continue.",
+            help="auto: continue an existing run; never: start over, and move the old run aside; must: only continue.",
         ),
     ] = "auto",
     sequences: Annotated[int, typer.Option("--sequences", min=0, help="Number of held-out rows to evaluate on; 0: all.")] = 0,

@@ -59,7 +59,7 @@ def compare(
 
 
 def _show_plan(console: Console, found: dict[str, Any]) -> None:
-    """One row per run with its cost, and the work that is left."""
+    """One row per run with its cost, and the remaining work."""
     table = Table()
     for column in ("run", "objective", "seeds", "left", "steps", "FLOPs", "FLOPs, paper", "positions", "hours each"):
         table.add_column(column)

@@ -1,4 +1,4 @@
-"""`discern demo`: the whole way in five minutes."""
+"""`discern demo`: every stage, from text to a trained network, in five minutes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _values(result: DemoResult) -> dict[str, object]:
 
 
 def _show(console: Console, result: DemoResult, out: Path) -> None:
-    """The story of the run: what was read, what was learned, which words looked wrong, where everything is."""
+    """Print a summary of the run: the text, the metrics, the sentences with wrong words, and where the results are."""
     text, metrics = result.text, result.metrics
     where = f"{text['modules']:,} modules of {text['packages']} packages"
     console.print(f"\nRead {text['characters']:,} characters of documentation from {where}.")
@@ -77,7 +77,9 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
     first = sum(found.rank == 1 for found in result.sentences)
     console.print(Text(f"\nSentences with a wrong word; it looked the most suspicious in {first} of {len(result.sentences)}:\n"))
     for found in result.sentences:
-        place = "the most suspicious" if found.rank == 1 else f"number {found.rank} of {len(found.detection.tokens)} in suspicion"
+        place = "the most suspicious token"
+        if found.rank > 1:
+            place = f"number {found.rank} of {len(found.detection.tokens)} by suspicion"
         console.print(Text(f"'{found.word}' does not belong here, and is {place}:"))
         show(console, [found.detection], 0.5)
         console.print("")
@@ -93,7 +95,7 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
 
 
 def _show_task(console: Console, task: LabeledTask) -> None:
-    """Pre-trained against untrained, as it came out."""
+    """Print the comparison of the pre-trained and the untrained network."""
     kinds = "is a documentation string that of a module, a class or a function?"
     console.print(
         f"A labeled task from the same text: {kinds} {task.examples:,} examples, {len(task.pretrained['seeds'])} seeds:"
@@ -105,9 +107,9 @@ def _show_task(console: Console, task: LabeledTask) -> None:
 
 
 _MEANINGS = {
-    "generator_accuracy": "of the masked tokens, how many the generator guesses",
-    "replaced_fraction": "of all tokens, how many its samples replaced",
+    "generator_accuracy": "fraction of the masked tokens that the generator predicts correctly",
+    "replaced_fraction": "fraction of all tokens that its samples replaced",
     "discriminator_auc": "chance that a replaced token looks more suspicious than an original one; 0.5 is guessing",
-    "discriminator_precision": "of the tokens called replaced, how many were",
-    "discriminator_recall": "of the replaced tokens, how many were called so",
+    "discriminator_precision": "fraction of the tokens marked as replaced that were replaced",
+    "discriminator_recall": "fraction of the replaced tokens that were marked",
 }

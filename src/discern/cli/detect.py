@@ -53,7 +53,7 @@ def detect(
             "--threshold",
             min=0.0,
             max=1.0,
-            help="Probability from which a token is marked. [default: calibrated, or 0.5]",
+            help="Lowest probability at which a token is marked. [default: calibrated, or 0.5]",
             show_default=False,
         ),
     ] = None,
@@ -134,10 +134,10 @@ def detect(
         if options and calibrate is None:
             raise ConfigError(f"--{next(iter(options))} is for --calibrate", hint="add --calibrate DATA, or leave it out")
         if (calibrate is not None or evaluate is not None) and (out is not None or html is not None):
-            raise ConfigError(f"{asked[0]} writes no --out and no --html", hint="leave them out")
+            raise ConfigError(f"--out and --html cannot be combined with {asked[0]}", hint="leave them out")
         if calibrate is not None:
             if threshold is not None:
-                raise ConfigError("--calibrate finds the threshold, and --threshold gives one", hint="give one of them")
+                raise ConfigError("--threshold cannot be combined with --calibrate", hint="give one of them")
             _calibrate(console, model, calibrate, options)
         elif evaluate is not None:
             _evaluate(console, model, evaluate, text_field, threshold)

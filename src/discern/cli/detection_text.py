@@ -56,7 +56,7 @@ def show(console: Console, found: Sequence[Detection], threshold: float) -> None
 
 
 def colored_text(detection: Detection, threshold: float) -> Text:
-    """The text, with each token on the color of its probability, and underlined from the threshold on."""
+    """The text with the color of its probability behind each token; marked tokens are underlined."""
     text = Text(detection.text)
     for (start, end), probability in zip(detection.offsets, detection.replaced_probability, strict=True):
         text.stylize(_style(probability) + (" underline" if probability >= threshold else ""), start, end)
@@ -64,7 +64,7 @@ def colored_text(detection: Detection, threshold: float) -> Text:
 
 
 def token_table(detection: Detection, threshold: float) -> RenderableType:
-    """One line per token: its probability, a mark from the threshold on, the token, and its position."""
+    """One line per token: its probability, a mark if it reaches the threshold, the token, and its position."""
     table = Table("replaced", "", "token", "characters")
     table.columns[0].justify = "right"
     for token, (start, end), probability in zip(detection.tokens, detection.offsets, detection.replaced_probability, strict=True):
@@ -73,7 +73,7 @@ def token_table(detection: Detection, threshold: float) -> RenderableType:
 
 
 def verdict(detection: Detection, threshold: float) -> Text:
-    """How many tokens look replaced, and which are most suspicious."""
+    """The number of tokens that look replaced, and the most suspicious ones."""
     ranked = sorted(range(len(detection.tokens)), key=lambda index: -detection.replaced_probability[index])
     marked = [index for index in ranked if detection.replaced_probability[index] >= threshold]
     named = ", ".join(
@@ -84,7 +84,7 @@ def verdict(detection: Detection, threshold: float) -> Text:
     if not marked:
         return Text(f"no token of {count} reaches {threshold:.3g}; the highest: {named}")
     more = f" and {len(marked) - _MOST_SUSPICIOUS} more" if len(marked) > _MOST_SUSPICIOUS else ""
-    return Text(f"{len(marked)} of {count} tokens look replaced (from {threshold:.3g} on): {named}{more}")
+    return Text(f"{len(marked)} of {count} tokens look replaced (threshold {threshold:.3g}): {named}{more}")
 
 
 def legend() -> Text:

@@ -35,7 +35,7 @@ def doctor(
 ) -> None:
     """Diagnose a run: each metric with its usual range, the likely cause and the setting to change.
 
-    With --files: list the files of a folder that differ from how they were written; the exit code is 1 if there are any.
+    With --files: list the files of a folder that have changed since they were written; the exit code is 1 if there are any.
 
     Example: discern doctor runs/first
     """
@@ -84,7 +84,7 @@ def _digests(change: Accepted) -> str:
 
 
 def _plain(finding: Finding) -> dict[str, object]:
-    """Values for --json, where a range without an upper end has null there."""
+    """Values for --json, with null for the upper end of a range that has none."""
     usual = None if finding.usual is None else [None if bound == float("inf") else bound for bound in finding.usual]
     return {**vars(finding), "usual": usual}
 

@@ -96,7 +96,7 @@ def evaluate(
                 )
             if batch_size is not None:
                 raise ConfigError(
-                    "--batch-size is for runs; the batches of a fine-tuned model have some thousand tokens each",
+                    "--batch-size is for runs; the batches of a fine-tuned model have a few thousand tokens each",
                     hint="leave it out",
                 )
             from discern.finetune.evaluate import evaluate_finetuned
@@ -127,7 +127,7 @@ def evaluate(
         console.result(
             metrics, text="\n".join([f"{model} at step {metrics['step']:,}, {metrics['rows']:,} held-out rows", *lines])
         )
-        for title, key in (("occurrences in a million", "by_frequency"), ("part of the row", "by_position")):
+        for title, key in (("occurrences per million tokens", "by_frequency"), ("part of the row", "by_position")):
             console.print("")
             console.print(_groups(title, metrics[key]))
         if is_run(model):

@@ -51,7 +51,7 @@ def finetune(
     question: Annotated[str | None, _column("Column of the question.")] = None,
     context: Annotated[str | None, _column("Column of the text that contains the answer.")] = None,
     answer: Annotated[str | None, _column("Column of the answer.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="TOML", help="File of settings, over the recipe.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="TOML", help="Settings that override the recipe.")] = None,
     set_: SetOption = None,
     recipe: Annotated[
         Literal["auto", "paper", "google"],
@@ -98,7 +98,8 @@ def finetune(
             folders = folders * len(names)
         if len(names) != len(folders):
             raise ConfigError(
-                f"{len(names)} times --task and {len(folders)} times --data", hint="--task NAME --data DIR, once for each task"
+                f"expected one --data for each --task, got {len(names)} --task and {len(folders)} --data",
+                hint="give --task NAME --data DIR once for each task",
             )
         given = {
             "train": train,

@@ -145,7 +145,7 @@ def _summary_of(group: typer.Typer) -> str:
 
 
 def _summary(verb: Callable[..., object] | None) -> str:
-    """The complete first sentence of the help of a verb, which the library would cut."""
+    """The complete first sentence of the help of a verb, which the library would truncate."""
     text = " ".join((inspect.getdoc(verb) or "").partition("\n\n")[0].split())
     return text.partition(". ")[0].rstrip(".") + "."
 

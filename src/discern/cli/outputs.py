@@ -25,7 +25,7 @@ _READ_BEFORE = ("config", "tokenizer")
 
 
 def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb, preceded by a check that no output is an input, inside an input or around one."""
+    """The verb, preceded by a check that no output is an input, lies inside one, or contains one."""
 
     @wraps(verb)
     def checked(**values: Any) -> Any:

@@ -188,5 +188,5 @@ def _show_check(report: CheckReport, console: Console) -> None:
     }
     console.result(values, text="\n".join([counted, *(found or ["no problems found"])]))
     if report.errors or not report.documents:
-        reason = f"{len(report.errors)} of the inputs cannot be read" if report.errors else "the input holds no text"
+        reason = f"{len(report.errors)} of the inputs cannot be read" if report.errors else "the input contains no text"
         raise DataError(f"`discern prepare` would stop: {reason}", hint="see the problems listed above")

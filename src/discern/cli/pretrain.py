@@ -31,7 +31,7 @@ def pretrain(
         Literal["auto", "never", "must"],
         typer.Option(
             "--resume",
-            help="auto: continue a run that is there; never: start over, and move the old run aside; must: only continue.",
+            help="auto: continue an existing run; never: start over, and move the old run aside; must: only continue.",
         ),
     ] = "auto",
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",

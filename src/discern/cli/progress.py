@@ -66,7 +66,7 @@ class ProgressBar:
     def finish(self) -> None:
         if self._live is not None:
             task = self._live.tasks[0]
-            if task.total is None:  # nothing spins any more
+            if task.total is None:  # stop the animation of a stage of unknown length
                 self._live.update(task.id, total=task.completed)
             self._live.stop()
             self._live = None

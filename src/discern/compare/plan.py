@@ -32,11 +32,11 @@ class PlannedRun:
     """A row of the comparison.
 
     Attributes:
-        overrides: all settings over preset and file, except seed and time limit.
+        overrides: all settings that override preset and file, except seed and time limit.
         config: the resolved configuration, with the first seed.
         steps: number of steps; None if the run ends by time.
         flops: FLOPs of all steps; None if the number of steps is unknown.
-        tokens: positions read in all steps, padding included; None likewise.
+        tokens: positions read in all steps, padding included; None if the number of steps is unknown.
         parameters: number of parameters, shared ones counted once.
         own: keys that the run sets itself, in its `set` or in its file; they are not rescaled.
         network: the network to fine-tune.
@@ -277,7 +277,7 @@ def _rescaled(key: str, value: Any, factor: float) -> Any:
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """A schedule whose steps may have come to be the same by rounding, each at least one after the one before."""
+    """A schedule with increasing steps: rescaled steps that rounding made equal are raised by one or more."""
     found: list[tuple[int, float]] = []
     for step, weight in points:
         found.append((max(step, found[-1][0] + 1) if found else step, weight))

@@ -28,7 +28,7 @@ from discern.training.pretrain_config import read_written_config
 
 FORMAT = 1
 _CONFIG, _PRETRAINING = "config.toml", "pretraining.json"
-_POINTS = 200  # of a curve that is kept
+_POINTS = 200  # approximate number of points of a stored curve
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ def check_results(plan: ComparisonPlan, all_units: Sequence[Unit]) -> None:
     changed = [line for unit in all_units for line in _changes(plan, unit)]
     if changed:
         raise ConfigError(
-            "\n".join([f"{plan.out} contains results of other settings:", *(f"- {line}" for line in changed)]),
-            hint="a run with another setting is another run: give it another name, choose another --out, "
+            "\n".join([f"{plan.out} contains results of runs with other settings:", *(f"- {line}" for line in changed)]),
+            hint="give a run with changed settings another name, choose another --out, "
             f"or remove its folder in {plan.out / 'results'} and in {plan.out / 'work'}",
         )
     for unit in all_units:
@@ -193,7 +193,7 @@ def check_results(plan: ComparisonPlan, all_units: Sequence[Unit]) -> None:
 
 
 def _changes(plan: ComparisonPlan, unit: Unit) -> list[str]:
-    """The differences from the existing results, a line each."""
+    """The differences from the existing results, one per line."""
     if not (unit.results / _CONFIG).is_file():
         return []
     there, now = flatten(read_written_config(unit.results / _CONFIG)), flatten(unit.run.config)

@@ -1,4 +1,4 @@
-"""A comparison, the page to read first: plan every run, pre-train and fine-tune each seed, and publish the summary.
+"""A comparison: plan every run, pre-train and fine-tune each seed, and publish the summary. Read this module first.
 
 All runs are pre-trained on the same text at equal cost and evaluated on the same tasks.
 """
@@ -81,20 +81,20 @@ def compare(
 ) -> dict[str, Any]:
     """Pre-train and fine-tune everything that is not finished yet, and return the contents of comparison.json.
 
-    Several processes may work in the same folder, one per GPU for instance: each takes a run that no other works on. However
-    the work ends, the page shows what is finished.
+    Several processes may work in the same folder, one per GPU for instance: each takes a run that no other is working on.
+    However the work ends, the page shows what is finished.
 
     Args:
         config: TOML file of the comparison.
         data: data set for pre-training.
         task_data: folder that holds the folders of the tasks.
-        preset: preset of all runs that name none; None: the file's.
+        preset: preset of all runs that name none; None: the preset that the file names.
         overrides: "section.key=value" for all runs.
 
     Raises:
-        ConfigError, DataError: something does not fit, or the folder holds another comparison; nothing has been written.
+        ConfigError, DataError: settings are not compatible, or the folder holds another comparison; nothing has been written.
         CheckpointError: the disk is full, or a checkpoint is damaged.
-        KeyboardInterrupt, SystemExit(143): it was interrupted, and has saved.
+        KeyboardInterrupt, SystemExit(143): the comparison was interrupted, and has been saved.
     """
     require_single_process("a comparison")
     plan = plan_comparison(config, data=data, out=out, task_data=task_data, preset=preset, overrides=overrides, device=device)
@@ -125,7 +125,7 @@ def dry_run(
     """Runs, steps, FLOPs and estimated hours of a comparison; nothing is written. The arguments are those of `compare`.
 
     Raises:
-        ConfigError, DataError: as `compare`.
+        ConfigError, DataError: as in `compare`.
     """
     plan = plan_comparison(config, data=data, out=out, task_data=task_data, preset=preset, overrides=overrides, device=device)
     every = units(plan)
@@ -160,7 +160,7 @@ def _work(plan: ComparisonPlan, every: list[Unit], progress: Progress) -> None:
         elif not _take(plan, unit, label, progress):
             progress.note(f"{label}: in progress in another process")
         if number % len(plan.runs) == 0 and number < len(every):
-            publish(plan, every)  # one seed of all runs is done: a first result to look at
+            publish(plan, every)  # one seed of all runs is done: a first result
     for unit, reference, label in waiting:
         # If the other process has been stopped, this one trains the reference.
         while waits_for(plan, unit) is not None and not _take(plan, reference, reference.label, progress):
@@ -176,7 +176,7 @@ def publish(plan: ComparisonPlan, every: list[Unit]) -> dict[str, Any]:
     """Write comparison.json and the page from the existing result files."""
     out = plan.out
     try:
-        with alone_in(out):  # so that of processes that end together, the last to write is the last to have read
+        with alone_in(out):  # if several processes end together, the last one to write has also read last
             found = summarize(plan, every)
             write_json(out / COMPARISON_FILE, found)
             write_text(out / PAGE_FILE, render_page(comparison_page(found)))
@@ -264,7 +264,7 @@ def _pretrained(plan: ComparisonPlan, unit: Unit, progress: Progress) -> dict[st
 
 
 def _like(plan: ComparisonPlan, unit: Unit) -> dict[str, Any] | None:
-    """The machine of another finished seed of the run, so that its precision is taken and seeds do not differ by chance."""
+    """The machine of another finished seed of the run, so that all seeds are trained in its precision."""
     for other in units(plan):
         done = other.pretraining() if other.run is unit.run else None
         if done is not None and done.get("machine", {}).get("processor") == processor_name():

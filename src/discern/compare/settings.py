@@ -54,7 +54,7 @@ class FinetuneSpec(Section):
 
     seeds: int = Field(1, ge=1, description="Number of fine-tuning seeds per encoder and task; the score is their median.")
     recipe: Recipe = Field("paper", description="Recipe, as for `discern finetune --recipe`.")
-    set: dict[str, Any] = Field(default_factory=dict, description="Settings of all fine-tuning.")
+    set: dict[str, Any] = Field(default_factory=dict, description="Settings of all fine-tuning runs.")
     task_set: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Further settings by task name.")
 
     @field_validator("set")
@@ -100,7 +100,7 @@ class CompareConfig(Section):
         names = [run.name for run in self.run]
         twice = [name for name, count in Counter(names).items() if count > 1]
         if not names:
-            raise ValueError("there is no [[run]]: name at least one")
+            raise ValueError("there is no [[run]]: add at least one")
         if twice:
             raise ValueError(f"several runs are called {', '.join(twice)}; names must differ")
         if self.baseline and UNTRAINED in names:
@@ -187,7 +187,7 @@ def _explained(path: Path, tree: Mapping[str, Any], problem: ValidationError) ->
         if error["type"] == "extra_forbidden":
             message = f"unknown key '{key}'; {did_you_mean(key, known)}"
         elif error["type"] == "missing":
-            message = "there is no [[run]]: name at least one" if key == "run" else f"'{key}' is missing"
+            message = "there is no [[run]]: add at least one" if key == "run" else f"'{key}' is missing"
         elif key:
             message = f"{key} is {error['input']!r}: {message[:1].lower()}{message[1:]}"
         lines.append(f"{where}: {message}")

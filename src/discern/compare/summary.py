@@ -19,9 +19,9 @@ from discern.config.tree import ABSENT, diff, plain
 MEAN = "mean"
 """Name of the column with the mean over all tasks."""
 
-_EXACT_UP_TO = 200_000  # partitions of the seeds; of more, that many are drawn at random
+_EXACT_UP_TO = 200_000  # partitions of the seeds; if there are more, this many are drawn at random
 _COSTS = ("steps", "flops", "flops_paper_convention", "seconds", "tokens", "positions")
-# Units of the budget. Positions, because padding costs as much as tokens do; `tokens` of a row does not count it.
+# Units of the budget. 'tokens' counts positions, because padding costs as much as tokens; `tokens` in a row excludes padding.
 _UNITS = {"flops": "FLOPs", "seconds": "seconds of training", "tokens": "positions (padding included)"}
 Values = Sequence[float | None]
 

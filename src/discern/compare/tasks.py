@@ -78,7 +78,7 @@ def _below(root: Path) -> list[Path]:
 
 
 def _folders(parent: Path) -> list[Path]:
-    """The folders in `parent`, sorted by name; none if it may not be read, such as lost+found."""
+    """The folders in `parent`, sorted by name; none if it cannot be read, such as lost+found."""
     try:
         return [path for path in sorted(parent.iterdir()) if path.is_dir() and path.name[0] != "."]
     except PermissionError:
@@ -97,7 +97,7 @@ def _where(root: Path | None, below: list[Path]) -> str:
     if root is None:
         return "neither --task-data nor a folder is given for these tasks:"
     held = ", ".join(path.name for path in below[1:21]) or "no folders"
-    return f"{root} holds no folder with a training file of these tasks (it holds {held}):"
+    return f"{root} contains no folder with a training file of these tasks (it contains {held}):"
 
 
 def _looked_for(task: str) -> str:

@@ -44,7 +44,7 @@ class Collected:
 def collect(limit: int, advance: Callable[[int], None]) -> Collected:
     """Documentation strings of the standard library and the installed packages, as prose; no module is imported.
 
-    Files are read in an order that depends on their names alone, so that any first part of them is a sample of all.
+    Files are read in an order that depends on their names alone, so that the first files are a sample of all.
 
     Args:
         limit: number of characters after which to stop.
@@ -58,7 +58,7 @@ def collect(limit: int, advance: Callable[[int], None]) -> Collected:
     for package, path in _files():
         found = 0
         for kind, docstring in _docstrings(path):
-            # Each paragraph once: documentation repeats itself, and what is held out must not stand in the training text.
+            # Documentation repeats itself, and held-out text must not occur in the training text: keep each paragraph once.
             fresh = [text for text in dict.fromkeys(_prose(docstring)) if text not in seen]
             seen.update(fresh)
             document = "\n".join(fresh)
@@ -90,11 +90,14 @@ def _files() -> list[tuple[str, Path]]:
 
 
 def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """Documentation strings of a file, each with what it is of; none where there are few, or it cannot be read or parsed."""
+    """Documentation strings of a file, each with the kind of its object.
+
+    There are none if the file contains little documentation, or cannot be read or parsed.
+    """
     try:
         source = path.read_text(encoding="utf-8")
         if source.count('"""') * _CHARACTERS_PER_MARK < len(source):
-            return  # little documentation for the work of parsing
+            return  # too little documentation to be worth parsing
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source)
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
@@ -107,14 +110,14 @@ def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _prose(docstring: str) -> list[str]:
-    """Its paragraphs of prose: no examples, tables or mark-up."""
+    """The paragraphs of prose in a documentation string, without examples, tables and mark-up."""
     return [text for paragraph in _paragraphs(docstring) if (text := _plain(paragraph))]
 
 
 def _paragraphs(docstring: str) -> Iterator[str]:
-    """Lines joined as long as they belong together.
+    """The paragraphs of a documentation string, with their lines joined.
 
-    From an example on, all is left out up to the next blank line; behind a `::`, all that is indented further.
+    An example is left out up to the next blank line, and so are the lines after a `::` that are indented further.
     """
     lines: list[str] = []
     indent, example, literal = 0, False, sys.maxsize
@@ -135,7 +138,7 @@ def _paragraphs(docstring: str) -> Iterator[str]:
 
 
 def _plain(paragraph: str) -> str:
-    """The paragraph without mark-up; empty where it is not prose."""
+    """The paragraph without mark-up; empty if it is not prose."""
     text = _ROLE.sub(lambda found: next(filter(None, found.groups()), "").rsplit(".", 1)[-1].lstrip("~!"), paragraph)
     text = " ".join(text.replace("**", "").replace("::", ":").split())
     letters = sum(character.isalpha() or character == " " for character in text)

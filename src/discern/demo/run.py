@@ -88,7 +88,7 @@ def demo(
         out: folder for text, data set, run and report; an interrupted demonstration in it is continued.
         minutes: maximum duration of the training.
         characters: maximum amount of documentation.
-        overrides: settings over those of preset `demo`.
+        overrides: settings that override those of preset `demo`.
         task_overrides: settings of the labeled task.
 
     Raises:
@@ -133,7 +133,7 @@ def _collect(out: Path, characters: int, progress: Progress) -> dict[str, int]:
         sizes = read_record(facts, _Sizes, hint=f"remove {facts} and text.jsonl, and the text is collected again")
         return {name: sizes[name] for name in _Sizes.model_fields}
     if out.exists() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} - {"text.jsonl"}:
-        raise DataError(f"{out} is not empty and holds no demonstration", hint="choose another --out, or empty the folder")
+        raise DataError(f"{out} is not empty and contains no demonstration", hint="choose another --out, or empty the folder")
     out.mkdir(parents=True, exist_ok=True)
     progress.start("reading documentation", characters, "characters")
     found = collect(characters, progress.advance)

@@ -100,8 +100,8 @@ def adapt(
         model: a run, an export, or a Hugging Face ELECTRA, BERT or XLNet folder.
         data: data set of the domain, made with the model's tokenizer or an extension of it.
         out: folder of the new run.
-        config: TOML file of settings, over those of the model.
-        overrides: settings over the file, "section.key=value".
+        config: TOML file of settings that override those of the model.
+        overrides: settings that override the file, as "section.key=value".
         replay: general text, to mix in and to measure what is forgotten; with a share of 0 it is only measured.
         added: tokens to add to the vocabulary.
         sequences: held-out rows of each text to evaluate on; 0: all.

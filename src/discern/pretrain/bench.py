@@ -94,7 +94,7 @@ def bench(
 
     Args:
         config: TOML file of settings.
-        overrides: settings over preset and file, "section.key=value".
+        overrides: settings that override preset and file, as "section.key=value".
         vocab_size: vocabulary size of the synthetic text; None: the usual one of the preset.
         fill: fraction of real tokens in its rows.
         steps: steps to time; None: as many as fit into `seconds`, at least three.

@@ -111,7 +111,7 @@ def resolve_run(
 
     Args:
         config: TOML file of settings, or the folder of a run.
-        overrides: settings over preset and file, "section.key=value".
+        overrides: settings that override preset and file, as "section.key=value".
         init_from: folder of a model whose weights the run starts from; no preset is needed then.
         replay: text to mix in; only with `init_from`.
         warn: called for each damaged checkpoint that was skipped.
@@ -205,7 +205,7 @@ def refuse_another_run(run: ResolvedRun) -> None:
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in MAY_CHANGE)
     if differing:
         lines = [f"  {key}: {old.get(key)} there, {new.get(key)} now" for key in differing]
-        raise ConfigError("\n".join([f"{out} holds a run of another configuration:", *lines]), hint=hint)
+        raise ConfigError("\n".join([f"{out} holds a run with another configuration:", *lines]), hint=hint)
 
 
 def _refuse_another_start(run: ResolvedRun, record: Mapping[str, Any], hint: str) -> None:
@@ -213,8 +213,8 @@ def _refuse_another_start(run: ResolvedRun, record: Mapping[str, Any], hint: str
     out, now = run.out, start_record(run)
     there, here = record.get("start"), now.get("start")
     if (there and there["weights"]) != (here and here["weights"]):
-        began = "with weights of its own" if there is None else f"with {there['description']}"
-        wanted = "no other model is given now" if here is None else f"{here['description']} has other weights"
+        began = "with random weights" if there is None else f"with {there['description']}"
+        wanted = "no model is given now" if here is None else f"{here['description']} has other weights"
         more = "" if there is None or here is not None else f"add --init-from {there['model']}, or "
         raise CheckpointError(f"{out} began {began}, but {wanted}", hint=more + hint)
     replays = [each.get("replay") or {} for each in (record, now)]

@@ -98,9 +98,9 @@ def pretrain(
 
     Args:
         config: TOML file of settings, or the folder of a run.
-        overrides: settings over preset and file, "section.key=value".
+        overrides: settings that override preset and file, as "section.key=value".
         init_from: folder of a model whose weights the run starts from; no preset is needed then.
-        same_precision_as: recorded arithmetic of another run, whose precision is used if train.precision is 'auto'.
+        same_precision_as: record of the arithmetic of another run, whose precision is used if train.precision is 'auto'.
 
     Raises:
         ConfigError, DataError: the options are not compatible; nothing has been written.

@@ -44,7 +44,7 @@ GENERATOR_WARMUP_SHARE = 0.1
 LEARNING_RATE = 1e-4
 """Learning rate for a model that does not record its own."""
 
-_OWN = Origin("preset", "going on")
+_OWN = Origin("preset", "continued training")
 _DERIVED = ("optimizer.warmup_steps", "objective.generator_warmup_steps")
 
 

@@ -77,7 +77,7 @@ def significance_notes(found: Found) -> list[str]:
         smallest = next(entry["smallest_p"] for entry in entries if tuple(entry["seeds"]) == (first, second))
         if min(first, second) < 2:
             lines.append(
-                "With one seed on a side, the difference cannot be told from chance: another seed could differ by as much."
+                "With only one seed, the difference cannot be distinguished from chance: another seed could differ as much."
             )
         elif smallest > 0.05:
             lines.append(
@@ -103,7 +103,7 @@ def _facts(found: Found) -> list[tuple[str, str]]:
     versions = [", ".join(f"{key} {value}" for key, value in each.items()) for each in found["versions"]]
     return [
         ("Equal for all runs", found["budget_unit"]),
-        ("Budget of a full share", _BLANK if budget is None else f"{budget:.4g} {found['budget_unit']}"),
+        ("Budget of a run with budget = 1", _BLANK if budget is None else f"{budget:.4g} {found['budget_unit']}"),
         ("Reference", found["reference"]),
         ("Pre-training seeds per run", f"{len(found['seeds'])} seeds: {', '.join(map(str, found['seeds']))}"),
         ("Fine-tuning seeds per encoder and task", str(found["finetune_seeds"])),

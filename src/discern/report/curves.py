@@ -38,7 +38,7 @@ _MEANINGS = {
     "discriminator_precision": (
         "Discriminator precision",
         "Share of the tokens flagged at probability 1/2 that were replaced. Flagging at random gives the replaced fraction; "
-        "0 where nothing was flagged.",
+        "0 if nothing was flagged.",
     ),
     "discriminator_recall": (
         "Discriminator recall",

@@ -48,8 +48,8 @@ _OBJECTIVES = {
 _UNKNOWN = "not recorded"
 # By the AUC; 0.5 is guessing.
 _AUC_WORDS = (
-    (0.55, "hardly better than by guessing"),
-    (0.7, "somewhat better than by guessing"),
+    (0.55, "hardly better than guessing"),
+    (0.7, "somewhat better than guessing"),
     (0.85, "clearly"),
     (1.01, "well"),
 )
