@@ -294,7 +294,7 @@ def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys
         ({"input": Path("x"), "evaluate": Path("y")}, 2, "--evaluate and INPUT are both given"),
         ({"text": ["x"], "precision": 0.8}, 2, "--precision is for --calibrate"),
         ({"text": ["x"], "text_field": "body"}, 2, "--text-field is for JSON lines"),
-        ({"calibrate": Path("data"), "threshold": 0.8}, 2, "--calibrate finds the threshold"),
+        ({"calibrate": Path("data"), "threshold": 0.8}, 2, "--threshold cannot be combined with --calibrate"),
         ({"evaluate": Path("latin.txt"), "html": Path("x.html")}, 2, "--out and --html cannot be combined with --evaluate"),
         ({"text": ["x"], "html": Path(".")}, 2, ". is a folder"),
         ({"text": ["x"], "out": Path(".")}, 2, ". is a folder"),
