@@ -371,7 +371,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
     assert call(monkeypatch, tmp_path / "model", *reviews, "--out", tmp_path / "out") == 1
     said = capsys.readouterr().err
     assert "the tokenizer has " in said
-    assert "entries, the embeddings " in said
+    assert "entries, but the embeddings " in said
     assert "put the tokenizer beside the model that it was trained with" in said
     assert not (tmp_path / "out").exists()
 
