@@ -11,9 +11,9 @@ from discern.inference.proposals import MaskedProposer, Proposals, TwoTowerPropo
 from discern.models.base import Network
 from discern.models.config import build_config
 from discern.models.electra.encoder import BertEncoder
-from discern.models.electra.two_tower import two_tower_generator
 from discern.models.embeddings import Embeddings
 from discern.models.heads import MaskedLMHead
+from discern.models.two_tower import two_tower_generator
 from tests.parity.small_networks import make_noisy
 from tests.support import SPECIAL
 

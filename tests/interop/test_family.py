@@ -11,8 +11,8 @@ from transformers import AutoModel, ElectraConfig, ElectraForMaskedLM, ElectraFo
 from discern.interop.config_json import MARK
 from discern.interop.huggingface import is_discriminator, network_from_huggingface, to_huggingface
 from discern.models.base import Network
-from discern.models.electra.two_tower import TwoTowerEncoder
 from discern.models.heads import CopyMLMHead, EnergyHead
+from discern.models.two_tower import TwoTowerEncoder
 from discern.objectives import objectives
 from discern.objectives.base import Objective, Vocabulary
 from tests.support import MODELS, SPECIAL, settings

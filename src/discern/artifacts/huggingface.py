@@ -24,7 +24,7 @@ from discern.interop.hub import hub_name
 from discern.interop.names import CONFIG_NAME
 from discern.interop.tokenizer import read_max_length
 from discern.models.base import Network
-from discern.models.embeddings import DisentangledEmbeddings
+from discern.models.embeddings import Disentangled
 from discern.objectives.base import Objective, Vocabulary
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 
@@ -233,8 +233,8 @@ class HuggingFaceFolder(ModelFolder):
                 f"{self.folder} is an export, which lacks weights that this objective needs: {', '.join(lost[:3])}",
                 hint="give the run itself: discern evaluate RUN",
             )
-        # Networks that use the embeddings of another network come last.
-        for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, DisentangledEmbeddings)):
+        # Networks that read another's embeddings come last.
+        for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, Disentangled)):
             family_of(networks[name].encoder).fill(networks[name], self.folder if name == present[0] else self.folder / name)
 
 

@@ -21,7 +21,7 @@ from discern.artifacts.model_folder import TEXT_LICENSE, ModelFolder
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.models.base import Network
-from discern.models.embeddings import DisentangledEmbeddings
+from discern.models.embeddings import Disentangled
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
 from discern.storage.records import Record, read_text, understood
@@ -146,7 +146,7 @@ class RunFolder(ModelFolder):
     def encoder(self) -> LoadedEncoder:
         encoder = next(iter(self.networks().values())).encoder
         embeddings = encoder.embeddings
-        if isinstance(embeddings, DisentangledEmbeddings):
+        if isinstance(embeddings, Disentangled):
             encoder = copy.deepcopy(encoder)  # the objective keeps its own
             encoder.embeddings = embeddings.merged()
         return loaded_encoder(

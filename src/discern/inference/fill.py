@@ -17,8 +17,8 @@ from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
 from discern.inference.rows import read
 from discern.models.base import Network
-from discern.models.electra.two_tower import TwoTowerEncoder
 from discern.models.heads import CopyMLMHead, LanguageHead, TiedLMHead
+from discern.models.two_tower import TwoTowerEncoder
 from discern.training.parallel import choose_device
 
 MASK = SPECIAL_TOKENS["mask"]

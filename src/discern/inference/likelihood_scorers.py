@@ -12,8 +12,8 @@ import torch
 from discern.inference.rows import batches, device_of, framed, log_probabilities, padded, read
 from discern.inference.scoring import ScoredWindow, ScoringModel, TokenScorer
 from discern.models.base import Network
-from discern.models.electra.two_tower import TwoTowerEncoder
 from discern.models.heads import MaskedLMHead, TiedLMHead, gather_positions
+from discern.models.two_tower import TwoTowerEncoder
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.models.xlnet.two_stream import Factorization
 from discern.types import SpecialTokens

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from discern.inference.rows import TOKENS_PER_BATCH, best_places, windows_of
 from discern.models.base import Network
-from discern.models.electra.two_tower import TwoTowerEncoder
 from discern.models.heads import gather_positions
+from discern.models.two_tower import TwoTowerEncoder
 from discern.types import SpecialTokens
 
 # Number of rows of logits at a time; each is as long as the vocabulary.

@@ -25,8 +25,8 @@ from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference import PREFERRED, scorers
 from discern.inference.rows import best_places, windows_of
 from discern.models.base import Network
-from discern.models.electra.two_tower import TwoTowerEncoder
 from discern.models.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
+from discern.models.two_tower import TwoTowerEncoder
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.config import ObjectiveConfig
 from discern.progress import Progress

@@ -19,8 +19,8 @@ from discern.interop.pretrained import network_with_head
 from discern.interop.tokenizer import Frame
 from discern.models.base import Encoder, Network
 from discern.models.electra.encoder import BertEncoder
-from discern.models.electra.two_tower import TwoTowerEncoder
 from discern.models.heads import MaskedLMHead, TokenHead
+from discern.models.two_tower import TwoTowerEncoder
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Vocabulary
 

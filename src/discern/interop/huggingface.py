@@ -47,9 +47,9 @@ from discern.interop.weight_files import allocate, and_more, check_shape, opened
 from discern.models.base import Network
 from discern.models.electra.config import ElectraConfig
 from discern.models.electra.encoder import BertEncoder
-from discern.models.electra.two_tower import TwoTowerEncoder, two_tower_generator
 from discern.models.embeddings import DisentangledEmbeddings, Embeddings
 from discern.models.heads import BilinearTerm, CopyMLMHead, EnergyHead, MaskedLMHead, ReplacedTokenHead
+from discern.models.two_tower import TwoTowerEncoder, two_tower_generator
 from discern.objectives.base import Vocabulary
 from discern.storage.files import sync_file, write_file
 from discern.training.finite import check_finite
@@ -186,7 +186,8 @@ def network_from_huggingface(folder: Path) -> Network:
         if judges:
             head = EnergyHead(sizes) if read_mark(config).get("gives") == ENERGY else ReplacedTokenHead(sizes)
         else:
-            head = CopyMLMHead(sizes, embeddings.word) if beside else MaskedLMHead(sizes, embeddings.word)
+            words = MaskedLMHead(sizes, embeddings.word)
+            head = CopyMLMHead(sizes, words) if beside else words
         bilinear = BilinearTerm(sizes, sizes.embedding_size) if judges and beside else None
     parts = nn.ModuleList(part for part in (encoder, head, bilinear) if part is not None).eval()
     network = Network(encoder, head, bilinear)

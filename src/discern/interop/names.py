@@ -8,9 +8,9 @@ from discern.errors import ConfigError
 from discern.models.base import Encoder, Network
 from discern.models.electra.encoder import BertEncoder
 from discern.models.electra.huggingface import to_huggingface
-from discern.models.electra.two_tower import TwoTowerEncoder
-from discern.models.embeddings import DisentangledEmbeddings
+from discern.models.embeddings import Disentangled
 from discern.models.heads import TokenHead
+from discern.models.two_tower import TwoTowerEncoder
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -59,15 +59,16 @@ def encoder_weights(encoder: Encoder) -> dict[str, Tensor]:
 
 
 def _check_form(encoder: Encoder) -> None:
-    if not isinstance(encoder, BertEncoder | TwoTowerEncoder):
+    tower = encoder.left if isinstance(encoder, TwoTowerEncoder) else encoder
+    if not isinstance(tower, BertEncoder):
         raise ConfigError(
             f"encoder '{encoder.config.encoder}' has no Hugging Face ELECTRA form as {type(encoder).__name__}",
             hint="only a BertEncoder can be exported to ELECTRA; leave out --all-networks, or choose another with --network",
         )
-    if encoder.config.normalization != "post":
+    if tower.config.normalization != "post":
         raise ConfigError(
-            f"ELECTRA has its LayerNorms after each residual, but model.normalization is '{encoder.config.normalization}'",
-            hint="train with model.normalization=post to export; `discern detect` accepts the run without an export",
+            f"ELECTRA has its LayerNorms after each residual, but model.normalization is '{tower.config.normalization}'",
+            hint="train with model.normalization=post to export; `discern detect` accepts the run as it is",
         )
 
 
@@ -94,7 +95,7 @@ def named_parameters(network: Network) -> dict[str, Tensor]:
 def encoder_parameters(encoder: Encoder) -> dict[str, Tensor]:
     """Parameters of an encoder by our names. Embeddings defined as those of another network plus a difference are summed."""
     found: dict[str, Tensor] = dict(encoder.named_parameters())
-    if isinstance(encoder.embeddings, DisentangledEmbeddings):
+    if isinstance(encoder.embeddings, Disentangled):
         found = {name: value for name, value in found.items() if not name.startswith("embeddings.")}
         found |= {f"embeddings.{name}": value for name, value in encoder.embeddings.merged().named_parameters()}
     return found

@@ -6,4 +6,5 @@ from discern.registry import Registry
 
 encoders: Registry[type] = Registry("encoder", "discern.encoders")
 encoders.register("bert", "discern.models.electra.encoder:BertEncoder")
+encoders.register("modernbert", "discern.models.modernbert.encoder:ModernBertEncoder")
 encoders.register("xlnet", "discern.models.xlnet.encoder:XLNetEncoder")

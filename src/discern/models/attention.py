@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,39 +19,56 @@ from discern.models.unpadding import Unpadding
 class SelfAttention(nn.Module):
     """Multi-head scaled dot-product attention with dropout on the probabilities.
 
-    Reference: Vaswani et al. 2017, section 3.2; BERT's biases on all projections.
+    Args:
+        config: settings of the encoder.
+        bias: whether the projections have biases, as in BERT.
+
+    Reference: Vaswani et al. 2017, section 3.2.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, bias: bool = True) -> None:
         super().__init__()
         size = config.hidden_size
         self.num_heads = config.num_heads
-        self.query = nn.Linear(size, size)
-        self.key = nn.Linear(size, size)
-        self.value = nn.Linear(size, size)
-        self.output = nn.Linear(size, size)
+        self.query = nn.Linear(size, size, bias=bias)
+        self.key = nn.Linear(size, size, bias=bias)
+        self.value = nn.Linear(size, size, bias=bias)
+        self.output = nn.Linear(size, size, bias=bias)
         self.dropout = Dropout(config.attention_dropout)
 
     def forward(self, hidden: Float[Tensor, "*tokens D"], unpadding: Unpadding) -> Float[Tensor, "*tokens D"]:
         """The attended values of each token, heads concatenated. The caller applies `output`, fused with what follows."""
-        projections = (self.query, self.key, self.value)
-        weight = torch.cat([projection.weight for projection in projections])
-        packed = F.linear(hidden, weight, torch.cat([projection.bias for projection in projections]))
+        packed = self._projected(hidden)
         if unpadding.offsets is not None:
             attended = kernels.attention(packed.flatten(0, -2), self.num_heads, unpadding.offsets, self.dropout.active)
             return attended.view(hidden.shape)
         query, key, value = (self._split(part) for part in packed.chunk(3, -1))
-        if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
-            attended = self._attend(query, key, value, unpadding.visible)
-        else:
-            attended = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=unpadding.visible, dropout_p=self.dropout.active
-            )
-        return attended.transpose(1, 2).flatten(2)
+        return self._attended(query, key, value, unpadding.visible)
 
     def forward_flops(self, length: int) -> float:
         """FLOPs per token that attends to `length` tokens: four projections, scores and weighted values."""
         return parts_flops(length, self.query, self.key, self.value, self.output) + 4 * self.value.out_features * length
+
+    def _projected(self, hidden: Float[Tensor, "*tokens D"]) -> Float[Tensor, "*tokens three_D"]:
+        """Queries, keys and values side by side, from one product."""
+        projections = (self.query, self.key, self.value)
+        weight = torch.cat([projection.weight for projection in projections])
+        bias = None if self.query.bias is None else torch.cat([projection.bias for projection in projections])
+        return F.linear(hidden, weight, bias)
+
+    def _attended(
+        self,
+        query: Float[Tensor, "B H L d"],
+        key: Float[Tensor, "B H L d"],
+        value: Float[Tensor, "B H L d"],
+        visible: Bool[Tensor, "#B 1 #Q L"] | None,
+    ) -> Float[Tensor, "B L D"]:
+        """The attended values of padded rows, heads concatenated."""
+        if query.device.type == "cpu" and not torch.compiler.is_compiling():
+            attended = self._attend(query, key, value, visible)
+        else:
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=self.dropout.active)
+        return attended.transpose(1, 2).flatten(2)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
         # Computed step by step on the CPU: torch's fused kernel there has no dropout, and was slower up to 512 positions.
@@ -66,3 +83,8 @@ class SelfAttention(nn.Module):
     def _split(self, projected: Float[Tensor, "B L D"]) -> Float[Tensor, "B H L d"]:
         batch, length, size = projected.shape
         return projected.reshape(batch, length, self.num_heads, size // self.num_heads).transpose(1, 2)
+
+
+def neighbor_of(head: int) -> int:
+    """The relative position that a head attends to when heads begin locally: -1, +1, -2, +2, ..."""
+    return (head // 2 + 1) * (1 if head % 2 else -1)

@@ -14,7 +14,14 @@ from torch.nn.parameter import Parameter
 
 from discern.models import encoders
 from discern.models.config import ModelConfig
-from discern.models.embeddings import Embeddings, TokenEmbeddings, WordEmbeddings
+from discern.models.embeddings import (
+    DisentangledEmbeddings,
+    DisentangledWords,
+    Embeddings,
+    TokenEmbeddings,
+    WordEmbeddings,
+    WordTable,
+)
 from discern.models.heads import BilinearTerm, LanguageHead, MaskedLMHead, TiedLMHead
 
 
@@ -26,7 +33,10 @@ class Encoder(nn.Module, abc.ABC):
         config: its settings.
         embeddings: embeddings that this encoder reads, possibly shared with another encoder.
         embeddings_class: class of its embeddings, unless it shares those of another network.
+        disentangled_class: class of its embeddings if they are those of another network plus a difference; None: it cannot share
+            embeddings with a generator.
         head_class: class of the head that predicts words from its states.
+        one_way: whether it can be built with a `direction`, so that a token does not attend to what is behind, or ahead of, it.
         fine_tuning: its default settings of fine-tuning, by dotted key; `classification.head` and the like apply to tasks of
             that family.
         limits_positions: whether rows are limited to `config.max_positions`, because it has a table of positions.
@@ -35,12 +45,23 @@ class Encoder(nn.Module, abc.ABC):
 
     Config: ClassVar[type[ModelConfig]]
     embeddings_class: ClassVar[type[Embeddings] | type[WordEmbeddings]] = Embeddings
+    disentangled_class: ClassVar[type[DisentangledEmbeddings] | type[DisentangledWords] | None] = DisentangledEmbeddings
     head_class: ClassVar[type[MaskedLMHead] | type[TiedLMHead]] = MaskedLMHead
     fine_tuning: ClassVar[Mapping[str, object]] = {}
+    one_way: ClassVar[bool] = False
     limits_positions: ClassVar[bool] = True
     reads_backwards: ClassVar[bool] = False
     config: ModelConfig
     embeddings: TokenEmbeddings
+
+    def language_head(self, config: ModelConfig | None = None) -> LanguageHead:
+        """A new head that predicts words from this encoder's states, tied to its word table.
+
+        Args:
+            config: settings of the head; None: those of the encoder.
+        """
+        assert isinstance(self.embeddings, WordTable)
+        return self.head_class(config or self.config, self.embeddings.word)
 
     def initialize(self, generator: torch.Generator) -> None:
         """Fill the weights whose initial values differ from the rules of `discern.models.initialization`."""
@@ -140,13 +161,3 @@ def build_embeddings(vocab_size: int, embedding_size: int, config: ModelConfig) 
     """
     kind: type[Encoder] = encoders.load(config.encoder)
     return kind.embeddings_class(vocab_size, embedding_size, config)
-
-
-def build_language_head(embeddings: Embeddings | WordEmbeddings, config: ModelConfig) -> LanguageHead:
-    """The language-model head for the encoder that `config.encoder` names, tied to its embeddings.
-
-    Raises:
-        ConfigError: there is no such encoder; the hint names the nearest.
-    """
-    kind: type[Encoder] = encoders.load(config.encoder)
-    return kind.head_class(config, embeddings.word)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from pydantic import Field, model_validator
@@ -15,6 +16,25 @@ _MAX_LAYERS = 1024
 _MAX_WIDTH = 65_536
 LONGEST_SEQUENCE = 1 << 20
 """Maximum number of positions of a row."""
+
+
+@dataclass(frozen=True)
+class HeadLayers:
+    """Layers of the heads on an encoder, before their last one: dense, GELU, LayerNorm.
+
+    Attributes:
+        bias: whether the dense layer has a bias.
+        norm_bias: whether the LayerNorm has one.
+        norms_tokens: whether a head with one number per token has the LayerNorm too; a head over the vocabulary always has it.
+        dense_std: standard deviation of the initial weights of the dense layer; None: that of any linear layer.
+        output_std: that of the last layer of a head with one number per token; None: Glorot uniform.
+    """
+
+    bias: bool = True
+    norm_bias: bool = True
+    norms_tokens: bool = False
+    dense_std: float | None = None
+    output_std: float | None = None
 
 
 class ModelConfig(Section):
@@ -59,6 +79,10 @@ class ModelConfig(Section):
     def linear_std(self, inputs: int) -> float:
         """Standard deviation of the initial weights of a linear layer with this number of inputs."""
         return self.initializer_range
+
+    def head_layers(self) -> HeadLayers:
+        """Layers of the heads on this encoder. Those of BERT and ELECTRA by default."""
+        return HeadLayers()
 
     def shrunk(self, width: float, depth: float) -> ModelConfig:
         """The same architecture with hidden size, feed-forward size and heads times `width`, layers times `depth`.

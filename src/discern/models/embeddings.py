@@ -163,37 +163,28 @@ class Embeddings(WordTable, PlacedEmbeddings):
         return self.token_type(token_type_ids)  # type: ignore[no-any-return]
 
 
-class DisentangledEmbeddings(PlacedEmbeddings):
-    """Another network's embeddings, read without gradient, plus a trained difference.
+class Disentangled(TokenEmbeddings, abc.ABC):
+    """Another network's embeddings, read without gradient, plus a trained difference of the words.
 
     The discriminator then benefits from the words that the generator learns, and its loss, which weighs fifty times as much,
     does not change them. The difference starts at zero.
 
-    Args:
+    Attributes:
         shared: the generator's embeddings.
-        config: settings of the network that reads them.
+        difference: (V, E), added to the words of `shared`.
 
     Reference: He et al. 2021 (DeBERTaV3), section 3.2, gradient-disentangled embedding sharing.
     """
 
-    def __init__(self, shared: Embeddings, config: ModelConfig) -> None:
-        super().__init__()
-        self.shared = shared
-        self.difference = nn.Embedding(shared.vocab_size, shared.embedding_size)
-        self.norm = nn.LayerNorm(shared.embedding_size, eps=config.layer_norm_epsilon)
-        self.dropout = Dropout(config.hidden_dropout)
+    shared: WordTable
+    difference: nn.Embedding
+
+    @abc.abstractmethod
+    def merged(self) -> WordTable:
+        """Ordinary embeddings with the same vectors: the shared tables plus the difference."""
 
     def detached_parameters(self) -> Iterable[Parameter]:
         return self.shared.parameters()
-
-    @torch.no_grad()
-    def merged(self) -> Embeddings:
-        """Ordinary embeddings with the same vectors: the shared tables plus the difference."""
-        tables = copy.deepcopy(self.shared)
-        tables.word.weight += self.difference.weight
-        tables.norm = copy.deepcopy(self.norm)
-        tables.dropout = copy.deepcopy(self.dropout)
-        return tables
 
     @property
     def embedding_size(self) -> int:
@@ -209,6 +200,59 @@ class DisentangledEmbeddings(PlacedEmbeddings):
 
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
         return _fixed(self.shared.word, input_ids) + self.difference(input_ids)  # type: ignore[no-any-return]
+
+
+class DisentangledWords(Disentangled):
+    """`Disentangled` for encoders that read words alone.
+
+    Args:
+        shared: the generator's embeddings.
+        config: settings of the network that reads them.
+    """
+
+    def __init__(self, shared: WordEmbeddings, config: ModelConfig) -> None:
+        super().__init__()
+        self.shared: WordEmbeddings = shared
+        self.difference = nn.Embedding(shared.vocab_size, shared.embedding_size)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    @torch.no_grad()
+    def merged(self) -> WordEmbeddings:
+        tables = copy.deepcopy(self.shared)
+        tables.word.weight += self.difference.weight
+        return tables
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None = None,
+        position_ids: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L E"]:
+        return self.dropout(self.words(input_ids))  # type: ignore[no-any-return]
+
+
+class DisentangledEmbeddings(Disentangled, PlacedEmbeddings):
+    """`Disentangled` for encoders that read words, positions and segments; the LayerNorm is its own.
+
+    Args:
+        shared: the generator's embeddings.
+        config: settings of the network that reads them.
+    """
+
+    def __init__(self, shared: Embeddings, config: ModelConfig) -> None:
+        super().__init__()
+        self.shared: Embeddings = shared
+        self.difference = nn.Embedding(shared.vocab_size, shared.embedding_size)
+        self.norm = nn.LayerNorm(shared.embedding_size, eps=config.layer_norm_epsilon)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    @torch.no_grad()
+    def merged(self) -> Embeddings:
+        tables = copy.deepcopy(self.shared)
+        tables.word.weight += self.difference.weight
+        tables.norm = copy.deepcopy(self.norm)
+        tables.dropout = copy.deepcopy(self.dropout)
+        return tables
 
     def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
         return _fixed(self.shared.position, position_ids)

@@ -74,3 +74,22 @@ def normalized(norm: nn.LayerNorm, hidden: Float[Tensor, "*tokens D"]) -> States
         low = torch.is_autocast_enabled("cpu")
         return States(*kernels.residual_norm(hidden, None, None, norm, 0.0, low))
     return as_states(norm(hidden))
+
+
+def linear_geglu(linear: nn.Linear, operand: Float[Tensor, "*tokens D"]) -> Float[Tensor, "*tokens F"]:
+    """GELU of the first half of the layer's output, times the second half."""
+    first, second = linear(operand).chunk(2, -1)
+    product: Tensor = F.gelu(first) * second
+    return product
+
+
+def linear_add_norm(
+    linear: nn.Linear,
+    operand: Float[Tensor, "*tokens F"],
+    residual: Float[Tensor, "*tokens D"],
+    norm: nn.LayerNorm,
+    dropout: Dropout,
+) -> States:
+    """residual + dropout(linear(operand)), and the LayerNorm of that sum."""
+    total = residual + dropout(linear(operand))
+    return States(total, norm(total))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import Parameter
 
 from discern.models.config import ModelConfig
-from discern.models.flops import parts_flops
+from discern.models.flops import module_flops, parts_flops
 from discern.models.fused_ops import linear_gelu, normalized
 
 
@@ -25,26 +25,32 @@ class MaskedLMHead(nn.Module):
 
     Args:
         config: settings of the encoder.
-        word_embeddings: tied output matrix, (V, E).
+        word_embeddings: (V, E); the output matrix is tied to it.
+        projection: E to D; the output matrix is then the product of the two, (V, D), and the inner width D.
 
     Reference: Devlin et al. 2019; released ELECTRA, where the inner width is the embedding size.
     """
 
-    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
+    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding, projection: nn.Linear | None = None) -> None:
         super().__init__()
-        width = word_embeddings.embedding_dim
-        self.dense = nn.Linear(config.hidden_size, width)
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_epsilon)
+        width = word_embeddings.embedding_dim if projection is None else projection.out_features
+        layers = config.head_layers()
+        self.dense = nn.Linear(config.hidden_size, width, bias=layers.bias)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_epsilon, bias=layers.norm_bias)
         self.word_embeddings = word_embeddings
+        self.projection = projection
         self.bias = Parameter(word_embeddings.weight.new_zeros(word_embeddings.num_embeddings))
 
     def forward_flops(self, length: int) -> float:
         """FLOPs per position."""
-        return parts_flops(length, self.dense) + _words_flops(self.word_embeddings)
+        projection = 0.0 if self.projection is None else module_flops(self.projection, length)
+        return parts_flops(length, self.dense) + projection + _words_flops(self.word_embeddings)
 
     def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits at the given states. Pass only those of the masked positions: this is the most expensive product."""
         inner = normalized(self.norm, linear_gelu(self.dense, hidden)).operand
+        if self.projection is not None:
+            inner = F.linear(inner, self.projection.weight.t())
         return F.linear(inner, self.word_embeddings.weight, self.bias)
 
 
@@ -81,14 +87,14 @@ class CopyMLMHead(nn.Module):
 
     Args:
         config: settings of the encoder.
-        word_embeddings: tied output matrix, (V, E).
+        words: logits over the vocabulary.
 
     Reference: Clark et al. 2020, section 3.3 (all-tokens MLM): one sigmoid layer.
     """
 
-    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
+    def __init__(self, config: ModelConfig, words: LanguageHead) -> None:
         super().__init__()
-        self.words = MaskedLMHead(config, word_embeddings)
+        self.words = words
         self.copy_gate = nn.Linear(config.hidden_size, 1)
 
     def forward_flops(self, length: int) -> float:
@@ -107,11 +113,13 @@ class CopyMLMHead(nn.Module):
 
 
 class TokenHead(nn.Module, abc.ABC):
-    """One number per token: dense, GELU, dense. Subclasses define its meaning."""
+    """One number per token: dense, GELU, dense; in ModernBERT a LayerNorm before the last. Subclasses define its meaning."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        size, layers = config.hidden_size, config.head_layers()
+        self.dense = nn.Linear(size, size, bias=layers.bias)
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon, bias=layers.norm_bias) if layers.norms_tokens else None
         self.output = nn.Linear(config.hidden_size, 1)
 
     def forward_flops(self, length: int) -> float:
@@ -123,7 +131,10 @@ class TokenHead(nn.Module, abc.ABC):
         """One number per token."""
 
     def _numbers(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
-        return self.output(linear_gelu(self.dense, hidden)).squeeze(-1)  # type: ignore[no-any-return]
+        inner = linear_gelu(self.dense, hidden)
+        if self.norm is not None:
+            inner = normalized(self.norm, inner).operand
+        return self.output(inner).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class ReplacedTokenHead(TokenHead):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import DisentangledEmbeddings
+from discern.models.embeddings import Disentangled
 from discern.models.heads import MaskedLMHead, TiedLMHead, TokenHead
 
 
@@ -21,36 +21,49 @@ def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfi
 
     Reference: google-research/electra, modeling.py; TensorFlow's truncated normal has 0.88 of the nominal deviation.
     """
-    glorot = {id(layer) for layer in _glorot_layers(module)}
+    glorot = {id(layer) for layer in _glorot_layers(module, config)}
+    stds = _stds(module, config)
     for part in module.modules():
         if isinstance(part, nn.Linear):
             if id(part) in glorot:
                 nn.init.xavier_uniform_(part.weight, generator=generator)
             else:
-                _truncated_normal(part.weight, generator, config.linear_std(part.in_features))
+                _truncated_normal(part.weight, generator, stds.get(id(part), config.linear_std(part.in_features)))
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
         elif isinstance(part, nn.Embedding):
             _truncated_normal(part.weight, generator, config.initializer_range)
         elif isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
-            nn.init.zeros_(part.bias)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
         elif isinstance(part, MaskedLMHead | TiedLMHead):
             nn.init.zeros_(part.bias)
     for part in module.modules():
-        if isinstance(part, DisentangledEmbeddings):
+        if isinstance(part, Disentangled):
             nn.init.zeros_(part.difference.weight)
         if isinstance(part, Encoder):
             part.initialize(generator)
 
 
-def _glorot_layers(module: nn.Module) -> list[nn.Linear]:
+def _glorot_layers(module: nn.Module, config: ModelConfig) -> list[nn.Linear]:
     found: list[nn.Linear] = []
     for part in module.modules():
         if isinstance(part, Encoder):
             found += part.glorot_layers()
-        if isinstance(part, TokenHead):
+        if isinstance(part, TokenHead) and config.head_layers().output_std is None:
             found.append(part.output)
+    return found
+
+
+def _stds(module: nn.Module, config: ModelConfig) -> dict[int, float]:
+    """Standard deviations of the weights of layers of heads that have one of their own, by the identity of the layer."""
+    layers, found = config.head_layers(), dict[int, float]()
+    for part in module.modules():
+        if isinstance(part, MaskedLMHead | TokenHead) and layers.dense_std is not None:
+            found[id(part.dense)] = layers.dense_std
+        if isinstance(part, TokenHead) and layers.output_std is not None:
+            found[id(part.output)] = layers.output_std
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discern import kernels
@@ -93,3 +93,33 @@ def visible_one_way(
     if attention_mask is not None:
         visible = visible & (attention_mask[:, None, None, :] | torch.eye(length, dtype=torch.bool, device=input_ids.device))
     return visible
+
+
+def visible_in_window(
+    visible: Bool[Tensor, "B 1 Q L"] | None, length: int, window: int, device: torch.device
+) -> Bool[Tensor, "B 1 Q L"] | None:
+    """`visible` without the keys more than `window` positions away; always itself, so that no softmax is empty."""
+    if length <= window + 1:
+        return visible
+    places = torch.arange(length, device=device)
+    near = ((places[:, None] - places).abs() <= window)[None, None]
+    return near if visible is None else (near & visible) | torch.eye(length, dtype=torch.bool, device=device)
+
+
+def real_tokens(
+    places: Int[Tensor, "T"],
+    input_ids: Int[Tensor, "B L"],
+    token_type_ids: Int[Tensor, "B L"] | None,
+    position_ids: Int[Tensor, "B L"] | None,
+) -> tuple[Int[Tensor, "1 T"], Int[Tensor, "1 T"] | None, Int[Tensor, "1 T"]]:
+    """The ids of the real tokens as one row, with their positions, which the row no longer implies."""
+    length = input_ids.shape[1]
+    types = None if token_type_ids is None else token_type_ids.expand_as(input_ids).flatten()[places][None]
+    positions = places % length if position_ids is None else position_ids.expand_as(input_ids).flatten()[places]
+    return input_ids.flatten()[places][None], types, positions[None]
+
+
+def padded_rows(hidden: Float[Tensor, "1 T D"], places: Int[Tensor, "T"], shape: torch.Size) -> Float[Tensor, "B L D"]:
+    """Padded rows again, with zeros for padding."""
+    slots = hidden.new_zeros(shape.numel(), hidden.shape[-1])
+    return slots.index_copy(0, places, hidden[0]).view(*shape, -1)

@@ -36,8 +36,10 @@ class AllTokensMLM(RestorationObjective[AllTokensMLMConfig]):
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = AllTokensMLMConfig
-    Head = CopyMLMHead
     head: CopyMLMHead
+
+    def restoring_head(self) -> CopyMLMHead:
+        return CopyMLMHead(self.encoder.config, self.encoder.language_head())
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         return {"generator": batch.num_targets, "mlm": batch.num_tokens}

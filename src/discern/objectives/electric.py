@@ -15,8 +15,8 @@ from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import replace_positions, sample_tokens
 from discern.models.base import Network, build_encoder
 from discern.models.dropout import same_draws
-from discern.models.electra.two_tower import two_tower_generator
 from discern.models.heads import EnergyHead, gather_positions
+from discern.models.two_tower import two_tower_generator
 from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective
 from discern.objectives.config import ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import masked_token_loss, noise_contrastive_loss

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from discern.corruption.randomness import Randomness
-from discern.models.base import Network, build_embeddings, build_encoder, build_language_head
+from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.heads import gather_positions
 from discern.objectives.base import BuildSettings, WordTargets
 from discern.objectives.config import MaskingConfig, ObjectiveConfig
@@ -43,7 +43,7 @@ class MaskedLanguageModel(MaskingObjective[MLMConfig]):
         model = settings.model
         embeddings = build_embeddings(settings.vocabulary.size, model.embedding_size, model)
         self.encoder = build_encoder(embeddings, model, gradient_checkpointing=settings.gradient_checkpointing)
-        self.head = build_language_head(embeddings, model)
+        self.head = self.encoder.language_head()
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         return {"mlm": batch.num_targets}

@@ -19,7 +19,7 @@ from discern.corruption.span_targets import legacy_span_targets, single_targets,
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.models import encoders
-from discern.models.base import Network, build_embeddings, build_encoder, build_language_head
+from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
 from discern.models.heads import gather_positions
 from discern.models.xlnet.encoder import XLNetEncoder
@@ -134,7 +134,7 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         encoder = build_encoder(embeddings, model, gradient_checkpointing=settings.gradient_checkpointing)
         assert isinstance(encoder, XLNetEncoder)
         self.encoder = encoder
-        self.head = build_language_head(embeddings, model)
+        self.head = encoder.language_head()
         self.next_sentence_head = nn.Linear(model.hidden_size, 1) if config.next_sentence_weight else None
         self._memory = SlotMemory((model.num_layers, config.memory_length, model.hidden_size))
 

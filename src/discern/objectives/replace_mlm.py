@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from discern.corruption.randomness import Randomness
-from discern.models.heads import MaskedLMHead, gather_positions
+from discern.models.heads import gather_positions
 from discern.objectives.base import WordTargets
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import masked_token_loss
@@ -33,7 +33,6 @@ class ReplaceMLM(RestorationObjective[ReplaceMLMConfig]):
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = ReplaceMLMConfig
-    Head = MaskedLMHead
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         return {"generator": batch.num_targets, "mlm": batch.num_targets}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from jaxtyping import Bool, Int
 from pydantic import Field
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import replace_positions, sample_tokens
-from discern.models.base import Encoder, Network, build_encoder
+from discern.errors import ConfigError
+from discern.models import encoders
+from discern.models.base import Encoder, Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import DisentangledEmbeddings, Embeddings, TokenEmbeddings
-from discern.models.heads import BilinearTerm, CopyMLMHead, MaskedLMHead, gather_positions
+from discern.models.embeddings import TokenEmbeddings, WordTable
+from discern.models.heads import BilinearTerm, CopyMLMHead, LanguageHead, gather_positions
 from discern.objectives.base import BuildSettings
 from discern.objectives.config import MaskingConfig
 from discern.objectives.losses import masked_token_loss
@@ -82,7 +84,7 @@ class ReplacementObjective(MaskingObjective[GeneratorConfigT]):
     """
 
     generator: Encoder
-    generator_head: MaskedLMHead
+    generator_head: LanguageHead
 
     def replace_chosen(self, batch: CorruptedBatch, randomness: Randomness) -> Replacement:
         """Run the generator once over the masked text: its loss and its samples come from the same logits, dropout on.
@@ -109,14 +111,9 @@ class ReplacementObjective(MaskingObjective[GeneratorConfigT]):
 
 
 class RestorationObjective(ReplacementObjective[RestorationConfigT]):
-    """An objective whose encoder restores the original tokens from text with a generator's samples.
+    """An objective whose encoder restores the original tokens from text with a generator's samples."""
 
-    Attributes:
-        Head: the class of the encoder's head.
-    """
-
-    Head: ClassVar[type[MaskedLMHead] | type[CopyMLMHead]]
-    head: MaskedLMHead | CopyMLMHead
+    head: LanguageHead | CopyMLMHead
 
     def __init__(self, config: RestorationConfigT, settings: BuildSettings) -> None:
         super().__init__(config, settings)
@@ -124,17 +121,21 @@ class RestorationObjective(ReplacementObjective[RestorationConfigT]):
         small = model.shrunk(config.generator_size, config.generator_depth)
         read, read_by_generator = separate_embeddings(settings.vocabulary.size, model, small, config.tying)
         self.encoder = build_encoder(read, model, gradient_checkpointing=settings.gradient_checkpointing)
-        self.head = self.Head(model, read.word)
+        self.head = self.restoring_head()
         self.generator, self.generator_head = masked_lm(read_by_generator, small, settings)
+
+    def restoring_head(self) -> LanguageHead | CopyMLMHead:
+        """A new head for the encoder."""
+        return self.encoder.language_head()
 
     def networks(self) -> dict[str, Network]:
         return {"encoder": Network(self.encoder, self.head), "generator": Network(self.generator, self.generator_head)}
 
 
-def masked_lm(embeddings: Embeddings, sizes: ModelConfig, settings: BuildSettings) -> tuple[Encoder, MaskedLMHead]:
-    """Encoder and head of a masked language model with the given embeddings, to be used as a generator."""
+def masked_lm(embeddings: WordTable, sizes: ModelConfig, settings: BuildSettings) -> tuple[Encoder, LanguageHead]:
+    """Encoder and head of a masked language model with the given embeddings, as a generator is one."""
     encoder = build_encoder(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)
-    return encoder, MaskedLMHead(sizes, embeddings.word)
+    return encoder, encoder.language_head()
 
 
 def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> BilinearTerm | None:
@@ -142,26 +143,46 @@ def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> Bilin
     return BilinearTerm(encoder.config, encoder.embeddings.embedding_size) if kind == "bilinear" else None
 
 
-def shared_embeddings(vocab_size: int, model: ModelConfig, small: ModelConfig, tying: str) -> tuple[TokenEmbeddings, Embeddings]:
+def shared_embeddings(vocab_size: int, model: ModelConfig, small: ModelConfig, tying: str) -> tuple[TokenEmbeddings, WordTable]:
     """The embeddings of the main network and those of the generator.
 
     Args:
         model: sizes of the main network.
         small: sizes of the generator.
         tying: 'embeddings', 'token', 'none' or 'gradient-disentangled'.
+
+    Raises:
+        ConfigError: encoders of this kind cannot share embeddings.
     """
+    kind = _sharing(model)
     if tying == "gradient-disentangled":
-        own = Embeddings(vocab_size, model.embedding_size, small)
-        return DisentangledEmbeddings(own, model), own
+        own = kind.embeddings_class(vocab_size, model.embedding_size, small)
+        return kind.disentangled_class(own, model), own
     return separate_embeddings(vocab_size, model, small, tying)
 
 
-def separate_embeddings(vocab_size: int, model: ModelConfig, small: ModelConfig, tying: str) -> tuple[Embeddings, Embeddings]:
-    """As `shared_embeddings`, for a main network that needs a word table: tying 'embeddings', 'token' or 'none'."""
-    own = Embeddings(vocab_size, small.hidden_size if tying == "none" else model.embedding_size, small)
+def separate_embeddings(vocab_size: int, model: ModelConfig, small: ModelConfig, tying: str) -> tuple[WordTable, WordTable]:
+    """As `shared_embeddings`, for a main network that needs a word table.
+
+    Args:
+        tying: 'embeddings', 'token' or 'none'; 'equal': nothing is shared, and both are as wide as the main network's.
+    """
+    _sharing(model)
+    own = build_embeddings(vocab_size, small.hidden_size if tying == "none" else model.embedding_size, small)
     if tying == "embeddings":
         return own, own
-    read = Embeddings(vocab_size, model.embedding_size, model)
+    read = build_embeddings(vocab_size, model.embedding_size, model)
     if tying == "token":
         own.word = read.word
     return read, own
+
+
+def _sharing(model: ModelConfig) -> Any:
+    """The class of the encoder, which must be able to share embeddings with a generator."""
+    kind: Any = encoders.load(model.encoder)
+    if kind.disentangled_class is None:
+        raise ConfigError(
+            f"encoder '{model.encoder}' cannot share its embeddings with a generator, as this objective asks",
+            hint="set model.encoder=bert, or another objective",
+        )
+    return kind

@@ -29,7 +29,7 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.interop.names import named_parameters
 from discern.models.base import Network
 from discern.models.config import ModelConfig
-from discern.models.embeddings import DisentangledEmbeddings
+from discern.models.embeddings import Disentangled, DisentangledEmbeddings
 from discern.models.heads import LanguageHead, MaskedLMHead
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Objective, Vocabulary
@@ -249,7 +249,7 @@ def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int
     fresh: list[str] = []
     wanted: dict[str, dict[str, Tensor]] = {}
     # Networks that read the embeddings of another come last.
-    for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, DisentangledEmbeddings)):
+    for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, Disentangled)):
         source = sources[name]
         if source is None:
             fresh.append(f"the {name}")
@@ -354,15 +354,16 @@ def _copy(network: Network, values: Mapping[str, Tensor], *, lone: bool) -> None
     """
     embeddings = network.encoder.embeddings
     own = named_parameters(network)
-    if isinstance(embeddings, DisentangledEmbeddings):
+    if isinstance(embeddings, Disentangled):
         prefix = "encoder.embeddings."
         words = values[f"{prefix}word.weight"]
         if lone:
             for key, parameter in embeddings.shared.named_parameters():
                 parameter.copy_(values[prefix + key])
         embeddings.difference.weight.copy_(words - embeddings.shared.word.weight)
-        embeddings.norm.weight.copy_(values[f"{prefix}norm.weight"])
-        embeddings.norm.bias.copy_(values[f"{prefix}norm.bias"])
+        if isinstance(embeddings, DisentangledEmbeddings):
+            embeddings.norm.weight.copy_(values[f"{prefix}norm.weight"])
+            embeddings.norm.bias.copy_(values[f"{prefix}norm.bias"])
         values = {key: value for key, value in values.items() if not key.startswith(prefix)}
     for key, value in values.items():
         own[key].copy_(value)

@@ -17,7 +17,7 @@ from discern.models.electra.initialization import start_locally
 from discern.models.embeddings import TokenEmbeddings
 from discern.models.flops import module_flops, parts_flops
 from discern.models.fused_ops import States, as_states, linear_gelu, linear_residual_norm, normalized
-from discern.models.unpadding import Direction, Unpadding, plan_unpadding
+from discern.models.unpadding import Direction, Unpadding, padded_rows, plan_unpadding, real_tokens
 
 
 class Block(nn.Module, abc.ABC):
@@ -86,6 +86,7 @@ class BertEncoder(Encoder):
 
     Config = ElectraConfig
     config: ElectraConfig
+    one_way = True
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class BertEncoder(Encoder):
         shape = input_ids.shape
         unpadding = plan_unpadding(input_ids, attention_mask, document_ids, self.embeddings.weights, self.direction)
         if unpadding.places is not None:
-            input_ids, token_type_ids, position_ids = _real(unpadding.places, input_ids, token_type_ids, position_ids)
+            input_ids, token_type_ids, position_ids = real_tokens(unpadding.places, input_ids, token_type_ids, position_ids)
         hidden = self.embeddings(input_ids, token_type_ids, position_ids)
         if self.projection is not None:
             hidden = self.projection(hidden)
@@ -147,23 +148,4 @@ class BertEncoder(Encoder):
             else:
                 states = block(states, unpadding)
         hidden = states.values if self.final_norm is None else self.final_norm(states.values)
-        return hidden if unpadding.places is None else _spread(hidden, unpadding.places, shape)
-
-
-def _real(
-    places: Int[Tensor, "T"],
-    input_ids: Int[Tensor, "B L"],
-    token_type_ids: Int[Tensor, "B L"] | None,
-    position_ids: Int[Tensor, "B L"] | None,
-) -> tuple[Int[Tensor, "1 T"], Int[Tensor, "1 T"] | None, Int[Tensor, "1 T"]]:
-    """The ids of the real tokens as one row, with their positions, which the row no longer implies."""
-    length = input_ids.shape[1]
-    types = None if token_type_ids is None else token_type_ids.expand_as(input_ids).flatten()[places][None]
-    positions = places % length if position_ids is None else position_ids.expand_as(input_ids).flatten()[places]
-    return input_ids.flatten()[places][None], types, positions[None]
-
-
-def _spread(hidden: Float[Tensor, "1 T D"], places: Int[Tensor, "T"], shape: torch.Size) -> Float[Tensor, "B L D"]:
-    """Restore the padded rows, with zeros for padding."""
-    slots = hidden.new_zeros(shape.numel(), hidden.shape[-1])
-    return slots.index_copy(0, places, hidden[0]).view(*shape, -1)
+        return hidden if unpadding.places is None else padded_rows(hidden, unpadding.places, shape)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from discern.models.attention import SelfAttention
+from discern.models.attention import SelfAttention, neighbor_of
 from discern.models.electra.config import ElectraConfig
 from discern.models.embeddings import DisentangledEmbeddings, Embeddings, TokenEmbeddings
 
@@ -58,12 +58,7 @@ def start_locally(
         contract.weight.mul_(_BRANCH_STRENGTH)
         for head in range(config.num_heads):
             _aim(attention.query.weight, waves[:reach], config, head, offset=0)
-            _aim(attention.key.weight, waves[:reach], config, head, offset=_offset(head))
-
-
-def _offset(head: int) -> int:
-    """The relative position that a head attends to: -1, +1, -2, +2, ..."""
-    return (head // 2 + 1) * (1 if head % 2 else -1)
+            _aim(attention.key.weight, waves[:reach], config, head, offset=neighbor_of(head))
 
 
 def _aim(weight: Tensor, waves: Tensor, config: ElectraConfig, head: int, offset: int) -> None:

@@ -1,7 +1,7 @@
 """The XLNet encoder: relative positions, memory, and a content and a query stream that share every weight.
 
 Objectives that predict tokens in some order build it with `build_encoder(build_embeddings(V, D, config), config)` and its head
-with `build_language_head(embeddings, config)`, and call `XLNetEncoder.two_streams`. Other objectives use it like any encoder;
+with `encoder.language_head()`, and call `XLNetEncoder.two_streams`. Other objectives use it like any encoder;
 then only the content stream runs.
 """
 
@@ -92,6 +92,7 @@ class XLNetEncoder(Encoder):
     Config = XLNetConfig
     config: XLNetConfig
     embeddings_class = WordEmbeddings
+    disentangled_class = None
     head_class = TiedLMHead
     fine_tuning: ClassVar[Mapping[str, object]] = {"finetune.frame": "cls-last", "classification.head": "summary"}
     limits_positions = False

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from discern.errors import ConfigError
 from discern.models.base import Network
+from discern.models.heads import MaskedLMHead
 from discern.objectives.base import Phase
 from discern.objectives.rtd.config import RTDConfig
 from discern.objectives.rtd.generators import Generator, NetworkGenerator, Prediction
@@ -209,7 +210,9 @@ class Adversarial(Algorithm):
     def __init__(self, config: RTDConfig, generator: Generator) -> None:
         super().__init__(config, generator)
         assert isinstance(generator, NetworkGenerator)
-        self._baseline = nn.Linear(generator.head.dense.in_features, 1, bias=False)
+        head = generator.head
+        width = head.dense.in_features if isinstance(head, MaskedLMHead) else head.word_embeddings.embedding_dim
+        self._baseline = nn.Linear(width, 1, bias=False)
 
     @classmethod
     def check(cls, config: RTDConfig) -> None:

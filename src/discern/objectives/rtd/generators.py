@@ -17,9 +17,9 @@ from discern.corruption.sampling import sample_fixed
 from discern.errors import ConfigError
 from discern.models.base import Encoder, Network
 from discern.models.config import ModelConfig
-from discern.models.electra.two_tower import two_tower_generator
-from discern.models.embeddings import Embeddings
-from discern.models.heads import MaskedLMHead, gather_positions
+from discern.models.embeddings import WordTable
+from discern.models.heads import LanguageHead, gather_positions
+from discern.models.two_tower import two_tower_generator
 from discern.objectives.base import BuildSettings
 from discern.objectives.losses import masked_token_loss
 from discern.objectives.masked import sample_replacements
@@ -41,7 +41,7 @@ class Materials:
 
     settings: BuildSettings
     sizes: ModelConfig
-    embeddings: Embeddings
+    embeddings: WordTable
     encoder: Encoder | None
 
 
@@ -143,9 +143,9 @@ class NetworkGenerator(Generator):
         return {"generator": self.network}
 
     @property
-    def head(self) -> MaskedLMHead:
+    def head(self) -> LanguageHead:
         """The head over the vocabulary."""
-        assert isinstance(self.network.head, MaskedLMHead)
+        assert isinstance(self.network.head, LanguageHead)
         return self.network.head
 
     def initial_loss(self) -> float:
@@ -164,7 +164,7 @@ class MaskedLMGenerator(NetworkGenerator):
         if materials.encoder is None:
             self.network = Network(*masked_lm(materials.embeddings, materials.sizes, materials.settings))
         else:
-            self.network = Network(materials.encoder, MaskedLMHead(materials.sizes, materials.embeddings.word))
+            self.network = Network(materials.encoder, materials.encoder.language_head())
 
     @classmethod
     def check(cls, config: RTDConfig) -> None:

@@ -15,7 +15,7 @@ from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import replace_positions
 from discern.models.base import Network, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import DisentangledEmbeddings, Embeddings, TokenEmbeddings
+from discern.models.embeddings import Disentangled, DisentangledEmbeddings, TokenEmbeddings, WordTable
 from discern.models.heads import ReplacedTokenHead
 from discern.objectives import algorithms, generators
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase
@@ -33,7 +33,7 @@ from discern.objectives.rtd.sentence_contrast import (
     sentence_loss,
     text_starts,
 )
-from discern.objectives.two_networks import bilinear_term, shared_embeddings
+from discern.objectives.two_networks import bilinear_term, separate_embeddings, shared_embeddings
 from discern.types import CorruptedBatch, StepOutput
 
 
@@ -168,6 +168,8 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         source, target = self.networks()["generator"].encoder, self.networks()["discriminator"].encoder
         if isinstance(target.embeddings, DisentangledEmbeddings):
             copy_matching(target.embeddings.shared.norm, target.embeddings.norm)
+        elif isinstance(target.embeddings, Disentangled):
+            pass  # the words are those of the generator already, and the difference is zero
         elif self.config.copy_weights or self.config.tying == "embeddings":
             copy_matching(source.embeddings, target.embeddings)
         elif self.config.tying == "token":
@@ -220,9 +222,9 @@ def copy_matching(source: torch.nn.Module, target: torch.nn.Module, leaving_out:
 
 def _embeddings(
     size: int, model: ModelConfig, small: ModelConfig, tying: str, *, apart: bool
-) -> tuple[TokenEmbeddings, Embeddings]:
+) -> tuple[TokenEmbeddings, WordTable]:
     """The embeddings of the discriminator and those of the generator."""
     if apart and tying != "gradient-disentangled":
-        # Both have the same width, regardless of `tying`, so that one can become a copy of the other.
-        return Embeddings(size, model.embedding_size, model), Embeddings(size, model.embedding_size, small)
+        # Of one width whatever is tied, so that one can become a copy of the other.
+        return separate_embeddings(size, model, small, "equal")
     return shared_embeddings(size, model, small, "embeddings" if tying == "all" else tying)

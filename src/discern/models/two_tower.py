@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from discern.errors import ConfigError
+from discern.models import encoders
 from discern.models.base import Encoder, Network
 from discern.models.config import ModelConfig
-from discern.models.electra.config import ElectraConfig
-from discern.models.electra.encoder import BertEncoder
-from discern.models.embeddings import Embeddings, TokenEmbeddings
-from discern.models.heads import MaskedLMHead
+from discern.models.embeddings import TokenEmbeddings
+from discern.models.heads import LanguageHead
 
 
 class TwoTowerEncoder(Encoder):
@@ -32,15 +33,22 @@ class TwoTowerEncoder(Encoder):
     Reference: Clark et al. 2020 (Electric), section 2.3; Baevski et al. 2019 (cloze-driven pre-training).
     """
 
-    Config = ElectraConfig
-    config: ElectraConfig
+    Config = ModelConfig
 
-    def __init__(self, embeddings: TokenEmbeddings, config: ElectraConfig, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.config = config
         self.embeddings = embeddings
-        self.left = BertEncoder(embeddings, config, gradient_checkpointing=gradient_checkpointing, direction="left-to-right")
-        self.right = BertEncoder(embeddings, config, gradient_checkpointing=gradient_checkpointing, direction="right-to-left")
+        build: Any = encoders.load(config.encoder)
+        left = build(embeddings, config, gradient_checkpointing=gradient_checkpointing, direction="left-to-right")
+        right = build(embeddings, config, gradient_checkpointing=gradient_checkpointing, direction="right-to-left")
+        self.left: Encoder = left
+        self.right: Encoder = right
+
+    def language_head(self, config: ModelConfig | None = None) -> LanguageHead:
+        """A new head over both towers' states; of encoders with a projection of the words, the left tower's is tied to it."""
+        pair = (config or self.config).model_copy(update={"hidden_size": 2 * self.config.hidden_size})
+        return self.left.language_head(pair)
 
     def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
         return self.left.forward_flops(length) + self.right.forward_flops(length)
@@ -65,7 +73,7 @@ class TwoTowerEncoder(Encoder):
         return torch.cat([F.pad(before, (0, 0, 1, 0)), F.pad(behind, (0, 0, 0, 1))], -1)
 
 
-def two_tower_generator(embeddings: Embeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> Network:
+def two_tower_generator(embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> Network:
     """The two towers with a head over the vocabulary: q(x_t | all the others) at every position.
 
     `network.token_logits(input_ids, *context)` takes the clean text. To compute logits at some positions only, call the
@@ -77,13 +85,16 @@ def two_tower_generator(embeddings: Embeddings, config: ModelConfig, *, gradient
         gradient_checkpointing: recompute each block in the backward pass.
 
     Raises:
-        ConfigError: the encoder is not 'bert', which the towers consist of.
+        ConfigError: the encoder cannot be built to read in one direction.
     """
-    if not isinstance(config, ElectraConfig):
-        raise ConfigError(f"the two towers consist of encoder 'bert', not '{config.encoder}'", hint="set model.encoder=bert")
+    able = [name for name in encoders.names() if _one_way(name)]
+    if config.encoder not in able:
+        raise ConfigError(
+            f"the two towers each read in one direction, which encoder '{config.encoder}' cannot",
+            hint=f"set model.encoder to {' or '.join(able)}",
+        )
     encoder = TwoTowerEncoder(embeddings, config, gradient_checkpointing=gradient_checkpointing)
-    pair = config.model_copy(update={"hidden_size": 2 * config.hidden_size})
-    return Network(encoder, MaskedLMHead(pair, embeddings.word))
+    return Network(encoder, encoder.language_head())
 
 
 def _joined(
@@ -97,3 +108,8 @@ def _joined(
         same = document_ids[:, :-1] == document_ids[:, 1:]
         joined = same if joined is None else joined & same
     return None if joined is None else joined[..., None]
+
+
+def _one_way(name: str) -> bool:
+    kind: type[Encoder] = encoders.load(name)
+    return kind.one_way

@@ -1,0 +1,98 @@
+"""Settings of the encoder of ModernBERT."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from discern.models.config import LONGEST_SEQUENCE, HeadLayers, ModelConfig
+
+
+class ModernBertConfig(ModelConfig):
+    """Settings of encoder 'modernbert'. It has no table of segments, and no table of positions.
+
+    Reference: Warner et al. 2024 (ModernBERT), section 2, and its released configurations.
+    """
+
+    changeable: ClassVar[frozenset[str]] = ModelConfig.changeable | {"initialization"}
+
+    encoder: str = Field("modernbert", description="Architecture, by its name in the registry of encoders.")
+    max_positions: int = Field(
+        8192,
+        ge=3,
+        le=LONGEST_SEQUENCE,
+        description="Longest sequence, as an export states it. Rotary positions set no limit of their own.",
+    )
+    hidden_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the embeddings and of each sub-layer's output.")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the attention probabilities.")
+    layer_norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance. ModernBERT: 1e-5.")
+    full_attention_every: int = Field(
+        3,
+        ge=1,
+        description="Every so many layers, beginning with the first, a token attends to its whole document; in the other layers "
+        "it attends to a window around it. 1: no windows.",
+    )
+    local_window: int = Field(
+        128,
+        ge=2,
+        le=LONGEST_SEQUENCE,
+        description="Width of that window in tokens: a token attends to those at most half as far away, on either side.",
+    )
+    full_rope_theta: float = Field(
+        160_000.0, gt=1, description="Base of the rotary frequencies in layers of full attention. ModernBERT: 160,000."
+    )
+    local_rope_theta: float = Field(
+        10_000.0, gt=1, description="Base of the rotary frequencies in layers with a window. ModernBERT: 10,000."
+    )
+    attention_bias: bool = Field(False, description="Biases in the projections of attention. initialization 'local' needs them.")
+    feedforward_bias: bool = Field(False, description="Biases in the feed-forward layers.")
+    norm_bias: bool = Field(False, description="Biases in the LayerNorms.")
+    classifier_bias: bool = Field(False, description="A bias in the dense layer of the heads.")
+    initialization: Literal["released", "local"] = Field(
+        "released",
+        description="Weights at step 0. 'released': as ModernBERT's. 'local': the biases of queries and keys make each attention "
+        "head begin by attending to a near neighbor, which lets small networks leave the unigram plateau.",
+    )
+
+    @model_validator(mode="after")
+    def _rotates_pairs(self) -> ModernBertConfig:
+        width = self.hidden_size // self.num_heads
+        if self.hidden_size % self.num_heads == 0 and width % 2:
+            even = [heads for heads in range(1, 129) if self.hidden_size % (2 * heads) == 0]
+            allowed = f"set num_heads to one of {even}" if even else "choose an even hidden_size"
+            raise ValueError(
+                f"attention heads of width {width} (hidden_size {self.hidden_size} / num_heads {self.num_heads}) cannot be "
+                f"rotated in pairs; {allowed}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_biases_to_aim(self) -> ModernBertConfig:
+        if self.initialization == "local" and not self.attention_bias:
+            raise ValueError(
+                "initialization 'local' aims the attention heads by the biases of queries and keys, and attention_bias is false; "
+                "set attention_bias=true, or initialization=released"
+            )
+        return self
+
+    def is_full(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has full attention."""
+        return layer % self.full_attention_every == 0
+
+    def linear_std(self, inputs: int) -> float:
+        return inputs**-0.5 if self.initialization == "local" else self.initializer_range
+
+    def output_std(self, inputs: int) -> float:
+        """Standard deviation of the initial weights of the layers that add to the residual."""
+        return self.linear_std(inputs) / math.sqrt(2 * self.num_layers)
+
+    def head_layers(self) -> HeadLayers:
+        return HeadLayers(
+            bias=self.classifier_bias,
+            norm_bias=self.norm_bias,
+            norms_tokens=True,
+            dense_std=self.output_std(self.hidden_size),
+            output_std=self.hidden_size**-0.5,
+        )
