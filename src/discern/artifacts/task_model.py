@@ -178,6 +178,9 @@ def task_mark(loaded: TaskModel, task: str) -> dict[str, Any]:
 
 def head_kind(config: Mapping[str, Any]) -> str | None:
     """Kind of the task head of a Hugging Face model; None if it has none, or one of another kind."""
+    mark = read_mark(config)
+    if mark and "task" not in mark:
+        return None  # ModernBERT's discriminator is stored as a tagger with one label
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else ""
     return next((kind for ending, kind in _ENDINGS.items() if isinstance(name, str) and name.endswith(ending)), None)

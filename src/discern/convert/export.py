@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from discern import __version__
 from discern.artifacts.export_folder import CARD_NAME, SETTINGS_NAME, check_target, publish
 from discern.artifacts.model_folder import TEXT_LICENSE
@@ -15,10 +17,10 @@ from discern.config.tree import to_toml
 from discern.convert.cards.imported import ImportedFacts, imported_card
 from discern.convert.cards.markdown import code, escaped
 from discern.convert.cards.model import facts_of_run, model_card, tokenizer_kind
-from discern.data.tokenizer import load_tokenizer
+from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, NumericsError, did_you_mean
 from discern.interop.config_json import MARK, model_config, read_huggingface_config, read_mark
-from discern.interop.families import NETWORK_TYPES, family_of, to_huggingface
+from discern.interop.families import NETWORK_TYPES, family_in, family_of, to_huggingface
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
 from discern.interop.names import CONFIG_NAME, OWN_MODEL_TYPES, TWO_TOWER_CLASS, architecture
 from discern.interop.tokenizer import (
@@ -29,10 +31,12 @@ from discern.interop.tokenizer import (
     to_huggingface_tokenizer,
     tokenizer_files,
 )
+from discern.objectives.base import Vocabulary
 from discern.progress import Progress
 from discern.storage.files import sync_folder, write_file
 from discern.storage.records import read_text, understood
 
+_MODERNBERT = "modernbert"
 _COPY = "copy the file again from where the export came from, or remove it; the new export is then written without it"
 
 
@@ -162,8 +166,9 @@ def _from_run(run: RunFolder, title: str, network: str | None, all_networks: boo
         check_finite(model, run.folder)
     root = models[names[0]]
     root.config[MARK] = _mark(run, names) | root.config.get(MARK, {})
-    frame = family_of(networks[names[0]].encoder).frame
-    tokenizer = to_huggingface_tokenizer(run.tokenizer_path, run.config.data.sequence_length, frame)
+    family = family_of(networks[names[0]].encoder)
+    length = run.config.data.sequence_length
+    tokenizer = to_huggingface_tokenizer(run.tokenizer_path, length, family.frame, has_segments=family.has_segments)
     card = model_card(facts_of_run(run, models, title))
     return _Contents(models, tokenizer, to_toml(run.config).encode(), card, run.step)
 
@@ -187,9 +192,10 @@ def _from_export(source: Path, title: str, network: str | None, all_networks: bo
             f"{source / CONFIG_NAME} does not name the networks of an export",
             hint="export the run again; convert a model that discern did not write with `discern import`",
         )
-    if config["model_type"] not in OWN_MODEL_TYPES:
+    if config["model_type"] not in (*OWN_MODEL_TYPES, _MODERNBERT):
         raise ConfigError(
-            f"{source} is an export of an {config['model_type'].upper()}; only an export of an ELECTRA can be exported again",
+            f"{source} is an export of an {config['model_type'].upper()}; only exports of ELECTRA and "
+            "ModernBERT can be exported again",
             hint="export the run again: discern export RUN --out DIR --precision ...",
         )
     present = mark["networks"]
@@ -215,13 +221,16 @@ def _from_export(source: Path, title: str, network: str | None, all_networks: bo
         step=mark.get("step"),
         source_card=read_text(source / CARD_NAME, hint=_COPY) if (source / CARD_NAME).is_file() else "",
     )
-    files = tokenizer_files(tokenizer, length)
+    files = tokenizer_files(tokenizer, length, has_segments=config["model_type"] != _MODERNBERT)
     with understood(source / CONFIG_NAME, hint="export the run again", error=CheckpointError):
         card = imported_card(facts)
     return _Contents(models, files, settings, card, mark.get("step"))
 
 
 def _stored_models(source: Path, root: str, names: list[str], precision: str) -> dict[str, HuggingFaceModel]:
+    if read_huggingface_config(source, NETWORK_TYPES)["model_type"] == _MODERNBERT:
+        tokenizer = load_tokenizer(source)
+        return {name: _read_again(source if name == root else source / name, tokenizer, precision) for name in names}
     if names[0] != root:
         _refuse_alone(names[0], read_huggingface_config(source / names[0], OWN_MODEL_TYPES)["architectures"][0])
     folders = {name: source if name == root else source / name for name in names}
@@ -231,6 +240,15 @@ def _stored_models(source: Path, root: str, names: list[str], precision: str) ->
     for model in models.values():
         check_finite(model, source)
     return models
+
+
+def _read_again(folder: Path, tokenizer: Tokenizer, precision: str) -> HuggingFaceModel:
+    """A network of an export, read and converted anew."""
+    network = family_in(folder).network(folder)
+    vocabulary = Vocabulary(network.encoder.embeddings.vocab_size, special_tokens(tokenizer))
+    model = to_huggingface(network, vocabulary, precision)
+    check_finite(model, folder)
+    return model
 
 
 def _origin(mark: Mapping[str, Any], name: str) -> str:

@@ -28,7 +28,7 @@ from discern.convert.export import check_finite, folder_size
 from discern.data.tokenizer import special_tokens
 from discern.errors import ConfigError, did_you_mean
 from discern.interop.config_json import MARK
-from discern.interop.families import finetuned_to_huggingface
+from discern.interop.families import family_of, finetuned_to_huggingface
 from discern.interop.finetuned import HeadWeights, Kind, OwnHead, Problem, Summary
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
 from discern.interop.names import HEAD_NAME
@@ -112,7 +112,10 @@ def export_task(
     # No key `objective`: its presence marks a pre-trained model.
     model.config[MARK] = task_mark(loaded, chosen.name) | ({TASK_HEAD: HEAD_NAME} if model.head else {})
     progress.advance(1)
-    tokenizer = to_huggingface_tokenizer(source / TOKENIZER_FILE, chosen.config.sequence_length, head.frame)
+    has_segments = family_of(loaded.objective.encoder).has_segments
+    tokenizer = to_huggingface_tokenizer(
+        source / TOKENIZER_FILE, chosen.config.sequence_length, head.frame, has_segments=has_segments
+    )
     hint = "remove it for a card without scores, or run the same `discern finetune` command, which writes it again"
     with understood(source / RESULTS_FILE, hint=hint):
         card = task_card(_facts(loaded, chosen, model, head, out.resolve().name))

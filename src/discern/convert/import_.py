@@ -16,8 +16,8 @@ from discern.data.tokenizer import fingerprint, special_tokens
 from discern.errors import ConfigError, DataError
 from discern.interop.config_json import MARK, read_huggingface_config, read_mark
 from discern.interop.families import ENCODER_TYPES, FAMILIES
-from discern.interop.imported_model import ImportedModel, read_huggingface, read_xlnet, shared
-from discern.interop.names import CONFIG_NAME, GENERATOR_CLASS, XLNET_CLASS
+from discern.interop.imported_model import ImportedModel, read_huggingface, read_modernbert, read_xlnet, shared
+from discern.interop.names import CONFIG_NAME, GENERATOR_CLASS, MODERNBERT_LM_CLASS, XLNET_CLASS
 from discern.interop.tensorflow.bundle import find_checkpoint
 from discern.interop.tensorflow.electra import read_released
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, tokenizer_files
@@ -34,6 +34,7 @@ _WHAT = (
 )
 # The recipes of the released code, by the hidden size that they are for.
 _RECIPES = {256: "electra-small-google", 768: "electra-base-google", 1024: "electra-large"}
+_MODERN_RECIPES = {256: "modern-small", 768: "modern-base"}
 _XLNET_RECIPES = {256: "xlnet-small", 768: "xlnet-base", 1024: "xlnet-large"}
 
 
@@ -132,7 +133,7 @@ def _read_source(
                 hint="leave it out",
             )
         found = find_tokenizer(source, tokenizer, lowercase)
-        read = read_xlnet if config["model_type"] == "xlnet" else read_huggingface
+        read = {"xlnet": read_xlnet, "modernbert": read_modernbert}.get(config["model_type"], read_huggingface)
         imported = read(source, _vocabulary(found))
     elif (prefix := find_checkpoint(source)) is not None:
         found = find_tokenizer(prefix, tokenizer, lowercase)
@@ -190,6 +191,8 @@ def settings_for(imported: ImportedModel) -> PretrainConfig | None:
         (architecture,) = imported.models["encoder"].config["architectures"]
         if architecture == XLNET_CLASS:
             return _recipe(sizes["encoder"], {}, _XLNET_RECIPES)
+        if architecture == MODERNBERT_LM_CLASS:
+            return _recipe(sizes["encoder"], {"objective.name": "mlm"}, _MODERN_RECIPES)
         return _recipe(sizes["encoder"], {"objective.name": "mlm"}) if architecture == GENERATOR_CLASS else None
     if set(sizes) != {"discriminator", "generator"}:
         return None
@@ -230,8 +233,9 @@ def _write(out: Path, imported: ImportedModel, found: FoundTokenizer, config: Pr
         left_out=imported.left_out,
         remarks=imported.remarks,
     )
-    frame = next(family.frame for family in FAMILIES if first.config["model_type"] in family.model_types)
-    files, card = tokenizer_files(found.tokenizer, length, frame), imported_card(facts)
+    family = next(family for family in FAMILIES if first.config["model_type"] in family.model_types)
+    files = tokenizer_files(found.tokenizer, length, family.frame, has_segments=family.has_segments)
+    card = imported_card(facts)
 
     def write(folder: Path) -> None:
         write_networks(folder, first, others)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from discern.errors import CheckpointError, ConfigError
-from discern.interop import finetuned, huggingface, pretrained, xlnet
+from discern.interop import finetuned, huggingface, modernbert, pretrained, xlnet
 from discern.interop.config_json import read_huggingface_config, read_mark
 from discern.interop.finetuned import HeadWeights, OwnHead
 from discern.interop.huggingface import HuggingFaceModel
@@ -20,6 +20,7 @@ from discern.interop.tokenizer import Frame
 from discern.models.base import Encoder, Network
 from discern.models.electra.encoder import BertEncoder
 from discern.models.heads import MaskedLMHead, TokenHead
+from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.models.two_tower import TwoTowerEncoder
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Vocabulary
@@ -42,6 +43,7 @@ class Family:
         fill: loads the weights in a folder into a network.
         encoder_from: reads the encoder in a folder with any head.
         frame: input framing that the classes of transformers expect.
+        has_segments: whether they take segment ids.
     """
 
     encoders: tuple[type[Encoder], ...]
@@ -55,6 +57,7 @@ class Family:
     fill: Callable[[Network, Path], None]
     encoder_from: Callable[[Path], Encoder]
     frame: Frame
+    has_segments: bool = True
 
 
 def _bert_network(folder: Path) -> Network:
@@ -101,6 +104,20 @@ FAMILIES = (
         xlnet.load_huggingface_weights,
         xlnet.encoder_from_huggingface,
         "cls-last",
+    ),
+    Family(
+        (ModernBertEncoder,),
+        ("modernbert",),
+        ("modernbert",),
+        "modernbert",
+        modernbert.to_huggingface,
+        finetuned.modernbert_to_huggingface,
+        modernbert.network_from_huggingface,
+        modernbert.network_with_head,
+        modernbert.load_huggingface_weights,
+        modernbert.encoder_from_huggingface,
+        "cls-first",
+        has_segments=False,
     ),
 )
 ENCODER_TYPES = tuple(name for family in FAMILIES for name in family.model_types)

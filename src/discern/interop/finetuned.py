@@ -16,12 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discern.errors import ConfigError
-from discern.interop import xlnet
+from discern.interop import modernbert, xlnet
 from discern.interop.config_json import encoder_config
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
-from discern.interop.names import ENCODER_CLASS, XLNET_ENCODER_CLASS, encoder_weights
+from discern.interop.names import ENCODER_CLASS, MODERNBERT_ENCODER_CLASS, XLNET_ENCODER_CLASS, encoder_weights
 from discern.interop.tokenizer import Frame
 from discern.models.electra.encoder import BertEncoder
+from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Vocabulary
 
@@ -43,17 +44,21 @@ PROBLEMS: dict[Problem, str] = {
 
 @dataclass(frozen=True)
 class Summary:
-    """A layer between hidden state and head: activation(W h + b) replaces h.
+    """A layer between hidden state and head: activation(W h + b) replaces h, normalized by a LayerNorm in ModernBERT.
 
     Attributes:
         weight: (D, D) W.
-        bias: (D,) b.
+        bias: (D,) b; None: no bias.
         activation: tanh or the exact GELU.
+        norm_weight: (D,) gain of the LayerNorm; None: there is none.
+        norm_bias: (D,) its bias; None: no bias.
     """
 
     weight: Float[Tensor, "D D"]
-    bias: Float[Tensor, "D"]
+    bias: Float[Tensor, "D"] | None
     activation: Literal["tanh", "gelu"] = "tanh"
+    norm_weight: Float[Tensor, "D"] | None = None
+    norm_bias: Float[Tensor, "D"] | None = None
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ def _two_layers(head: HeadWeights) -> dict[str, Tensor]:
     if head.summary is not None:
         return {
             "classifier.dense.weight": head.summary.weight,
-            "classifier.dense.bias": head.summary.bias,
+            **({} if head.summary.bias is None else {"classifier.dense.bias": head.summary.bias}),
             "classifier.out_proj.weight": head.scale * weight,
             "classifier.out_proj.bias": head.scale * bias + head.shift,
         }
@@ -246,7 +251,8 @@ def xlnet_to_huggingface(
 def _summary_tensors(head: HeadWeights) -> dict[str, Tensor]:
     if head.summary is None:
         return {}
-    return {"sequence_summary.summary.weight": head.summary.weight, "sequence_summary.summary.bias": head.summary.bias}
+    bias = {} if head.summary.bias is None else {"sequence_summary.summary.bias": head.summary.bias}
+    return {"sequence_summary.summary.weight": head.summary.weight} | bias
 
 
 def _summary_config(head: HeadWeights) -> dict[str, Any]:
@@ -257,3 +263,43 @@ def _summary_config(head: HeadWeights) -> dict[str, Any]:
         # transformers does not accept null here; "" means no activation.
         "summary_activation": "" if head.summary is None else head.summary.activation,
     }
+
+
+MODERNBERT_ARCHITECTURES: dict[Kind, str] = {
+    "classification": "ModernBertForSequenceClassification",
+    "tagging": "ModernBertForTokenClassification",
+    "span": "ModernBertForQuestionAnswering",
+}
+"""The class of transformers that holds a head, by its kind."""
+
+
+def modernbert_to_huggingface(
+    encoder: ModernBertEncoder, head: HeadWeights | OwnHead, vocabulary: Vocabulary, precision: str = "float32"
+) -> HuggingFaceModel:
+    """Convert the encoder and its head to config.json and model.safetensors of Hugging Face.
+
+    Args:
+        precision: data type of the stored weights, one of `PRECISIONS`.
+
+    Raises:
+        ConfigError: the head lacks the layers that ModernBERT's classes have before the last one.
+    """
+    tensors, dtype = modernbert.encoder_tensors(encoder), PRECISIONS[precision]
+    if isinstance(head, HeadWeights):
+        summary = head.summary
+        if summary is None or summary.norm_weight is None:
+            raise ConfigError(
+                f"{MODERNBERT_ARCHITECTURES[head.kind]} has a dense layer, a GELU and a LayerNorm before its last layer, "
+                "and this head has not",
+                hint="fine-tune with --set task.head=prediction to export; `discern predict` accepts this model as it is",
+            )
+        tensors |= {"head.dense.weight": summary.weight, "head.norm.weight": summary.norm_weight}
+        tensors |= {} if summary.bias is None else {"head.dense.bias": summary.bias}
+        tensors |= {} if summary.norm_bias is None else {"head.norm.bias": summary.norm_bias}
+        tensors |= linear_tensors(head, "classifier")
+    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    if isinstance(head, OwnHead):
+        bare = modernbert.encoder_config(encoder, vocabulary, MODERNBERT_ENCODER_CLASS, precision)
+        return HuggingFaceModel(bare, stored, head.stored(precision))
+    config = modernbert.encoder_config(encoder, vocabulary, MODERNBERT_ARCHITECTURES[head.kind], precision)
+    return HuggingFaceModel(config | head_config(head), stored)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from discern.errors import CheckpointError
-from discern.interop import xlnet
+from discern.interop import modernbert, xlnet
 from discern.interop.config_json import SUPPORTED, encoder_config, model_config, read_huggingface_config, whole_number
 from discern.interop.huggingface import HuggingFaceModel
 from discern.interop.names import (
@@ -255,6 +255,25 @@ def read_xlnet(folder: Path, vocabulary: Vocabulary) -> ImportedModel:
     return ImportedModel(
         "Hugging Face XLNet", {"encoder": model}, {"encoder": sizes}, max_length=length, left_out=_left_out_heads(folder, network)
     )
+
+
+def read_modernbert(folder: Path, vocabulary: Vocabulary) -> ImportedModel:
+    """Read the network in a ModernBERT folder that save_pretrained() wrote.
+
+    Args:
+        vocabulary: vocabulary of its tokenizer.
+
+    Raises:
+        CheckpointError: as in `read_xlnet`.
+    """
+    network = modernbert.network_with_head(folder)
+    model, sizes = modernbert.to_huggingface(network, vocabulary), network.encoder.config
+    with open_weight_files(folder) as stored:
+        prefix = "" if any(name.startswith("model.") for name in stored.tensors) else "model."
+        others = [name for name in stored.tensors if prefix + name not in model.tensors and name != "decoder.weight"]
+    left_out = sorted({name.rpartition(".")[0] for name in others})
+    length = read_max_length(folder, sizes.max_positions)
+    return ImportedModel("Hugging Face ModernBERT", {"encoder": model}, {"encoder": sizes}, max_length=length, left_out=left_out)
 
 
 def _left_out_heads(folder: Path, network: Network) -> list[str]:

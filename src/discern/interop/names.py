@@ -29,6 +29,9 @@ OWN_MODEL_TYPES = ("electra", TWO_TOWER_FAMILY)
 """Values of `model_type` in config.json of our own folders."""
 XLNET_CLASS = "XLNetLMHeadModel"
 XLNET_ENCODER_CLASS = "XLNetModel"
+MODERNBERT_LM_CLASS = "ModernBertForMaskedLM"
+MODERNBERT_ENCODER_CLASS = "ModernBertModel"
+MODERNBERT_TAGGER_CLASS = "ModernBertForTokenClassification"
 UNLIMITED_POSITIONS = 1_000_000
 """`max_positions` of an encoder without a table of positions."""
 

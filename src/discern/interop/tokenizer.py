@@ -35,7 +35,9 @@ class TokenizerFiles:
     config: bytes
 
 
-def to_huggingface_tokenizer(path: Path, max_length: int, frame: Frame = "cls-first") -> TokenizerFiles:
+def to_huggingface_tokenizer(
+    path: Path, max_length: int, frame: Frame = "cls-first", *, has_segments: bool = True
+) -> TokenizerFiles:
     """Convert the tokenizer of a run, so that it adds the special tokens as the model expects them.
 
     For model types electra and xlnet, transformers 5 rebuilds BPE and Unigram tokenizers from their vocabulary, with a normalizer
@@ -49,14 +51,17 @@ def to_huggingface_tokenizer(path: Path, max_length: int, frame: Frame = "cls-fi
         path: tokenizer.json of the run.
         max_length: sequence length that the model was trained on; `truncation=True` truncates to it.
         frame: position of [CLS] in a text or a pair.
+        has_segments: whether the model takes segment ids.
 
     Raises:
         DataError: the file is missing or damaged, or lacks one of the special tokens.
     """
-    return tokenizer_files(load_tokenizer(path), max_length, frame)
+    return tokenizer_files(load_tokenizer(path), max_length, frame, has_segments=has_segments)
 
 
-def tokenizer_files(tokenizer: Tokenizer, max_length: int, frame: Frame = "cls-first") -> TokenizerFiles:
+def tokenizer_files(
+    tokenizer: Tokenizer, max_length: int, frame: Frame = "cls-first", *, has_segments: bool = True
+) -> TokenizerFiles:
     """Convert a loaded tokenizer like `to_huggingface_tokenizer`. Its special tokens are marked as special, in place."""
     names, last = special_names(tokenizer), frame == "cls-last"
     if last:
@@ -65,7 +70,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_length: int, frame: Frame = "cls-f
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in names.values()])
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_input_names": ["input_ids", *(["token_type_ids"] if has_segments else []), "attention_mask"],
         "model_max_length": max_length,
         **{f"{role}_token": token for role, token in names.items()},
         "do_lower_case": lowercases(tokenizer),

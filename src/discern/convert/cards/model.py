@@ -19,7 +19,7 @@ from discern.convert.cards.markdown import render
 from discern.data.tokenizer import load_tokenizer, lowercases
 from discern.interop.config_json import read_mark
 from discern.interop.huggingface import ENERGY, HuggingFaceModel
-from discern.interop.names import GENERATOR_CLASS, TWO_TOWER_CLASS, XLNET_CLASS
+from discern.interop.names import GENERATOR_CLASS, MODERNBERT_LM_CLASS, TWO_TOWER_CLASS, XLNET_CLASS
 from discern.training.metrics_log import held_out_metrics, read_metrics
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
 
@@ -108,7 +108,10 @@ def model_card(facts: ModelFacts) -> str:
     """Return the content of README.md."""
     config = facts.model.config
     architecture = config["architectures"][0]
-    positions, length = config.get("max_position_embeddings"), facts.settings.get("data.sequence_length")
+    # Rotary positions have no table; the length that a ModernBERT states is not a size.
+    rotary = config["model_type"] == "modernbert"
+    positions = None if rotary else config.get("max_position_embeddings")
+    length = facts.settings.get("data.sequence_length")
     unknown_tokens = facts.data.get("unknown_fraction")
     objective = OBJECTIVE_NAMES.get(facts.objective)
     return render(
@@ -117,7 +120,8 @@ def model_card(facts: ModelFacts) -> str:
         config=config,
         architecture=architecture,
         energies=gives_energies(facts.model),
-        fills_masks=architecture in (GENERATOR_CLASS, XLNET_CLASS),
+        fills_masks=architecture in (GENERATOR_CLASS, MODERNBERT_LM_CLASS, XLNET_CLASS),
+        rotary=rotary,
         language=language_code(facts.language),
         objective=facts.objective if objective is None else Markup(objective),
         sizes=sizes_of(config),
@@ -139,7 +143,8 @@ def language_code(language: str | None) -> str:
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes in a config.json of either family, by label."""
-    return {label: next(config[key] for key in keys if key in config) for label, keys in _SIZE_KEYS.items()}
+    found = {label: [config[key] for key in keys if key in config] for label, keys in _SIZE_KEYS.items()}
+    return {label: sizes[0] for label, sizes in found.items() if sizes}
 
 
 def gives_energies(model: HuggingFaceModel) -> bool:
