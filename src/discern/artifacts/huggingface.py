@@ -135,7 +135,7 @@ class HuggingFaceFolder(ModelFolder):
 
     @cached_property
     def encoder(self) -> LoadedEncoder:
-        read_huggingface_config(self.folder, ENCODER_TYPES) # refuses two towers, which cannot be fine-tuned
+        read_huggingface_config(self.folder, ENCODER_TYPES)  # refuses two towers, which cannot be fine-tuned
         found = family_in(self.folder).encoder_from(self.folder)
         began = None if self.config is None else getattr(self.config.model, "initialization", None)
         if began is not None:  # config.json knows only the scale of the initialization
