@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern import kernels
-from discern.kernels import functions
 from discern.training.config import OptimizerConfig
 from discern.training.optimizer import AdamW, clip_gradients
 from tests.paths import on_path
@@ -46,14 +46,91 @@ def test_gelu(shape: tuple[int, int]) -> None:
     compare(kernels.bias_gelu(x, bias), F.gelu(x.double() + bias.double()), [x, bias])
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("biased", [True, False])
+def test_geglu(shape: tuple[int, int], biased: bool) -> None:
+    x, bias = draws(shape[0], 2 * shape[1], scale=3), draws(2 * shape[1], seed=1) if biased else None
+    left, right = (x.double() if bias is None else x.double() + bias.double()).chunk(2, -1)
+    compare(kernels.geglu(x, bias), F.gelu(left) * right, [x] if bias is None else [x, bias])
+
+
+def test_geglu_in_bfloat16_is_that_in_float32_but_for_rounding() -> None:
+    low = draws(4, 10, 2 * 37, scale=3).detach().bfloat16().requires_grad_()
+    full = low.detach().float().requires_grad_()
+    weights = draws(4, 10, 37, seed=9).detach().bfloat16()
+    results = []
+    for x in (low, full):
+        output = kernels.geglu(x)
+        assert output.dtype == x.dtype
+        results.append((output.detach().float(), torch.autograd.grad(output, x, weights.to(x.dtype))[0].float()))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=4e-3)
+
+
+def test_gelu_without_a_bias() -> None:
+    x = draws(33, 100, scale=3)
+    compare(kernels.bias_gelu(x, None), F.gelu(x.double()), [x])
+
+
+def drawn_norm(columns: int, *, biased: bool = True) -> nn.LayerNorm:
+    norm = nn.LayerNorm(columns, bias=biased)
+    with torch.no_grad():
+        norm.weight.copy_(draws(columns, seed=3))
+        if biased:
+            norm.bias.copy_(draws(columns, seed=4))
+    return norm
+
+
+def double_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """The LayerNorm by torch, in double precision."""
+    return F.layer_norm(
+        x, norm.normalized_shape, norm.weight.double(), norm.bias if norm.bias is None else norm.bias.double(), norm.eps
+    )
+
+
+def test_residual_norm_without_biases() -> None:
+    part, residual, norm = draws(33, 100), draws(33, 100, seed=2), drawn_norm(100, biased=False)
+    ours, _ = kernels.residual_norm(part, None, residual, norm, 0.0, want_low=False)
+    compare(ours, double_norm(part.double() + residual.double(), norm), [part, residual, norm.weight])
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("used", ["both", "total", "normalized"])
+def test_add_norm(shape: tuple[int, int], biased: bool, used: str) -> None:
+    part, residual, norm = draws(*shape), draws(*shape, seed=2), drawn_norm(shape[1], biased=biased)
+    bias = draws(shape[1], seed=1) if biased else None
+    summed = residual.double() + (part.double() if bias is None else part.double() + bias.double())
+    reference = {"total": summed, "normalized": double_norm(summed, norm)}
+    ours = dict(zip(("total", "normalized"), kernels.add_norm(part, bias, residual, norm, 0.0, want_low=False), strict=True))
+    inputs = [part, residual, *([] if bias is None else [bias])]
+    if used != "total":
+        inputs += [*norm.parameters()]
+    names = ["total", "normalized"] if used == "both" else [used]
+    compare(torch.cat([ours[name] for name in names]), torch.cat([reference[name] for name in names]), inputs)
+
+
+def test_add_norm_in_bfloat16() -> None:
+    part, residual, norm = draws(40, 96).detach().bfloat16().requires_grad_(), draws(40, 96, seed=2), drawn_norm(96, biased=False)
+    total, normalized = kernels.add_norm(part, None, residual, norm, 0.0, want_low=True)
+    summed = residual.double() + part.double()
+    torch.testing.assert_close(total.double(), summed, atol=1e-6, rtol=0)
+    torch.testing.assert_close(normalized, double_norm(summed, norm).bfloat16(), atol=0.01, rtol=0.01)
+    gradients = draws(40, 96, seed=5).detach(), draws(40, 96, seed=6).detach().bfloat16()
+    found = torch.autograd.grad((total, normalized), [part, residual, norm.weight], gradients)
+    wanted = torch.autograd.grad(
+        (summed, double_norm(summed, norm)), [part, residual, norm.weight], tuple(gradient.double() for gradient in gradients)
+    )
+    assert [one.dtype for one in found] == [torch.bfloat16, torch.float32, torch.float32]
+    for one, other, tolerance in zip(found, wanted, (0.02, 1e-5, 1e-4), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("shape", SHAPES[1:])
 @pytest.mark.parametrize("with_residual", [True, False])
 def test_residual_norm(shape: tuple[int, int], with_residual: bool) -> None:
     part, bias, residual = draws(*shape), draws(shape[1], seed=1), draws(*shape, seed=2)
-    norm = nn.LayerNorm(shape[1])
-    with torch.no_grad():
-        norm.weight.copy_(draws(shape[1], seed=3))
-        norm.bias.copy_(draws(shape[1], seed=4))
+    norm = drawn_norm(shape[1])
     if with_residual:
         ours, low = kernels.residual_norm(part, bias, residual, norm, 0.0, want_low=False)
         summed, inputs = part.double() + bias.double() + residual.double(), [part, bias, residual]
@@ -61,8 +138,7 @@ def test_residual_norm(shape: tuple[int, int], with_residual: bool) -> None:
         ours, low = kernels.residual_norm(part, None, None, norm, 0.0, want_low=False)
         summed, inputs = part.double(), [part]
     assert low is ours
-    reference = F.layer_norm(summed, (shape[1],), norm.weight.double(), norm.bias.double(), norm.eps)
-    compare(ours, reference, [*inputs, norm.weight, norm.bias])
+    compare(ours, double_norm(summed, norm), [*inputs, norm.weight, norm.bias])
 
 
 def test_the_low_copy_of_a_norm_is_its_rounding_and_both_gradients_count() -> None:
@@ -87,7 +163,10 @@ def test_a_loss_that_is_not_finite_stays_so() -> None:
     logits[1, 7] = torch.nan
     assert kernels.cross_entropy_sum(logits, torch.tensor([1, 2, 3])).isnan()
     assert kernels.bias_gelu(logits, torch.zeros(40)).isnan().sum() == 1
-    assert kernels.residual_norm(logits, None, None, nn.LayerNorm(40), 0.0, want_low=True)[1][1].isnan().all()
+    norm = nn.LayerNorm(40)
+    assert kernels.residual_norm(logits, None, None, norm, 0.0, want_low=True)[1][1].isnan().all()
+    assert kernels.add_norm(logits, None, torch.zeros(3, 40), norm, 0.0, want_low=True)[1][1].isnan().all()
+    assert kernels.geglu(logits).isnan().sum() == 1
 
 
 def written_out(packed: Tensor, heads: int, lengths: list[int]) -> Tensor:
@@ -129,12 +208,152 @@ def test_attention_in_bfloat16_is_that_in_float32_but_for_rounding(
         assert float((one - other).abs().max() / other.abs().max()) < 0.02
 
 
-def test_spans_do_not_see_each_other() -> None:
+@pytest.mark.parametrize("window", [None, 2])
+def test_spans_do_not_see_each_other(window: int | None) -> None:
     packed = draws(12, 96).detach()
     changed = packed.clone()
     changed[7:] = 100.0
-    first, second = (kernels.attention(value, 2, starts([7, 5]), 0.0) for value in (packed, changed))
+    first, second = (kernels.attention(value, 2, starts([7, 5]), 0.0, window) for value in (packed, changed))
     assert torch.equal(first[:7], second[:7])
+
+
+WINDOWS = [0, 1, 5, 16, 64, 1000]
+WINDOWED_LENGTHS = [1, 2, 3, 4, 6, 16, 31, 32, 33, 63, 64, 65, 66, 95, 97, 128, 129, 131, 200]
+"""Spans around the windows, and around the borders of tiles of 32 queries."""
+
+
+def windowed(packed: Tensor, heads: int, lengths: list[int], window: int, factors: list[Tensor] | None = None) -> Tensor:
+    """Attention of each span within a window by torch, in double precision; `factors` multiply its probabilities."""
+    parts = []
+    for number, span in enumerate(packed.double().split(lengths)):
+        places = torch.arange(len(span))
+        near = (places[:, None] - places).abs() <= window
+        query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in span.chunk(3, 1))
+        scores = (query / query.shape[-1] ** 0.5) @ key.transpose(1, 2)
+        probabilities = scores.masked_fill(~near, -torch.inf).softmax(-1)
+        if factors is not None:
+            probabilities = probabilities * factors[number]
+        parts.append((probabilities @ value).transpose(0, 1).flatten(1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("size", [8, 16, 24, 32, 64])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windowed_attention(size: int, window: int) -> None:
+    packed = draws(sum(WINDOWED_LENGTHS), 3 * size * 2)
+    ours = kernels.attention(packed, 2, starts(WINDOWED_LENGTHS), 0.0, window)
+    compare(ours, windowed(packed, 2, WINDOWED_LENGTHS, window), [packed])
+
+
+@pytest.mark.parametrize("size", [8, 16, 24, 32, 64])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("probability", [0.0, 0.2])
+def test_windowed_attention_in_bfloat16_is_that_in_float32_but_for_rounding(size: int, window: int, probability: float) -> None:
+    low = draws(sum(WINDOWED_LENGTHS), 3 * size * 2).detach().bfloat16().requires_grad_()
+    full = low.detach().float().requires_grad_()
+    results = []
+    for packed in (low, full):
+        torch.manual_seed(3)  # the same elements dropped
+        output = kernels.attention(packed, 2, starts(WINDOWED_LENGTHS), probability, window)
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(9)).to(output.dtype)
+        results.append((output.detach().float(), torch.autograd.grad(output, packed, weights)[0].float()))
+    for one, other in zip(*results, strict=True):
+        assert float((one - other).abs().max() / other.abs().max()) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("probability", [0.0, 0.1])
+def test_a_window_as_long_as_the_span_is_full_attention(dtype: torch.dtype, probability: float) -> None:
+    lengths = [1, 40, 33, 100]
+    packed = draws(sum(lengths), 96).detach().to(dtype).requires_grad_()
+    results = []
+    for window in (None, 99, 2**40):
+        torch.manual_seed(3)
+        output = kernels.attention(packed, 2, starts(lengths), probability, window)
+        results.append((output, torch.autograd.grad(output, packed, torch.ones_like(output))[0]))
+    for other in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("window", "lengths"), [(0, [40, 3]), (5, [70, 33]), (64, [150, 65])])
+def test_windowed_attention_with_dropout(window: int, lengths: list[int]) -> None:
+    """The mask, as equal keys and values that are the identity show it, explains values and gradients."""
+    size = max(lengths)
+    shown = torch.zeros(sum(lengths), 3 * size)
+    shown[:, 2 * size :] = torch.cat([torch.eye(size)[:length] for length in lengths])
+    torch.manual_seed(3)
+    kept = kernels.attention(shown, 1, starts(lengths), 0.3, window)
+    factors = [(part[:, :length] > 0) / (1 - 19661 / 65536) for part, length in zip(kept.split(lengths), lengths, strict=True)]
+    packed = draws(sum(lengths), 3 * size)
+    torch.manual_seed(3)
+    ours = kernels.attention(packed, 1, starts(lengths), 0.3, window)
+    compare(ours, windowed(packed, 1, lengths, window, factors), [packed])
+
+
+def test_the_time_of_windowed_attention_is_proportional_to_the_length() -> None:
+    """Four times the tokens take four times as long; with full attention they take sixteen times as long."""
+
+    def seconds(length: int) -> float:
+        packed = draws(length, 3 * 64).detach().bfloat16().requires_grad_()
+        began = time.process_time()
+        output = kernels.attention(packed, 1, starts([length]), 0.0, 64)
+        torch.autograd.grad(output, packed, torch.ones_like(output))
+        return time.process_time() - began
+
+    for length in (2048, 8192):
+        seconds(length)
+    fastest = [min(seconds(length) for _ in range(5)) for length in (2048, 8192)]
+    assert fastest[1] < 6 * fastest[0] + 0.005
+
+
+def test_a_window_is_not_negative() -> None:
+    with pytest.raises(ValueError, match="window is -1"):
+        kernels.attention(torch.zeros(4, 48), 1, starts([4]), 0.0, -1)
+
+
+def angles(positions: int, size: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary embeddings with base 10,000."""
+    turns = torch.outer(torch.arange(positions).float(), 10_000 ** (-torch.arange(0, size, 2) / size))
+    return turns.cos(), turns.sin()
+
+
+def turned(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, positions: Tensor) -> Tensor:
+    """The rotation by torch, in double precision, as transformers writes it out."""
+    parts = packed.double().unflatten(1, (3, heads, -1))
+    queries_and_keys, values = parts[:, :2], parts[:, 2:]
+    first, second = queries_and_keys.chunk(2, -1)
+    both = [torch.cat([table, table], 1).double()[positions][:, None, None] for table in (cosine, sine)]
+    rotated = queries_and_keys * both[0] + torch.cat([-second, first], -1) * both[1]
+    return torch.cat([rotated, values], 1).flatten(1)
+
+
+@pytest.mark.parametrize("size", [2, 8, 16, 24, 32, 64])
+def test_rotary(size: int) -> None:
+    packed, tables = draws(70, 3 * size * 3), angles(40, size)
+    positions = torch.cat([torch.arange(40), torch.arange(30)])
+    ours = kernels.rotary(packed, 3, *tables, positions)
+    compare(ours, turned(packed, 3, *tables, positions), [packed])
+    assert torch.equal(ours[:, 6 * size :], packed[:, 6 * size :])
+    low = packed.detach().bfloat16()
+    rounded = kernels.rotary(low, 3, *tables, positions)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded, turned(low, 3, *tables, positions).bfloat16(), atol=1e-6, rtol=8e-3)
+
+
+def test_rotary_by_hand() -> None:
+    """A quarter turn swaps the halves of queries and keys and negates one; position 0 changes nothing."""
+    packed = torch.arange(1.0, 13.0).expand(2, 12)
+    cosine, sine = torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    assert kernels.rotary(packed, 1, cosine, sine, torch.tensor([1, 0])).tolist() == [
+        [-3, -4, 1, 2, -7, -8, 5, 6, 9, 10, 11, 12],
+        list(range(1, 13)),
+    ]
+
+
+@pytest.mark.parametrize("position", [-1, 5])
+def test_a_position_outside_of_the_rotary_tables_is_refused(position: int) -> None:
+    with pytest.raises(IndexError, match="rotary tables"):
+        kernels.rotary(torch.zeros(2, 48), 1, *angles(5, 16), torch.tensor([0, position]))
 
 
 def kept_by_attention(length: int, probability: float) -> Tensor:
@@ -179,7 +398,7 @@ def test_dropped_elements_are_independent_of_their_neighbors_rows_columns_and_ca
         assert abs(agreement - 0.5) < 5 * 0.5 / one.numel() ** 0.5, name
 
 
-@pytest.mark.parametrize("part", ["dropout", "norm", "attention"])
+@pytest.mark.parametrize("part", ["dropout", "norm", "add_norm", "attention"])
 def test_the_backward_pass_drops_what_the_forward_pass_dropped(part: str) -> None:
     """Each function is linear in what is dropped, or nearly: the gradient along a direction is the difference quotient."""
     norm = nn.LayerNorm(96).double()
@@ -194,6 +413,8 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(part: str) -> Non
             result = kernels.dropout(x, 0.3)
         elif part == "norm":
             result, _ = kernels.residual_norm(x, None, residual, norm, 0.3, want_low=False)
+        elif part == "add_norm":
+            result = torch.cat(kernels.add_norm(x, None, residual, norm, 0.3, want_low=False))
         else:
             result = kernels.attention(x, 2, starts([25, 15]), 0.3)
         return (result.double() * torch.linspace(-1, 1, result.numel(), dtype=torch.float64).view(result.shape)).sum()
@@ -243,8 +464,8 @@ def test_they_are_used_only_where_they_can_be() -> None:
 
 
 def test_the_result_does_not_depend_on_the_seed_without_dropout() -> None:
-    assert functions.threshold(0.0) == 0
-    assert functions.threshold(0.1) == 6554
+    assert kernels.threshold(0.0) == 0
+    assert kernels.threshold(0.1) == 6554
     state = torch.get_rng_state()
     kernels.attention(draws(4, 48).detach(), 1, starts([4]), 0.0)
     assert torch.equal(state, torch.get_rng_state())

@@ -3,8 +3,12 @@
 
 /* ---- attention over spans of rows that see each other: softmax(Q K^T / sqrt(size)), dropout, times V ----
  *
- * The tokens of all spans are concatenated; span s consists of tokens offsets[s] to offsets[s + 1]. Row t of query, key and
- * value begins at t * stride, head h at h * size within it. A thread computes one (span, head) at a time, in its own memory.
+ * Tokens of all spans lie one after another; span s is tokens offsets[s] to offsets[s + 1]. Row t of query, key and value
+ * begins at t * stride, head h at h * size within it. One (span, head) is worked on at a time, in a thread's own memory.
+ *
+ * Token i of a span sees token j where |i - j| <= window. A tile of queries is multiplied only with the keys that some row of it
+ * sees, its band, so that the work grows with the length of the span times the window. Full attention is a window as long as the
+ * longest span.
  */
 
 #define TILE 32 /* queries at a time */
@@ -46,7 +50,7 @@ static void product(int64_t m, int64_t n, int64_t k, const float *a, int64_t ai,
 
 INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-/* Copies the rows of one head as float, times `factor`, padded with zeros to `width` columns. */
+/* Rows of one head as float, `width` wide with zeros behind; times `factor`. */
 INLINE void unpack(const void *from, int64_t stride, int64_t at, int64_t rows, int64_t size, float *to, int64_t width, float factor,
                    int half) {
     for (int64_t r = 0; r < rows; r++)
@@ -57,7 +61,7 @@ INLINE void unpack(const void *from, int64_t stride, int64_t at, int64_t rows, i
         }
 }
 
-/* Transposes to `size` rows of `width` >= rows columns. */
+/* The transpose: `size` rows of `width` >= rows columns. */
 INLINE void transpose(const float *from, int64_t rows, int64_t size, int64_t from_width, float *to, int64_t width) {
     for (int64_t c = 0; c < size; c++) {
         for (int64_t r = 0; r < rows; r++) to[c * width + r] = from[r * from_width + c];
@@ -76,6 +80,7 @@ typedef struct {
     const void *query, *key, *value;
     int64_t stride, size, heads, spans;
     const int64_t *offsets;
+    int64_t window; /* negative: whole spans */
 } Heads;
 
 static int64_t longest(const Heads *in) {
@@ -87,20 +92,72 @@ static int64_t longest(const Heads *in) {
     return most;
 }
 
-/* Dropout factors of the first `n` probabilities of a query. */
-INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t heads, int64_t across, int64_t n, float *to) {
-    uint64_t base = (uint64_t)((token * heads + head) * across);
-    for (int64_t c = 0; c < n; c += 32) {
-        vec low, high;
-        keep(drop, base + (uint64_t)(c / 32), &low, &high);
-        *(vec_u *)(to + c) = low;
-        *(vec_u *)(to + c + 16) = high;
+/* The memory of a thread: columns of a span's keys and of a tile's scores, and the window cut to the longest span. */
+typedef struct {
+    int64_t keys, scores, window;
+} Room;
+
+INLINE Room make_room(const Heads *in) {
+    const int64_t most = longest(in), window = in->window < 0 || in->window > most ? most : in->window;
+    const int64_t band = padded(2 * TILE + 2 * window), keys = padded(most) + LANES;
+    return (Room){keys, band < keys ? band : keys, window};
+}
+
+/* Rows of `width` columns that begin in as many places of the cache: steps of a power of two would all fall on a few of them. */
+INLINE int64_t spread(int64_t width) { return width | LANES; }
+
+/* Queries `q` to `q + rows` of a span of n tokens, and their band: keys `low` to `high`, in `width` columns. `low` is a multiple
+ * of 32, where a block of the dropout mask begins: an element has the same factor whatever the window. */
+typedef struct {
+    int64_t q, rows, low, high, width;
+} Tile;
+
+INLINE Tile make_tile(int64_t q, int64_t n, int64_t window) {
+    const int64_t rows = n - q < TILE ? n - q : TILE, low = q > window ? (q - window) / 32 * 32 : 0;
+    const int64_t high = n - q - rows > window ? q + rows + window : n;
+    return (Tile){q, rows, low, high, padded(high - low)};
+}
+
+/* Columns [from, to) of the band are what one row sees; [first, last) are the whole vectors that hold them. */
+typedef struct {
+    int64_t from, to, first, last;
+} Seen;
+
+INLINE Seen make_seen(const Tile *tile, int64_t r, int64_t window) {
+    const int64_t i = tile->q + r - tile->low, end = tile->high - tile->low;
+    const int64_t from = i > window ? i - window : 0, to = end - i > window ? i + window + 1 : end;
+    return (Seen){from, to, from / LANES * LANES, padded(to)};
+}
+
+/* Scores in front of what the row sees, in its first vector, become -inf: e to that is 0. */
+INLINE void hide(float *row, const Seen *seen) {
+    if (seen->from == seen->first) return;
+    vec v = *(vec_u *)(row + seen->first);
+    *(vec_u *)(row + seen->first) = choose((ivec)LANE < (int)(seen->from - seen->first), splat(-INFINITY), v);
+}
+
+/* Zeros in the columns of the band outside of the vectors that a row sees; `bytes` an element. */
+INLINE void clear(void *row, const Seen *seen, int64_t width, int64_t bytes) {
+    if (seen->first > 0) memset(row, 0, (size_t)(seen->first * bytes));
+    if (seen->last < width) memset((char *)row + seen->last * bytes, 0, (size_t)((width - seen->last) * bytes));
+}
+
+/* Factors of the probabilities that one query's row sees. */
+INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t heads, int64_t across, int64_t low, const Seen *seen,
+                     float *to) {
+    uint64_t base = (uint64_t)((token * heads + head) * across + low / 32);
+    for (int64_t c = seen->first / 32 * 32; c < seen->to; c += 32) {
+        vec even, odd;
+        keep(drop, base + (uint64_t)(c / 32), &even, &odd);
+        *(vec_u *)(to + c) = even;
+        *(vec_u *)(to + c + 16) = odd;
     }
 }
 
 INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t seed, int64_t threshold, int half) {
-    const int64_t most = padded(longest(in)) + LANES, size = in->size, wide = padded(size), across = blocks(most);
-    const int64_t each = 3 * most * wide + TILE * (most + 2 * wide) + most + 2 * LANES;
+    const Room room = make_room(in);
+    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
+    const int64_t size = in->size, wide = padded(size), each = 3 * most * wide + TILE * (band + 2 * wide) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
@@ -108,38 +165,42 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
 #pragma omp parallel
     {
         float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
-        float *query = value + most * wide, *scores = query + TILE * wide, *sums = scores + TILE * most, *mask = sums + TILE * wide;
+        float *query = value + most * wide, *scores = query + TILE * wide, *sums = scores + TILE * band, *mask = sums + TILE * wide;
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, width = padded(n), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n)), origin = start * in->stride + head * size;
             unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
-            transpose(key, n, size, wide, across_key, width);
+            transpose(key, n, size, wide, across_key, apart);
             unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
             for (int64_t q = 0; q < n; q += TILE) {
-                const int64_t rows = n - q < TILE ? n - q : TILE;
+                const Tile tile = make_tile(q, n, window);
+                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
                 unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
-                product(rows, width, size, query, wide, 1, across_key, width, scores, width, 0);
+                product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     float *row = scores + r * width;
-                    const float top = row_top(row, 0, n, 0);
+                    const Seen seen = make_seen(&tile, r, window);
+                    hide(row, &seen);
+                    clear(row, &seen, width, sizeof(float));
+                    const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0);
                     vec sum = {0};
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec e = exponential(*(vec_u *)(row + c) - top);
-                        if (c + LANES > n) e = choose((ivec)LANE < (int)(n - c), e, (vec){0});
+                        if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
                         *(vec_u *)(row + c) = e;
                         sum += e;
                     }
                     const float all = total(sum), inverse = 1.0f / all;
                     normalizer[(start + q + r) * in->heads + head] = top + logf(all);
                     if (threshold) {
-                        keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
-                        for (int64_t c = 0; c < width; c += LANES) *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
+                        keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                        for (int64_t c = seen.first; c < seen.to; c += LANES) *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
                     } else {
-                        for (int64_t c = 0; c < width; c += LANES) *(vec_u *)(row + c) *= inverse;
+                        for (int64_t c = seen.first; c < seen.to; c += LANES) *(vec_u *)(row + c) *= inverse;
                     }
                 }
-                product(rows, wide, n, scores, width, 1, value, wide, sums, wide, 0);
+                product(rows, wide, count, scores, width, 1, value + low * wide, wide, sums, wide, 0);
                 repack(sums, rows, size, wide, out, in->heads * size, (start + q) * in->heads * size + head * size, 1.0f, half);
             }
         }
@@ -148,11 +209,12 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
     return 0;
 }
 
-/* Gradients of query, key and value, in the same layout; `out` is the result of `attend`. */
+/* Gradients of query, key and value, laid out like them; `out` is what `attend` gave. */
 INLINE int attend_back_any(const Heads *in, const void *out, const float *normalizer, const void *dout, void *dquery, void *dkey,
                            void *dvalue, int64_t seed, int64_t threshold, int half) {
-    const int64_t most = padded(longest(in)) + LANES, size = in->size, wide = padded(size), across = blocks(most);
-    const int64_t each = 6 * most * wide + TILE * (3 * most + 4 * wide) + most + 2 * LANES;
+    const Room room = make_room(in);
+    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
+    const int64_t size = in->size, wide = padded(size), each = 6 * most * wide + TILE * (3 * band + 4 * wide) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
@@ -162,42 +224,50 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
         float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
         float *across_value = value + most * wide, *key_sums = across_value + most * wide, *value_sums = key_sums + most * wide;
         float *query = value_sums + most * wide, *gradient = query + TILE * wide, *result = gradient + TILE * wide;
-        float *query_sums = result + TILE * wide, *scores = query_sums + TILE * wide, *dropped = scores + TILE * most;
-        float *slopes = dropped + TILE * most, *mask = slopes + TILE * most;
+        float *query_sums = result + TILE * wide, *scores = query_sums + TILE * wide, *dropped = scores + TILE * band;
+        float *slopes = dropped + TILE * band, *mask = slopes + TILE * band;
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, width = padded(n), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n)), origin = start * in->stride + head * size;
             const int64_t ours = in->heads * size;
             unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
-            transpose(key, n, size, wide, across_key, width);
+            transpose(key, n, size, wide, across_key, apart);
             unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
-            transpose(value, n, size, wide, across_value, width);
+            transpose(value, n, size, wide, across_value, apart);
+            memset(key_sums, 0, (size_t)(n * wide) * sizeof(float));
+            memset(value_sums, 0, (size_t)(n * wide) * sizeof(float));
             for (int64_t q = 0; q < n; q += TILE) {
-                const int64_t rows = n - q < TILE ? n - q : TILE, at = (start + q) * ours + head * size;
+                const Tile tile = make_tile(q, n, window);
+                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
+                const int64_t at = (start + q) * ours + head * size;
                 unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
                 unpack(dout, ours, at, rows, size, gradient, wide, 1.0f, half);
                 unpack(out, ours, at, rows, size, result, wide, 1.0f, half);
-                product(rows, width, size, query, wide, 1, across_key, width, scores, width, 0);
-                product(rows, width, size, gradient, wide, 1, across_value, width, slopes, width, 0);
+                product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
+                product(rows, width, size, gradient, wide, 1, across_value + low, apart, slopes, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     float *row = scores + r * width, *kept = dropped + r * width, *slope = slopes + r * width;
+                    const Seen seen = make_seen(&tile, r, window);
+                    hide(row, &seen);
+                    clear(kept, &seen, width, sizeof(float));
+                    clear(slope, &seen, width, sizeof(float));
                     const float norm = normalizer[(start + q + r) * in->heads + head];
                     vec sum = {0};
                     for (int64_t c = 0; c < wide; c += LANES) sum += *(vec_u *)(gradient + r * wide + c) * *(vec_u *)(result + r * wide + c);
                     const float delta = total(sum);
-                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec p = exponential(*(vec_u *)(row + c) - norm);
-                        if (c + LANES > n) p = choose((ivec)LANE < (int)(n - c), p, (vec){0});
+                        if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
                         vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
                         *(vec_u *)(kept + c) = p * factors;
                         *(vec_u *)(slope + c) = p * (*(vec_u *)(slope + c) * factors - delta);
                     }
                 }
-                product(n, wide, rows, dropped, 1, width, gradient, wide, value_sums, wide, q > 0);
-                product(n, wide, rows, slopes, 1, width, query, wide, key_sums, wide, q > 0);
-                product(rows, wide, n, slopes, width, 1, key, wide, query_sums, wide, 0);
+                product(count, wide, rows, dropped, 1, width, gradient, wide, value_sums + low * wide, wide, 1);
+                product(count, wide, rows, slopes, 1, width, query, wide, key_sums + low * wide, wide, 1);
+                product(rows, wide, count, slopes, width, 1, key + low * wide, wide, query_sums, wide, 0);
                 repack(query_sums, rows, size, wide, dquery, in->stride, origin + q * in->stride, factor, half);
             }
             repack(key_sums, n, size, wide, dkey, in->stride, origin, 1.0f, half);
@@ -209,9 +279,9 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
 }
 
 #ifdef __AVX512BF16__
-/* The same with products of bfloat16 pairs, which these processors multiply twice as fast as floats. A pair has 32 bits.
- * Operand B of a product holds rows 2p and 2p + 1 of a matrix as pairs, operand A pairs along the dimension that is summed.
- * Requires a head size that is a multiple of 16. */
+/* The same with products of bfloat16 pairs, which these processors multiply twice as fast as floats. A pair is 32 bits; operand
+ * B of a product holds rows 2p and 2p + 1 of a matrix zipped together, operand A pairs along the dimension summed over.
+ * Wants a head size that is a multiple of 16. */
 INLINE void micro_pairs(int m, int nv, int64_t k, const uint32_t *a, int64_t ai, int64_t aj, const uint32_t *b, int64_t ldb, float *c,
                         int64_t ldc, int add) {
     __m512 sum[MR][NR];
@@ -239,7 +309,7 @@ static void product_pairs(int64_t m, int64_t n, int64_t k, const uint32_t *a, in
 }
 #undef micro
 
-/* Combines rows 2p and 2p + 1: `to` has (rows + 1) / 2 rows of `columns` pairs; a missing last row counts as zeros. */
+/* Rows 2p and 2p + 1 side by side: `to` has (rows + 1) / 2 rows of `columns` pairs; a missing last row is zeros. */
 INLINE void zip(const uint16_t *from, int64_t stride, int64_t rows, int64_t columns, uint32_t *to, int64_t width) {
     for (int64_t r = 0; r < rows; r += 2)
         for (int64_t c = 0; c < columns; c += LANES) {
@@ -250,7 +320,7 @@ INLINE void zip(const uint16_t *from, int64_t stride, int64_t rows, int64_t colu
         }
 }
 
-/* Transposes in pairs of columns to size / 2 rows of `width` >= rows pairs. */
+/* The transpose in pairs of columns: size / 2 rows of `width` >= rows pairs. */
 INLINE void transpose_pairs(const uint16_t *from, int64_t stride, int64_t rows, int64_t size, uint32_t *to, int64_t width) {
     for (int64_t block = 0; block < width; block += LANES)
         for (int64_t c = 0; c < size / 2; c++) {
@@ -261,47 +331,52 @@ INLINE void transpose_pairs(const uint16_t *from, int64_t stride, int64_t rows, 
 }
 
 static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64_t seed, int64_t threshold) {
-    const int64_t most = padded(longest(in)) + LANES, size = in->size, across = blocks(most), ours = in->heads * size;
-    const int64_t each = most * size + TILE * (most + most / 2 + size) + most + 2 * LANES;
+    const Room room = make_room(in);
+    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
+    const int64_t size = in->size, ours = in->heads * size, each = most * size + TILE * (band + band / 2 + size) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
     if (!scratch) return 1;
 #pragma omp parallel
     {
-        float *scores = scratch + omp_get_thread_num() * each, *sums = scores + TILE * most, *mask = sums + TILE * size;
-        uint32_t *across_key = (uint32_t *)(mask + most + 2 * LANES), *value = across_key + most * size / 2;
+        float *scores = scratch + omp_get_thread_num() * each, *sums = scores + TILE * band, *mask = sums + TILE * size;
+        uint32_t *across_key = (uint32_t *)(mask + band + 2 * LANES), *value = across_key + most * size / 2;
         uint16_t *weights = (uint16_t *)(value + most * size / 2);
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, width = padded(n), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n)), origin = start * in->stride + head * size;
             const uint16_t *query = (const uint16_t *)in->query + origin;
-            transpose_pairs((const uint16_t *)in->key + origin, in->stride, n, size, across_key, width);
+            transpose_pairs((const uint16_t *)in->key + origin, in->stride, n, size, across_key, apart);
             zip((const uint16_t *)in->value + origin, in->stride, n, size, value, size);
             for (int64_t q = 0; q < n; q += TILE) {
-                const int64_t rows = n - q < TILE ? n - q : TILE;
-                product_pairs(rows, width, size / 2, (const uint32_t *)(query + q * in->stride), in->stride / 2, 1, across_key, width,
-                              scores, width, 0);
+                const Tile tile = make_tile(q, n, window);
+                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
+                product_pairs(rows, width, size / 2, (const uint32_t *)(query + q * in->stride), in->stride / 2, 1, across_key + low,
+                              apart, scores, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     float *row = scores + r * width;
-                    const float top = row_top(row, 0, n, 0) * factor;
+                    const Seen seen = make_seen(&tile, r, window);
+                    hide(row, &seen);
+                    clear(weights + r * width, &seen, width, sizeof(uint16_t));
+                    const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0) * factor;
                     vec sum = {0};
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec e = exponential(*(vec_u *)(row + c) * factor - top);
-                        if (c + LANES > n) e = choose((ivec)LANE < (int)(n - c), e, (vec){0});
+                        if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
                         *(vec_u *)(row + c) = e;
                         sum += e;
                     }
                     const float all = total(sum), inverse = 1.0f / all;
                     normalizer[(start + q + r) * in->heads + head] = top + logf(all);
-                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec p = *(vec_u *)(row + c) * inverse;
                         store(weights, (size_t)(r * width + c), LANES, 1, threshold ? p * *(vec_u *)(mask + c) : p);
                     }
                 }
-                product_pairs(rows, size, (n + 1) / 2, (const uint32_t *)weights, width / 2, 1, value, size, sums, size, 0);
+                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)weights, width / 2, 1, value + low / 2 * size, size, sums, size, 0);
                 repack(sums, rows, size, size, out, ours, (start + q) * ours + head * size, 1.0f, 1);
             }
         }
@@ -312,44 +387,54 @@ static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64
 
 static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *normalizer, const uint16_t *dout, uint16_t *dquery,
                              uint16_t *dkey, uint16_t *dvalue, int64_t seed, int64_t threshold) {
-    const int64_t most = padded(longest(in)) + LANES, size = in->size, across = blocks(most), ours = in->heads * size;
-    const int64_t each = most * size * 4 + TILE * (4 * most + 2 * size) + most + 2 * LANES;
+    const Room room = make_room(in);
+    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
+    const int64_t size = in->size, ours = in->heads * size, each = most * size * 4 + TILE * (4 * band + 2 * size) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
     if (!scratch) return 1;
 #pragma omp parallel
     {
-        float *scores = scratch + omp_get_thread_num() * each, *slopes = scores + TILE * most, *query_sums = slopes + TILE * most;
+        float *scores = scratch + omp_get_thread_num() * each, *slopes = scores + TILE * band, *query_sums = slopes + TILE * band;
         float *key_sums = query_sums + TILE * size, *value_sums = key_sums + most * size, *mask = value_sums + most * size;
-        uint32_t *across_key = (uint32_t *)(mask + most + 2 * LANES), *across_value = across_key + most * size / 2;
+        uint32_t *across_key = (uint32_t *)(mask + band + 2 * LANES), *across_value = across_key + most * size / 2;
         uint32_t *key = across_value + most * size / 2, *query = key + most * size / 2, *gradient = query + TILE * size / 2;
-        uint32_t *zipped_weights = gradient + TILE * size / 2, *zipped_slopes = zipped_weights + TILE * most / 2;
-        uint16_t *weights = (uint16_t *)(zipped_slopes + TILE * most / 2), *low_slopes = weights + TILE * most;
+        uint32_t *zipped_weights = gradient + TILE * size / 2, *zipped_slopes = zipped_weights + TILE * band / 2;
+        uint16_t *weights = (uint16_t *)(zipped_slopes + TILE * band / 2), *low_slopes = weights + TILE * band;
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, width = padded(n), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n)), origin = start * in->stride + head * size;
             const uint16_t *own_key = (const uint16_t *)in->key + origin, *own_value = (const uint16_t *)in->value + origin;
-            transpose_pairs(own_key, in->stride, n, size, across_key, width);
-            transpose_pairs(own_value, in->stride, n, size, across_value, width);
+            transpose_pairs(own_key, in->stride, n, size, across_key, apart);
+            transpose_pairs(own_value, in->stride, n, size, across_value, apart);
             zip(own_key, in->stride, n, size, key, size);
+            memset(key_sums, 0, (size_t)(n * size) * sizeof(float));
+            memset(value_sums, 0, (size_t)(n * size) * sizeof(float));
             for (int64_t q = 0; q < n; q += TILE) {
-                const int64_t rows = n - q < TILE ? n - q : TILE, at = (start + q) * ours + head * size;
+                const Tile tile = make_tile(q, n, window);
+                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
+                const int64_t at = (start + q) * ours + head * size;
                 const uint16_t *own_query = (const uint16_t *)in->query + origin + q * in->stride;
-                product_pairs(rows, width, size / 2, (const uint32_t *)own_query, in->stride / 2, 1, across_key, width, scores, width, 0);
-                product_pairs(rows, width, size / 2, (const uint32_t *)(dout + at), ours / 2, 1, across_value, width, slopes, width, 0);
+                product_pairs(rows, width, size / 2, (const uint32_t *)own_query, in->stride / 2, 1, across_key + low,
+                              apart, scores, width, 0);
+                product_pairs(rows, width, size / 2, (const uint32_t *)(dout + at), ours / 2, 1, across_value + low, apart, slopes, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
-                    const float *row = scores + r * width, *slope = slopes + r * width;
+                    float *row = scores + r * width, *slope = slopes + r * width;
+                    const Seen seen = make_seen(&tile, r, window);
+                    hide(row, &seen);
+                    clear(weights + r * width, &seen, width, sizeof(uint16_t));
+                    clear(low_slopes + r * width, &seen, width, sizeof(uint16_t));
                     const float norm = normalizer[(start + q + r) * in->heads + head];
                     vec sum = {0};
                     for (int64_t c = 0; c < size; c += LANES)
                         sum += load(dout, (size_t)(at + r * ours + c), LANES, 1) * load(out, (size_t)(at + r * ours + c), LANES, 1);
                     const float delta = total(sum);
-                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec p = exponential(*(const vec_u *)(row + c) * factor - norm);
-                        if (c + LANES > n) p = choose((ivec)LANE < (int)(n - c), p, (vec){0});
+                        if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
                         vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
                         store(weights, (size_t)(r * width + c), LANES, 1, p * factors);
                         store(low_slopes, (size_t)(r * width + c), LANES, 1, p * (*(const vec_u *)(slope + c) * factors - delta));
@@ -360,9 +445,10 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
                 zip(own_query, in->stride, rows, size, query, size);
                 zip(dout + at, ours, rows, size, gradient, size);
                 const int64_t pairs = (rows + 1) / 2;
-                product_pairs(n, size, pairs, zipped_weights, 1, width, gradient, size, value_sums, size, q > 0);
-                product_pairs(n, size, pairs, zipped_slopes, 1, width, query, size, key_sums, size, q > 0);
-                product_pairs(rows, size, (n + 1) / 2, (const uint32_t *)low_slopes, width / 2, 1, key, size, query_sums, size, 0);
+                product_pairs(count, size, pairs, zipped_weights, 1, width, gradient, size, value_sums + low * size, size, 1);
+                product_pairs(count, size, pairs, zipped_slopes, 1, width, query, size, key_sums + low * size, size, 1);
+                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)low_slopes, width / 2, 1, key + low / 2 * size, size,
+                              query_sums, size, 0);
                 repack(query_sums, rows, size, size, dquery, in->stride, origin + q * in->stride, factor, 1);
             }
             repack(key_sums, n, size, size, dkey, in->stride, origin, factor, 1);
@@ -381,15 +467,15 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
 
 #define ATTEND(name, half)                                                                                                        \
     int attend_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,         \
-                      const int64_t *offsets, int64_t spans, void *out, float *normalizer, int64_t seed, int64_t threshold) {   \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets};                                                      \
+                      const int64_t *offsets, int64_t spans, int64_t window, void *out, float *normalizer, int64_t seed, int64_t threshold) {   \
+        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                                      \
         if (PAIRS(half, size)) return attend_pairs(&in, out, normalizer, seed, threshold);                                        \
         return attend_any(&in, out, normalizer, seed, threshold, half);                                                           \
     }                                                                                                                             \
     int attend_back_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,    \
-                           const int64_t *offsets, int64_t spans, const void *out, const float *normalizer, const void *dout,     \
+                           const int64_t *offsets, int64_t spans, int64_t window, const void *out, const float *normalizer, const void *dout,     \
                            void *dquery, void *dkey, void *dvalue, int64_t seed, int64_t threshold) {                           \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets};                                                      \
+        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                                      \
         if (PAIRS(half, size))                                                                                                    \
             return attend_back_pairs(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold);                          \
         return attend_back_any(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold, half);                          \
