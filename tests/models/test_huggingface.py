@@ -5,21 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from discern.models.base import build_embeddings, build_encoder, build_language_head
+from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.electra import huggingface as electra
+from discern.models.modernbert import huggingface as modernbert
 from discern.models.weight_names import renamed
 from discern.models.xlnet import huggingface as xlnet
 
 SIZES = {"num_layers": 12, "hidden_size": 16, "embedding_size": 16, "num_heads": 4, "feedforward_size": 24, "max_positions": 32}
 
 
-def weights(encoder: str) -> dict[str, torch.Tensor]:
+def weights(encoder: str, width: int = 16) -> dict[str, torch.Tensor]:
     config = build_config(encoder=encoder, **SIZES)
-    embeddings = build_embeddings(50, 16, config)
-    body, head = build_encoder(embeddings, config), build_language_head(embeddings, config)
+    embeddings = build_embeddings(50, width, config)
+    body = build_encoder(embeddings, config)
+    head = body.language_head()
     found = {f"encoder.{name}": value.detach() for name, value in body.named_parameters()}
-    return found | {f"head.{name}": value.detach() for name, value in head.named_parameters() if "word_embeddings" not in name}
+    tied = ("word_embeddings.", "projection.")
+    return found | {f"head.{name}": value.detach() for name, value in head.named_parameters() if not name.startswith(tied)}
 
 
 def test_electra_there_and_back() -> None:
@@ -58,6 +61,28 @@ def test_xlnet_there_and_back() -> None:
     again = xlnet.from_huggingface(theirs)
     assert again.keys() == ours.keys()
     assert all(torch.equal(again[name], ours[name]) for name in ours)
+
+
+def test_modernbert_there_and_back() -> None:
+    ours = weights("modernbert")
+    theirs = modernbert.to_huggingface(ours)
+    packed = theirs["model.layers.11.attn.Wqkv.weight"]
+    for third, name in enumerate(("query", "key", "value")):
+        assert torch.equal(packed[16 * third : 16 * third + 16], ours[f"encoder.blocks.11.attention.{name}.weight"])
+    assert "model.layers.0.attn_norm.weight" not in theirs  # the embeddings are normalized already
+    assert theirs["model.layers.1.attn_norm.weight"] is ours["encoder.blocks.1.attention_norm.weight"]
+    assert theirs["decoder.bias"] is ours["head.bias"]
+    again = modernbert.from_huggingface(theirs)
+    assert again.keys() == ours.keys()
+    assert all(torch.equal(again[name], ours[name]) for name in ours)
+
+
+def test_modernbert_without_a_projection_has_the_product() -> None:
+    ours = weights("modernbert", width=24)
+    theirs = modernbert.to_huggingface(ours)
+    product = ours["encoder.embeddings.word.weight"] @ ours["encoder.projection.weight"].t()
+    assert torch.equal(theirs["model.embeddings.tok_embeddings.weight"], product)
+    assert not any("projection" in name for name in theirs)
 
 
 def test_an_unknown_weight_is_an_error() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from discern.interop.xlnet import to_huggingface
-from discern.models.base import Network, build_embeddings, build_encoder, build_language_head
+from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig, build_config
 from discern.models.xlnet.encoder import XLNetEncoder
 from tests.parity.small_networks import VOCABULARY, make_noisy
@@ -25,7 +25,8 @@ def sizes(**changes: Any) -> ModelConfig:
 def build_network(model: ModelConfig, seed: int = 0) -> Network:
     """An encoder with its head, in evaluation mode, every parameter far from zero and from one."""
     embeddings = build_embeddings(VOCABULARY.size, model.embedding_size, model)
-    network = Network(build_encoder(embeddings, model), build_language_head(embeddings, model))
+    encoder = build_encoder(embeddings, model)
+    network = Network(encoder, encoder.language_head())
     whole = nn.ModuleList([network.encoder, network.head])
     make_noisy(whole, seed)
     whole.eval()

@@ -96,8 +96,8 @@ def visible_one_way(
 
 
 def visible_in_window(
-    visible: Bool[Tensor, "B 1 Q L"] | None, length: int, window: int, device: torch.device
-) -> Bool[Tensor, "B 1 Q L"] | None:
+    visible: Bool[Tensor, "#B 1 #L L"] | None, length: int, window: int, device: torch.device
+) -> Bool[Tensor, "#B 1 #L L"] | None:
     """`visible` without the keys more than `window` positions away; always itself, so that no softmax is empty."""
     if length <= window + 1:
         return visible
@@ -110,7 +110,7 @@ def real_tokens(
     places: Int[Tensor, "T"],
     input_ids: Int[Tensor, "B L"],
     token_type_ids: Int[Tensor, "B L"] | None,
-    position_ids: Int[Tensor, "B L"] | None,
+    position_ids: Int[Tensor, "#B L"] | None,
 ) -> tuple[Int[Tensor, "1 T"], Int[Tensor, "1 T"] | None, Int[Tensor, "1 T"]]:
     """The ids of the real tokens as one row, with their positions, which the row no longer implies."""
     length = input_ids.shape[1]

@@ -1,0 +1,166 @@
+"""The same weights give the same numbers here and in transformers' ModernBERT: states, logits and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discern.interop.modernbert import to_huggingface
+from discern.models.base import Network, build_embeddings, build_encoder
+from discern.models.config import ModelConfig, build_config
+from discern.models.heads import EnergyHead, ReplacedTokenHead
+from discern.models.modernbert.huggingface import to_huggingface as weights_to_huggingface
+from tests.parity.small_networks import VOCABULARY, make_noisy
+from tests.paths import on_path
+
+TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+SIZES = {"encoder": "modernbert", "num_layers": 4, "hidden_size": 32, "embedding_size": 32, "num_heads": 4, "feedforward_size": 24}
+BIASES = {"attention_bias": True, "feedforward_bias": True, "norm_bias": True, "classifier_bias": True}
+WINDOW = 16  # a token sees those up to 8 away
+LENGTHS = (1, 2, 7, 8, 9, 10, 15, 16, 17, 18, 33, 70)
+
+
+@pytest.fixture(params=["kernels", "plain"], autouse=True)
+def path(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds on both paths."""
+    yield from on_path(request.param)
+
+
+def sizes(**changes: Any) -> ModelConfig:
+    return build_config({**SIZES, "local_window": WINDOW, **changes})
+
+
+def masked_lm(config: ModelConfig, width: int = 32) -> Network:
+    """An encoder with a head over the vocabulary, in evaluation mode, every parameter far from zero and from one."""
+    encoder = build_encoder(build_embeddings(VOCABULARY.size, width, config), config)
+    return _noisy(Network(encoder, encoder.language_head()))
+
+
+def discriminator(config: ModelConfig, kind: type[ReplacedTokenHead | EnergyHead]) -> Network:
+    encoder = build_encoder(build_embeddings(VOCABULARY.size, 32, config), config)
+    return _noisy(Network(encoder, kind(config)))
+
+
+def _noisy(network: Network) -> Network:
+    parts = nn.ModuleList(network.parts())
+    make_noisy(parts)
+    parts.eval()
+    return network
+
+
+def counterpart(network: Network) -> Any:
+    """The model of transformers with the same weights, in evaluation mode, loaded from what an export writes."""
+    import transformers
+
+    exported = to_huggingface(network, VOCABULARY)
+    model = getattr(transformers, exported.config["architectures"][0])(transformers.ModernBertConfig(**exported.config))
+    missing, unexpected = model.load_state_dict(exported.tensors, strict=False)
+    assert set(missing) <= {"decoder.weight"}
+    assert not unexpected
+    model.tie_weights()
+    return model.eval()
+
+
+def rows(length: int, *, padded: bool = True, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Three rows of ids, two of them padded; and which tokens are real."""
+    random = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, VOCABULARY.size, (3, length), generator=random)
+    ends = torch.tensor([length, max(1, length * 2 // 3), 1] if padded else [length] * 3)
+    return ids, torch.arange(length) < ends[:, None]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("biases", [{}, BIASES], ids=["without biases", "with biases"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full rows", "padded rows"])
+def test_logits_around_the_window(length: int, biases: dict[str, bool], padded: bool) -> None:
+    network = masked_lm(sizes(**biases))
+    theirs = counterpart(network)
+    ids, real = rows(length, padded=padded)
+    with torch.no_grad():
+        ours = network.token_logits(ids, real if padded else None)
+        expected = theirs(ids, attention_mask=real.long()).logits
+    torch.testing.assert_close(ours[real], expected[real], **TOLERANCE)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "windows of two": {"local_window": 2},
+    "windows wider than the row": {"local_window": 400},
+    "every second layer full": {"full_attention_every": 2},
+    "all layers full": {"full_attention_every": 1},
+    "only the first layer full": {"full_attention_every": 9},
+    "other frequencies": {"full_rope_theta": 500.0, "local_rope_theta": 20.0},
+    "one head": {"num_heads": 1},
+    "heads of two": {"num_heads": 16},
+    "one layer": {"num_layers": 1},
+    "another epsilon": {"layer_norm_epsilon": 0.1},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_of_every_setting(case: str) -> None:
+    network = masked_lm(sizes(**CASES[case]))
+    theirs = counterpart(network)
+    ids, real = rows(37)
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=real.long()).logits
+        torch.testing.assert_close(network.token_logits(ids, real)[real], expected[real], **TOLERANCE)
+
+
+@pytest.mark.parametrize("biases", [{}, BIASES], ids=["without biases", "with biases"])
+def test_gradients(biases: dict[str, bool]) -> None:
+    network = masked_lm(sizes(**biases))
+    theirs = counterpart(network)
+    ids, real = rows(37)
+    weights = torch.randn(3, 37, VOCABULARY.size, generator=torch.Generator().manual_seed(3)) * real[..., None]
+    (network.token_logits(ids, real) * weights).sum().backward()
+    (theirs(ids, attention_mask=real.long()).logits * weights).sum().backward()
+    ours = {f"encoder.{name}": value.grad for name, value in network.encoder.named_parameters()}
+    ours |= {f"head.{name}": value.grad for name, value in network.head.named_parameters() if "word_embeddings" not in name}
+    expected = {name: value.grad for name, value in theirs.named_parameters()}
+    found = weights_to_huggingface({name: gradient for name, gradient in ours.items() if gradient is not None})
+    assert found.keys() == expected.keys() - {"decoder.weight"}
+    for name, gradient in found.items():
+        scale = float(expected[name].abs().max())
+        torch.testing.assert_close(gradient / scale, expected[name] / scale, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("length", [9, 40])
+def test_documents_of_a_row_are_as_if_alone(length: int) -> None:
+    """Packed rows: each document as transformers computes it by itself, whatever stands beside it."""
+    network = masked_lm(sizes(**BIASES))
+    theirs = counterpart(network)
+    ids, _ = rows(length, padded=False)
+    cuts = [0, length // 4, length // 4 + 1, length]
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor([b - a for a, b in zip(cuts, cuts[1:], strict=False)]))
+    with torch.no_grad():
+        ours = network.token_logits(ids, torch.ones_like(ids, dtype=torch.bool), None, None, documents.expand(3, -1))
+        alone = [theirs(ids[:, a:b]).logits for a, b in zip(cuts, cuts[1:], strict=False)]
+    torch.testing.assert_close(ours, torch.cat(alone, 1), **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", [ReplacedTokenHead, EnergyHead])
+@pytest.mark.parametrize("biases", [{}, BIASES], ids=["without biases", "with biases"])
+def test_a_discriminator_is_a_tagger_with_one_label(kind: type[ReplacedTokenHead | EnergyHead], biases: dict[str, bool]) -> None:
+    network = discriminator(sizes(**biases), kind)
+    theirs = counterpart(network)
+    assert type(theirs).__name__ == "ModernBertForTokenClassification"
+    ids, real = rows(21)
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=real.long()).logits.squeeze(-1)
+        torch.testing.assert_close(network.token_logits(ids, real)[real], expected[real], **TOLERANCE)
+
+
+@pytest.mark.parametrize("width", [16, 48])
+def test_a_projected_word_table_is_folded(width: int) -> None:
+    """A generator narrower than the words that it shares: transformers has the product of the table and the projection."""
+    network = masked_lm(sizes(), width)
+    theirs = counterpart(network)
+    assert theirs.model.embeddings.tok_embeddings.weight.shape == (VOCABULARY.size, 32)
+    ids, real = rows(21)
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=real.long()).logits
+        torch.testing.assert_close(network.token_logits(ids, real)[real], expected[real], **TOLERANCE)
