@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,14 @@ from tests.parity.small_networks import VOCABULARY, make_noisy
 from tests.paths import on_path
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
-SIZES = {"encoder": "modernbert", "num_layers": 4, "hidden_size": 32, "embedding_size": 32, "num_heads": 4, "feedforward_size": 24}
+SIZES = {
+    "encoder": "modernbert",
+    "num_layers": 4,
+    "hidden_size": 32,
+    "embedding_size": 32,
+    "num_heads": 4,
+    "feedforward_size": 24,
+}
 BIASES = {"attention_bias": True, "feedforward_bias": True, "norm_bias": True, "classifier_bias": True}
 WINDOW = 16  # a token sees those up to 8 away
 LENGTHS = (1, 2, 7, 8, 9, 10, 15, 16, 17, 18, 33, 70)
@@ -135,10 +143,10 @@ def test_documents_of_a_row_are_as_if_alone(length: int) -> None:
     theirs = counterpart(network)
     ids, _ = rows(length, padded=False)
     cuts = [0, length // 4, length // 4 + 1, length]
-    documents = torch.repeat_interleave(torch.arange(3), torch.tensor([b - a for a, b in zip(cuts, cuts[1:], strict=False)]))
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor([b - a for a, b in pairwise(cuts)]))
     with torch.no_grad():
         ours = network.token_logits(ids, torch.ones_like(ids, dtype=torch.bool), None, None, documents.expand(3, -1))
-        alone = [theirs(ids[:, a:b]).logits for a, b in zip(cuts, cuts[1:], strict=False)]
+        alone = [theirs(ids[:, a:b]).logits for a, b in pairwise(cuts)]
     torch.testing.assert_close(ours, torch.cat(alone, 1), **TOLERANCE)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from discern import __version__
 from discern.data.tokenizer import fingerprint, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError, did_you_mean
-from discern.interop.config_json import read_mark
+from discern.interop.config_json import detector_label, read_mark
 from discern.interop.names import CONFIG_NAME, HEAD_NAME
 from discern.interop.tokenizer import read_max_length
 from discern.interop.weight_files import WeightFiles, check_shape, open_weight_files, opened
@@ -178,9 +178,8 @@ def task_mark(loaded: TaskModel, task: str) -> dict[str, Any]:
 
 def head_kind(config: Mapping[str, Any]) -> str | None:
     """Kind of the task head of a Hugging Face model; None if it has none, or one of another kind."""
-    mark = read_mark(config)
-    if mark and "task" not in mark:
-        return None  # ModernBERT's discriminator is stored as a tagger with one label
+    if detector_label(config) is not None:
+        return None
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else ""
     return next((kind for ending, kind in _ENDINGS.items() if isinstance(name, str) and name.endswith(ending)), None)

@@ -26,6 +26,8 @@ ENCODER_KEYS = frozenset(SIZE_KEYS.values()) | frozenset(
     "summary_use_proj summary_activation summary_last_dropout dtype".split()
 )
 """Keys that `encoder_config` writes: all keys of an export that transformers reads."""
+ENERGY, REPLACED = "energy", "replaced"
+"""Outputs of a discriminator: the logit of *replaced*, or an energy; also the label of a ModernBERT that has this one output."""
 _AGAIN = "export or download the model again"
 SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 """The only supported values of some keys of config.json, such as the exact GELU."""
@@ -87,6 +89,15 @@ def read_mark(config: Mapping[str, Any]) -> dict[str, Any]:
     """The record that discern wrote into config.json of an export; empty for other models."""
     mark = config.get(MARK)
     return mark if isinstance(mark, dict) else {}
+
+
+def detector_label(config: Mapping[str, Any]) -> str | None:
+    """The output of a discriminator that is stored as a tagger with one label, as ModernBERT's is; None for other models."""
+    labels = config.get("id2label")
+    if not isinstance(labels, dict) or len(labels) != 1:
+        return None
+    (label,) = labels.values()
+    return label if label in (ENERGY, REPLACED) else None
 
 
 def encoder_config(encoder: Encoder, vocabulary: Vocabulary, architecture: str, precision: str) -> dict[str, Any]:

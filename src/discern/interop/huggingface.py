@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from discern.errors import CheckpointError
 from discern.interop.config_json import (
     ENCODER_KEYS,
+    ENERGY,
     MARK,
     SUPPORTED,
     encoder_config,
@@ -58,8 +59,6 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 """Data types in which weights can be stored, by their names in config.json."""
 
 _OF_THE_HEAD = ("head", "gives")  # keys of the mark that describe a network rather than the export
-ENERGY = "energy"
-"""Output of a discriminator that is not the logit of *replaced*."""
 
 # Written by some versions of transformers and redundant: buffers (0, 1, 2, ...), and the tied output matrix.
 _POSITION_BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")

@@ -16,8 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from discern.errors import CheckpointError, ConfigError
-from discern.interop.config_json import MARK, read_huggingface_config, read_mark, validated_sizes, whole_number
-from discern.interop.huggingface import ENERGY, PRECISIONS, HuggingFaceModel
+from discern.interop.config_json import (
+    ENERGY,
+    MARK,
+    REPLACED,
+    detector_label,
+    read_huggingface_config,
+    read_mark,
+    validated_sizes,
+    whole_number,
+)
+from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
 from discern.interop.names import (
     CONFIG_NAME,
     HEAD_NAME,
@@ -49,7 +58,6 @@ _PARTS = ("embeddings.", "layers.", "final_norm.")
 _DECODER_BIAS, _TIED_OUTPUT, _TABLE = "decoder.bias", "decoder.weight", "model.embeddings.tok_embeddings.weight"
 # Left untouched in the separate file, by our names: ModernBERT's table is their product.
 _FACTORS = (WORDS, PROJECTION)
-_REPLACED = "replaced"
 _SUPPORTED = {"hidden_activation": "gelu", "classifier_activation": "gelu", "tie_word_embeddings": True}
 _ORDINARY = "give an ordinary ModernBERT model"
 _DEFAULT_ROPE = "default"
@@ -86,7 +94,7 @@ def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "f
     head = {name: _stored(converted[name], dtype) for name in apart} | {k: _stored(v, dtype) for k, v in factors.items()}
     config = encoder_config(encoder, vocabulary, _architecture(network), precision)
     if isinstance(network.head, TokenHead) and network.bilinear is None:
-        label = ENERGY if isinstance(network.head, EnergyHead) else _REPLACED
+        label = ENERGY if isinstance(network.head, EnergyHead) else REPLACED
         config |= {"num_labels": 1, "id2label": {"0": label}, "label2id": {label: 0}}
     mark = ({"head": HEAD_NAME} if head else {}) | ({"gives": ENERGY} if isinstance(network.head, EnergyHead) else {})
     return HuggingFaceModel(config | ({MARK: mark} if mark else {}), held, dict(sorted(head.items())))
@@ -231,6 +239,8 @@ def network_with_head(folder: Path) -> Network:
     with open_weight_files(folder) as stored:
         names |= stored.tensors.keys()
     width = beside[WORDS].shape[1] if WORDS in beside else sizes.hidden_size
+    bilinear_head = "bilinear_term.context.weight" in names
+    output = mark.get("gives", REPLACED) if bilinear_head else detector_label(config)
     with torch.device("meta"):
         embeddings = WordEmbeddings(whole_number(config, "vocab_size", path), width, sizes)
         encoder = ModernBertEncoder(embeddings, sizes)
@@ -239,9 +249,9 @@ def network_with_head(folder: Path) -> Network:
             if _DECODER_BIAS in names or MODERNBERT_LM_CLASS in (config.get("architectures") or ()):
                 words = encoder.language_head()
                 head = CopyMLMHead(sizes, words) if "copy_gate.weight" in names else words
-            elif mark and "task" not in mark and "classifier.weight" in names:
-                head = EnergyHead(sizes) if mark.get("gives") == ENERGY else ReplacedTokenHead(sizes)
-        bilinear = BilinearTerm(sizes, sizes.hidden_size) if "bilinear_term.context.weight" in names else None
+            elif output is not None:
+                head = EnergyHead(sizes) if output == ENERGY else ReplacedTokenHead(sizes)
+        bilinear = BilinearTerm(sizes, sizes.hidden_size) if bilinear_head else None
     allocate(nn.ModuleList(part for part in (encoder, head, bilinear) if part is not None).eval(), folder)
     network = Network(encoder, head, bilinear)
     load_huggingface_weights(network, folder)

@@ -17,8 +17,8 @@ from discern.config.presets import preset_names
 from discern.config.tree import diff, flatten
 from discern.convert.cards.markdown import render
 from discern.data.tokenizer import load_tokenizer, lowercases
-from discern.interop.config_json import read_mark
-from discern.interop.huggingface import ENERGY, HuggingFaceModel
+from discern.interop.config_json import ENERGY, read_mark
+from discern.interop.huggingface import HuggingFaceModel
 from discern.interop.names import GENERATOR_CLASS, MODERNBERT_LM_CLASS, TWO_TOWER_CLASS, XLNET_CLASS
 from discern.training.metrics_log import held_out_metrics, read_metrics
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config

@@ -72,7 +72,7 @@ def to_huggingface(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         weights: by our names; a tied output matrix is named once, as the word table. A projected word table becomes the product
             of table and projection.
     """
-    table = _COPY_TABLE if any(name.startswith("head.words.") for name in weights) else _TABLE
+    table = _COPY_TABLE if any(name.startswith(("head.words.", "head.copy_gate.")) for name in weights) else _TABLE
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         third = _THIRD.fullmatch(name)
