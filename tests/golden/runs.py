@@ -57,12 +57,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mask_probability_steps": 30,
         },
     ),
+    "rtd-modernbert": ("rtd", {"tying": "gradient-disentangled"}),
+    "rtd-modernbert-local": ("rtd", {}),
     "mlm-with-replacement": ("mlm", {"masking": "with-replacement"}),
     "mlm-whole-word": ("mlm", {"masking": "whole-word"}),
     "mlm-span": ("mlm", {"masking": "span"}),
     "mlm-rarity": ("mlm", {"masking": "rarity"}),
 }
 """By their names in file names: the objective, and what is set besides its defaults. Recorded on the plain path alone."""
+
+
+VARIANT_MODELS: dict[str, dict[str, Any]] = {
+    "rtd-modernbert": {"encoder": "modernbert", "local_window": 8},
+    "rtd-modernbert-local": {"encoder": "modernbert", "local_window": 8, "attention_bias": True, "initialization": "local"},
+}
+"""What a variant sets of its model."""
 
 
 def text(*, long_words: bool = False) -> MemorySplit:
@@ -91,8 +100,9 @@ def record(name: str) -> list[dict[str, float]]:
     The two paths have recordings of their own: they drop other elements out.
     """
     torch.set_num_threads(1)
+    model = VARIANT_MODELS.get(name, {})
     name, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
-    factory, given = objectives.load(name), settings(**MODELS.get(name, {}))
+    factory, given = objectives.load(name), settings(**MODELS.get(name, {}), **model)
     counted = replace(given.vocabulary, token_counts=torch.arange(1, given.vocabulary.size + 1))
     objective = factory(factory.Config(name=name, **options), replace(given, vocabulary=counted))
     objective.initialize(0)
