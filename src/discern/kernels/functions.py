@@ -7,50 +7,15 @@ the backward pass recomputes the same mask without storing it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from discern.kernels.build import load_kernels
-
-_switched_off: ContextVar[bool] = ContextVar("kernels_switched_off", default=False)
-_NAMES = {torch.float32: "float", torch.bfloat16: "half"}
-
-
-def usable(*tensors: Tensor, parameters: Sequence[Tensor] = ()) -> bool:
-    """Whether the kernels support these tensors: on the CPU, float32 or bfloat16, not under torch.compile, library loaded.
-
-    Args:
-        parameters: weights, biases and gains, which must be float32 and contiguous.
-    """
-    if torch.compiler.is_compiling() or _switched_off.get() or load_kernels().library is None:
-        return False
-    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in _NAMES:
-        return False
-    if any(tensor.dtype != torch.float32 or not tensor.is_contiguous() for tensor in parameters):
-        return False
-    return all(tensor.device.type == "cpu" and tensor.dtype in _NAMES for tensor in (*tensors, *parameters))
-
-
-@contextmanager
-def switched_off() -> Iterator[None]:
-    """A context in which the plain path is used everywhere, to compare the two."""
-    token = _switched_off.set(True)
-    try:
-        yield
-    finally:
-        _switched_off.reset(token)
-
-
-def threshold(probability: float) -> int:
-    """The probability in units of 1/65536."""
-    return min(round(probability * 65536), 65535)
+from discern.kernels.calls import call, draw_seed, rows_of, threshold, usable
 
 
 def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"]) -> Float[Tensor, "... F"]:
@@ -61,7 +26,7 @@ def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"]) -> Float[Tens
 
 def dropout(x: Tensor, probability: float) -> Tensor:
     """Elements zeroed with a probability (a multiple of 1/65536), the rest scaled so that the mean is unchanged."""
-    return _Dropout.apply(x, _seed(), threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
+    return _Dropout.apply(x, draw_seed(), threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def residual_norm(
@@ -73,48 +38,11 @@ def residual_norm(
     want_low: bool,
 ) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
     """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` also in bfloat16."""
-    seed = _seed() if probability else 0
+    seed = draw_seed() if probability else 0
     values, low = _ResidualNorm.apply(  # type: ignore[no-untyped-call]
         part, bias, residual, norm.weight, norm.bias, norm.eps, seed, threshold(probability), want_low
     )
     return values, low if want_low else values
-
-
-def attention(
-    packed: Float[Tensor, "T three_D"], num_heads: int, offsets: Int[Tensor, "spans_and_1"], probability: float
-) -> Float[Tensor, "T D"]:
-    """Softmax attention within spans of concatenated tokens.
-
-    Args:
-        packed: queries, keys and values side by side.
-        offsets: start of each span, and the end of the last; int64.
-        probability: probability of dropping an attention probability.
-    """
-    seed = _seed() if probability else 0
-    return _Attention.apply(packed, num_heads, offsets, seed, threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
-
-
-def relative_softmax(
-    content: Float[Tensor, "H B Q K"],
-    apart: Float[Tensor, "H B Q W"],
-    gain: Float[Tensor, "H B Q"] | None,
-    relation: UInt8[Tensor, "B Q K"] | None,
-    starts: Int[Tensor, "B Q"],
-    probability: float,
-) -> Float[Tensor, "H B Q K"]:
-    """Probabilities of relative attention, dropped out, from the terms of its scores; zeros for a query that sees no key.
-
-    Args:
-        content: term of the content.
-        apart: term of the distance, for all distances; for key j of a query it is in column `starts + j`.
-        gain: added for keys of another segment; None if there is only one segment.
-        relation: relation of each key to each query, 0: hidden, 1: in the same segment, 2: in another; None: all are 1.
-        starts: column of the first key of each query; int64.
-        probability: probability of dropping an attention probability.
-    """
-    seed = _seed() if probability else 0
-    gain = None if gain is None else gain.float()
-    return _RelativeSoftmax.apply(content, apart, gain, relation, starts, seed, threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def cross_entropy_sum(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"]) -> Float[Tensor, ""]:
@@ -130,7 +58,7 @@ def sample(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperatu
     """Sample one id per row from the softmax of logits / temperature, by inverting the cumulative distribution function."""
     logits = logits.contiguous()
     found = logits.new_empty(len(logits), dtype=torch.int64)
-    _call("sample", logits.dtype, logits, uniforms.float().contiguous(), found, *logits.shape, ctypes.c_float(1 / temperature))
+    call("sample", logits.dtype, logits, uniforms.float().contiguous(), found, *logits.shape, ctypes.c_float(1 / temperature))
     return found
 
 
@@ -140,7 +68,7 @@ class _BiasGelu(torch.autograd.Function):
         x = x.contiguous()
         result = torch.empty_like(x)
         slope = torch.empty_like(x) if needed else None
-        _call("gelu", x.dtype, x, bias, result, slope, *_rows(x))
+        call("gelu", x.dtype, x, bias, result, slope, *rows_of(x))
         ctx.save_for_backward(slope, bias)
         return result
 
@@ -149,7 +77,7 @@ class _BiasGelu(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         slope, bias = ctx.saved_tensors
         dx, dbias = torch.empty_like(slope), torch.empty_like(bias)
-        _call("gelu_back", slope.dtype, slope, gradient.contiguous(), dx, dbias, *_rows(slope))
+        call("gelu_back", slope.dtype, slope, gradient.contiguous(), dx, dbias, *rows_of(slope))
         return dx, dbias, None
 
 
@@ -168,7 +96,7 @@ class _Dropout(torch.autograd.Function):
 def _dropped(x: Tensor, seed: int, limit: int) -> Tensor:
     x = x.contiguous()
     result = torch.empty_like(x)
-    _call("dropout", x.dtype, x, result, *_rows(x), seed, limit)
+    call("dropout", x.dtype, x, result, *rows_of(x), seed, limit)
     return result
 
 
@@ -188,12 +116,12 @@ class _ResidualNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         part = part.contiguous()
         residual = None if residual is None else residual.contiguous()
-        rows, columns = _rows(part)
+        rows, columns = rows_of(part)
         values, normal = part.new_empty(part.shape, dtype=torch.float32), part.new_empty(part.shape, dtype=torch.float32)
         low = part.new_empty(part.shape, dtype=torch.bfloat16) if want_low else None
         deviation = part.new_empty(rows, dtype=torch.float32)
         tensors = (part, bias, residual, gain, shift, values, low, normal, deviation)
-        _call("norm", part.dtype, *tensors, rows, columns, ctypes.c_float(epsilon), seed, limit)
+        call("norm", part.dtype, *tensors, rows, columns, ctypes.c_float(epsilon), seed, limit)
         ctx.save_for_backward(normal, deviation, gain)
         ctx.dtype, ctx.seed, ctx.limit = part.dtype, seed, limit
         ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
@@ -211,77 +139,8 @@ class _ResidualNorm(torch.autograd.Function):
         dgain, dshift = torch.empty_like(gain), torch.empty_like(gain)
         dbias = torch.empty_like(gain) if ctx.has_bias else None
         tensors = (gradient, low_gradient, normal, deviation, gain, dresidual, dpart, dbias, dgain, dshift)
-        _call("norm_back", ctx.dtype, *tensors, *_rows(normal), ctx.seed, ctx.limit)
+        call("norm_back", ctx.dtype, *tensors, *rows_of(normal), ctx.seed, ctx.limit)
         return dpart, dbias, dresidual, dgain, dshift, None, None, None, None
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, packed: Tensor, num_heads: int, offsets: Tensor, seed: int, limit: int) -> Tensor:
-        packed = packed.contiguous()
-        tokens, three = packed.shape
-        result = packed.new_empty(tokens, three // 3)
-        normalizer = packed.new_empty(tokens, num_heads, dtype=torch.float32)
-        _call("attend", packed.dtype, *_heads(packed, num_heads, offsets), result, normalizer, seed, limit)
-        ctx.save_for_backward(packed, offsets, result, normalizer)
-        ctx.num_heads, ctx.seed, ctx.limit = num_heads, seed, limit
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        packed, offsets, result, normalizer = ctx.saved_tensors
-        dpacked = torch.empty_like(packed)
-        given = (*_heads(packed, ctx.num_heads, offsets), result, normalizer, gradient.contiguous())
-        _call("attend_back", packed.dtype, *given, *_thirds(dpacked), ctx.seed, ctx.limit)
-        return dpacked, None, None, None, None
-
-
-class _RelativeSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        content: Tensor,
-        apart: Tensor,
-        gain: Tensor | None,
-        relation: Tensor | None,
-        starts: Tensor,
-        seed: int,
-        limit: int,
-    ) -> Tensor:
-        content, apart, starts = content.contiguous(), apart.contiguous(), starts.contiguous()
-        gain = None if gain is None else gain.contiguous()
-        relation = None if relation is None else relation.contiguous()
-        probabilities = torch.empty_like(content)
-        dropped = torch.empty_like(content) if limit else probabilities
-        sizes = (content.shape[:-1].numel(), starts.numel(), content.shape[-1], apart.shape[-1])
-        _call("relative", content.dtype, content, apart, gain, relation, starts, probabilities, dropped, *sizes, seed, limit)
-        ctx.save_for_backward(probabilities, relation, starts)
-        ctx.seed, ctx.limit, ctx.sizes, ctx.has_gain = seed, limit, sizes, gain is not None
-        return dropped
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        probabilities, relation, starts = ctx.saved_tensors
-        dcontent = torch.empty_like(probabilities)
-        dapart = probabilities.new_empty(*probabilities.shape[:-1], ctx.sizes[-1])
-        dgain = probabilities.new_empty(probabilities.shape[:-1], dtype=torch.float32) if ctx.has_gain else None
-        given = (probabilities, gradient.contiguous(), relation, starts, dcontent, dapart, dgain)
-        _call("relative_back", probabilities.dtype, *given, *ctx.sizes, ctx.seed, ctx.limit)
-        return dcontent, dapart, dgain, None, None, None, None
-
-
-def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:
-    """Pointers to the queries, keys and values of the first row."""
-    step = packed.shape[1] // 3 * packed.element_size()
-    return [ctypes.c_void_p(packed.data_ptr() + part * step) for part in range(3)]
-
-
-def _heads(packed: Tensor, num_heads: int, offsets: Tensor) -> list[Any]:
-    """Arguments that describe the layout of heads and spans."""
-    three = packed.shape[1]
-    return [*_thirds(packed), three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1]
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -289,7 +148,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         logits, targets = logits.contiguous(), targets.long().contiguous()
         losses, normalizer = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
-        _call("entropy", logits.dtype, logits, targets, losses, normalizer, *logits.shape)
+        call("entropy", logits.dtype, logits, targets, losses, normalizer, *logits.shape)
         ctx.save_for_backward(logits, targets, normalizer)
         return losses.sum()
 
@@ -298,25 +157,20 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, targets, normalizer = ctx.saved_tensors
         dlogits = torch.empty_like(logits)
-        _call("entropy_back", logits.dtype, logits, targets, normalizer, gradient.float(), dlogits, *logits.shape)
+        call("entropy_back", logits.dtype, logits, targets, normalizer, gradient.float(), dlogits, *logits.shape)
         return dlogits, None
-
-
-def _rows(x: Tensor) -> tuple[int, int]:
-    columns = x.shape[-1]
-    return x.numel() // max(columns, 1), columns
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> float:
     """The joint Euclidean norm of tensors that are dense, float32 and on the CPU."""
     found = ctypes.c_double()
-    _call("norm_of", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.byref(found))
+    call("norm_of", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.byref(found))
     return found.value
 
 
 def scale_gradients(gradients: Sequence[Tensor], factor: float) -> None:
     """Multiply the gradients by a factor, in place."""
-    _call("scale", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.c_float(factor))
+    call("scale", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.c_float(factor))
     torch.autograd.graph.increment_version(gradients)
 
 
@@ -342,7 +196,7 @@ def adamw(
     lists = [_pointers(tensors) for tensors in (parameters, gradients, means, squares)]
     beta1, beta2 = betas
     numbers = [ctypes.c_float(number) for number in (rate, kept, 1 - beta1, beta2, 1 - beta2, root, epsilon)]
-    _call("adamw", torch.float32, *lists, _sizes(parameters), len(parameters), *numbers)
+    call("adamw", torch.float32, *lists, _sizes(parameters), len(parameters), *numbers)
     torch.autograd.graph.increment_version([*parameters, *means, *squares])
 
 
@@ -358,27 +212,3 @@ def _pointers(tensors: Sequence[Tensor]) -> Any:
 
 def _sizes(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_int64 * len(tensors))(*[tensor.numel() for tensor in tensors])
-
-
-def _seed() -> int:
-    return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu"))
-
-
-def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
-    """Run a kernel. Tensors are passed as pointers (None as null), and integers as 64 bits."""
-    library = load_kernels().library
-    assert library is not None
-    converted = [_converted(argument) for argument in arguments]
-    code = getattr(library, f"{name}_{_NAMES[dtype]}")(*converted)
-    if code == 2:
-        raise IndexError("a target is not a valid column index")
-    if code:
-        raise MemoryError(f"kernel '{name}' could not allocate its working memory")
-
-
-def _converted(argument: Any) -> Any:
-    if isinstance(argument, Tensor):
-        return ctypes.c_void_p(argument.data_ptr())
-    if argument is None:
-        return ctypes.c_void_p(None)
-    return ctypes.c_int64(argument) if isinstance(argument, int) else argument
