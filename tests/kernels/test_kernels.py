@@ -45,14 +45,91 @@ def test_gelu(shape: tuple[int, int]) -> None:
     compare(kernels.bias_gelu(x, bias), F.gelu(x.double() + bias.double()), [x, bias])
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("biased", [True, False])
+def test_geglu(shape: tuple[int, int], biased: bool) -> None:
+    x, bias = draws(shape[0], 2 * shape[1], scale=3), draws(2 * shape[1], seed=1) if biased else None
+    left, right = (x.double() if bias is None else x.double() + bias.double()).chunk(2, -1)
+    compare(kernels.geglu(x, bias), F.gelu(left) * right, [x] if bias is None else [x, bias])
+
+
+def test_geglu_in_bfloat16_is_that_in_float32_but_for_rounding() -> None:
+    low = draws(4, 10, 2 * 37, scale=3).detach().bfloat16().requires_grad_()
+    full = low.detach().float().requires_grad_()
+    weights = draws(4, 10, 37, seed=9).detach().bfloat16()
+    results = []
+    for x in (low, full):
+        output = kernels.geglu(x)
+        assert output.dtype == x.dtype
+        results.append((output.detach().float(), torch.autograd.grad(output, x, weights.to(x.dtype))[0].float()))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=4e-3)
+
+
+def test_gelu_without_a_bias() -> None:
+    x = draws(33, 100, scale=3)
+    compare(kernels.bias_gelu(x, None), F.gelu(x.double()), [x])
+
+
+def drawn_norm(columns: int, *, biased: bool = True) -> nn.LayerNorm:
+    norm = nn.LayerNorm(columns, bias=biased)
+    with torch.no_grad():
+        norm.weight.copy_(draws(columns, seed=3))
+        if biased:
+            norm.bias.copy_(draws(columns, seed=4))
+    return norm
+
+
+def double_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """The LayerNorm by torch, in double precision."""
+    return F.layer_norm(
+        x, norm.normalized_shape, norm.weight.double(), norm.bias if norm.bias is None else norm.bias.double(), norm.eps
+    )
+
+
+def test_residual_norm_without_biases() -> None:
+    part, residual, norm = draws(33, 100), draws(33, 100, seed=2), drawn_norm(100, biased=False)
+    ours, _ = kernels.residual_norm(part, None, residual, norm, 0.0, want_low=False)
+    compare(ours, double_norm(part.double() + residual.double(), norm), [part, residual, norm.weight])
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("used", ["both", "total", "normalized"])
+def test_add_norm(shape: tuple[int, int], biased: bool, used: str) -> None:
+    part, residual, norm = draws(*shape), draws(*shape, seed=2), drawn_norm(shape[1], biased=biased)
+    bias = draws(shape[1], seed=1) if biased else None
+    summed = residual.double() + (part.double() if bias is None else part.double() + bias.double())
+    reference = {"total": summed, "normalized": double_norm(summed, norm)}
+    ours = dict(zip(("total", "normalized"), kernels.add_norm(part, bias, residual, norm, 0.0, want_low=False), strict=True))
+    inputs = [part, residual, *([] if bias is None else [bias])]
+    if used != "total":
+        inputs += [*norm.parameters()]
+    names = ["total", "normalized"] if used == "both" else [used]
+    compare(torch.cat([ours[name] for name in names]), torch.cat([reference[name] for name in names]), inputs)
+
+
+def test_add_norm_in_bfloat16() -> None:
+    part, residual, norm = draws(40, 96).detach().bfloat16().requires_grad_(), draws(40, 96, seed=2), drawn_norm(96, biased=False)
+    total, normalized = kernels.add_norm(part, None, residual, norm, 0.0, want_low=True)
+    summed = residual.double() + part.double()
+    torch.testing.assert_close(total.double(), summed, atol=1e-6, rtol=0)
+    torch.testing.assert_close(normalized, double_norm(summed, norm).bfloat16(), atol=0.01, rtol=0.01)
+    gradients = draws(40, 96, seed=5).detach(), draws(40, 96, seed=6).detach().bfloat16()
+    found = torch.autograd.grad((total, normalized), [part, residual, norm.weight], gradients)
+    wanted = torch.autograd.grad(
+        (summed, double_norm(summed, norm)), [part, residual, norm.weight], tuple(gradient.double() for gradient in gradients)
+    )
+    assert [one.dtype for one in found] == [torch.bfloat16, torch.float32, torch.float32]
+    for one, other, tolerance in zip(found, wanted, (0.02, 1e-5, 1e-4), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("shape", SHAPES[1:])
 @pytest.mark.parametrize("with_residual", [True, False])
 def test_residual_norm(shape: tuple[int, int], with_residual: bool) -> None:
     part, bias, residual = draws(*shape), draws(shape[1], seed=1), draws(*shape, seed=2)
-    norm = nn.LayerNorm(shape[1])
-    with torch.no_grad():
-        norm.weight.copy_(draws(shape[1], seed=3))
-        norm.bias.copy_(draws(shape[1], seed=4))
+    norm = drawn_norm(shape[1])
     if with_residual:
         ours, low = kernels.residual_norm(part, bias, residual, norm, 0.0, want_low=False)
         summed, inputs = part.double() + bias.double() + residual.double(), [part, bias, residual]
@@ -60,8 +137,7 @@ def test_residual_norm(shape: tuple[int, int], with_residual: bool) -> None:
         ours, low = kernels.residual_norm(part, None, None, norm, 0.0, want_low=False)
         summed, inputs = part.double(), [part]
     assert low is ours
-    reference = F.layer_norm(summed, (shape[1],), norm.weight.double(), norm.bias.double(), norm.eps)
-    compare(ours, reference, [*inputs, norm.weight, norm.bias])
+    compare(ours, double_norm(summed, norm), [*inputs, norm.weight, norm.bias])
 
 
 def test_the_low_copy_of_a_norm_is_its_rounding_and_both_gradients_count() -> None:
@@ -86,7 +162,10 @@ def test_a_loss_that_is_not_finite_stays_so() -> None:
     logits[1, 7] = torch.nan
     assert kernels.cross_entropy_sum(logits, torch.tensor([1, 2, 3])).isnan()
     assert kernels.bias_gelu(logits, torch.zeros(40)).isnan().sum() == 1
-    assert kernels.residual_norm(logits, None, None, nn.LayerNorm(40), 0.0, want_low=True)[1][1].isnan().all()
+    norm = nn.LayerNorm(40)
+    assert kernels.residual_norm(logits, None, None, norm, 0.0, want_low=True)[1][1].isnan().all()
+    assert kernels.add_norm(logits, None, torch.zeros(3, 40), norm, 0.0, want_low=True)[1][1].isnan().all()
+    assert kernels.geglu(logits).isnan().sum() == 1
 
 
 def written_out(packed: Tensor, heads: int, lengths: list[int]) -> Tensor:
@@ -178,7 +257,7 @@ def test_dropped_elements_are_independent_of_their_neighbors_rows_columns_and_ca
         assert abs(agreement - 0.5) < 5 * 0.5 / one.numel() ** 0.5, name
 
 
-@pytest.mark.parametrize("part", ["dropout", "norm", "attention"])
+@pytest.mark.parametrize("part", ["dropout", "norm", "add_norm", "attention"])
 def test_the_backward_pass_drops_what_the_forward_pass_dropped(part: str) -> None:
     """Each function is linear in what is dropped, or nearly: the gradient along a direction is the difference quotient."""
     norm = nn.LayerNorm(96).double()
@@ -193,6 +272,8 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(part: str) -> Non
             result = kernels.dropout(x, 0.3)
         elif part == "norm":
             result, _ = kernels.residual_norm(x, None, residual, norm, 0.3, want_low=False)
+        elif part == "add_norm":
+            result = torch.cat(kernels.add_norm(x, None, residual, norm, 0.3, want_low=False))
         else:
             result = kernels.attention(x, 2, starts([25, 15]), 0.3)
         return (result.double() * torch.linspace(-1, 1, result.numel(), dtype=torch.float64).view(result.shape)).sum()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from discern import kernels
+from discern.models import fused_ops
+from discern.models.dropout import Dropout
 from discern.models.electra.encoder import Block
 from discern.models.unpadding import plan_unpadding
 from discern.objectives import objectives
@@ -121,3 +125,62 @@ def test_linear_layers_see_real_tokens_only(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(seen) == {17 + 9 + 3}
     assert not hidden[~batch.attention_mask].any()
     assert hidden[batch.attention_mask].any(-1).all()
+
+
+def joints(*, biased: bool) -> dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]]:
+    """The operations between matrix products: functions of a layer's input and of a residual."""
+    torch.manual_seed(0)
+    square, gated = nn.Linear(24, 24, bias=biased), nn.Linear(24, 2 * 40, bias=biased)
+    norm = nn.LayerNorm(24, bias=biased)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    dropout = Dropout(0.1).eval()
+    return {
+        "linear_gelu": lambda x, _: (fused_ops.linear_gelu(square, x),),
+        "linear_geglu": lambda x, _: (fused_ops.linear_geglu(gated, x),),
+        "linear_residual_norm": lambda x, residual: fused_ops.linear_residual_norm(square, x, residual, norm, dropout),
+        "linear_add_norm": lambda x, residual: fused_ops.linear_add_norm(square, x, residual, norm, dropout),
+        "normalized": lambda x, _: fused_ops.normalized(norm, x),
+        "modules of linear_gelu": lambda x, _: (F.gelu(square(x)),),
+        "modules of linear_geglu": lambda x, _: ((lambda left, right: F.gelu(left) * right)(*gated(x).chunk(2, -1)),),
+        "modules of linear_residual_norm": lambda x, residual: (norm(residual + square(x)),) * 2,
+        "modules of linear_add_norm": lambda x, residual: (total := residual + square(x), norm(total)),
+        "modules of normalized": lambda x, _: (norm(x),) * 2,
+    }
+
+
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", ["linear_gelu", "linear_geglu", "linear_residual_norm", "linear_add_norm", "normalized"])
+def test_joints_on_both_paths_are_those_of_the_modules(name: str, biased: bool, low: bool) -> None:
+    operations = joints(biased=biased)
+    random = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(2, 7, 24, generator=random, requires_grad=True) for _ in range(2)]
+    weights = torch.randn(2, 7, 40, generator=random)
+    found = []
+    for operation, context in (
+        (operations[f"modules of {name}"], nullcontext()),
+        (operations[name], kernels.switched_off()),
+        (operations[name], nullcontext()),
+    ):
+        with context, torch.autocast("cpu", torch.bfloat16, enabled=low):
+            results = operation(*inputs)
+        loss = sum((result.float() * weights[..., : result.shape[-1]]).sum() for result in results)
+        gradients = torch.autograd.grad(loss, inputs, allow_unused=True)  # type: ignore[arg-type]
+        found.append([*results, *(gradient for gradient in gradients if gradient is not None)])
+    modules, plain, ours = found
+    for one, other in zip(plain, modules, strict=True):
+        torch.testing.assert_close(one, other, atol=0, rtol=0, check_dtype=False)
+    tolerance = 0.05 if low else 1e-5
+    for one, other in zip(ours, modules, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=tolerance, rtol=tolerance)
+
+
+def test_the_operand_of_a_joint_is_in_the_precision_of_the_products() -> None:
+    linear, norm, dropout = nn.Linear(24, 24, bias=False), nn.LayerNorm(24, bias=False), Dropout(0.0)
+    residual = torch.randn(5, 24)
+    for low in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            states = fused_ops.linear_add_norm(linear, torch.randn(5, 24), residual, norm, dropout)
+        assert states.values.dtype == torch.float32
+        assert states.operand.dtype == (torch.bfloat16 if low else torch.float32)

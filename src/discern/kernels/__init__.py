@@ -5,10 +5,12 @@ from discern.kernels.build import load_kernels
 from discern.kernels.calls import switched_off, threshold, usable
 from discern.kernels.functions import (
     adamw,
+    add_norm,
     bias_gelu,
     cross_entropy_sum,
     dense,
     dropout,
+    geglu,
     gradient_norm,
     residual_norm,
     sample,
@@ -17,11 +19,13 @@ from discern.kernels.functions import (
 
 __all__ = [
     "adamw",
+    "add_norm",
     "attention",
     "bias_gelu",
     "cross_entropy_sum",
     "dense",
     "dropout",
+    "geglu",
     "gradient_norm",
     "load_kernels",
     "relative_softmax",

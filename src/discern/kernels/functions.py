@@ -18,10 +18,18 @@ from torch.autograd.function import once_differentiable
 from discern.kernels.calls import call, draw_seed, rows_of, threshold, usable
 
 
-def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"]) -> Float[Tensor, "... F"]:
+def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"] | None) -> Float[Tensor, "... F"]:
     """GELU(x + bias), by the error function."""
-    needed = torch.is_grad_enabled() and (x.requires_grad or bias.requires_grad)
+    needed = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     return _BiasGelu.apply(x, bias, needed)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def geglu(x: Float[Tensor, "... two_F"], bias: Float[Tensor, "two_F"] | None = None) -> Float[Tensor, "... F"]:
+    """GELU(left) * right, by the error function, of the two halves of x + bias.
+
+    Reference: Shazeer 2020, "GLU variants improve transformer".
+    """
+    return _Geglu.apply(x, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
@@ -62,9 +70,24 @@ def sample(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperatu
     return found
 
 
+def add_norm(
+    part: Float[Tensor, "... D"],
+    bias: Float[Tensor, "D"] | None,
+    residual: Float[Tensor, "... D"],
+    norm: torch.nn.LayerNorm,
+    probability: float,
+    want_low: bool,
+) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
+    """The sum residual + dropout(part + bias) in float32, and its LayerNorm: in bfloat16 with `want_low`, else in float32."""
+    seed = draw_seed() if probability else 0
+    return _AddNorm.apply(  # type: ignore[no-any-return, no-untyped-call]
+        part, bias, residual, norm.weight, norm.bias, norm.eps, seed, threshold(probability), want_low
+    )
+
+
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, needed: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, needed: bool) -> Tensor:
         x = x.contiguous()
         result = torch.empty_like(x)
         slope = torch.empty_like(x) if needed else None
@@ -74,11 +97,30 @@ class _BiasGelu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         slope, bias = ctx.saved_tensors
-        dx, dbias = torch.empty_like(slope), torch.empty_like(bias)
+        dx, dbias = torch.empty_like(slope), _like(bias)
         call("gelu_back", slope.dtype, slope, gradient.contiguous(), dx, dbias, *rows_of(slope))
         return dx, dbias, None
+
+
+class _Geglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.contiguous()
+        result = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+        call("geglu", x.dtype, x, bias, result, *rows_of(result))
+        # The input alone: the backward pass needs both halves of it, and computes the rest again.
+        ctx.save_for_backward(x, bias)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, bias = ctx.saved_tensors
+        dx, dbias = torch.empty_like(x), _like(bias)
+        call("geglu_back", x.dtype, x, bias, gradient.contiguous(), dx, dbias, *rows_of(gradient))
+        return dx, dbias
 
 
 class _Dropout(torch.autograd.Function):
@@ -108,7 +150,7 @@ class _ResidualNorm(torch.autograd.Function):
         bias: Tensor | None,
         residual: Tensor | None,
         gain: Tensor,
-        shift: Tensor,
+        shift: Tensor | None,
         epsilon: float,
         seed: int,
         limit: int,
@@ -120,11 +162,11 @@ class _ResidualNorm(torch.autograd.Function):
         values, normal = part.new_empty(part.shape, dtype=torch.float32), part.new_empty(part.shape, dtype=torch.float32)
         low = part.new_empty(part.shape, dtype=torch.bfloat16) if want_low else None
         deviation = part.new_empty(rows, dtype=torch.float32)
-        tensors = (part, bias, residual, gain, shift, values, low, normal, deviation)
+        tensors = (part, bias, residual, gain, _or_zeros(shift, gain), values, low, normal, deviation)
         call("norm", part.dtype, *tensors, rows, columns, ctypes.c_float(epsilon), seed, limit)
         ctx.save_for_backward(normal, deviation, gain)
         ctx.dtype, ctx.seed, ctx.limit = part.dtype, seed, limit
-        ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
+        ctx.has_bias, ctx.has_residual, ctx.has_shift = bias is not None, residual is not None, shift is not None
         ctx.set_materialize_grads(False)
         return values, low
 
@@ -136,10 +178,53 @@ class _ResidualNorm(torch.autograd.Function):
         low_gradient = None if low_gradient is None else low_gradient.contiguous()
         dresidual = torch.empty_like(normal) if ctx.has_residual else None
         dpart = normal.new_empty(normal.shape, dtype=ctx.dtype)
-        dgain, dshift = torch.empty_like(gain), torch.empty_like(gain)
+        dgain, dshift = torch.empty_like(gain), torch.empty_like(gain) if ctx.has_shift else None
         dbias = torch.empty_like(gain) if ctx.has_bias else None
         tensors = (gradient, low_gradient, normal, deviation, gain, dresidual, dpart, dbias, dgain, dshift)
         call("norm_back", ctx.dtype, *tensors, *rows_of(normal), ctx.seed, ctx.limit)
+        return dpart, dbias, dresidual, dgain, dshift, None, None, None, None
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        part: Tensor,
+        bias: Tensor | None,
+        residual: Tensor,
+        gain: Tensor,
+        shift: Tensor | None,
+        epsilon: float,
+        seed: int,
+        limit: int,
+        want_low: bool,
+    ) -> tuple[Tensor, Tensor]:
+        part, residual = part.contiguous(), residual.contiguous()
+        rows, columns = rows_of(part)
+        total = torch.empty_like(residual)
+        normalized = torch.empty_like(residual, dtype=torch.bfloat16 if want_low else torch.float32)
+        mean, deviation = total.new_empty(rows), total.new_empty(rows)
+        results = (None, normalized) if want_low else (normalized, None)
+        tensors = (part, bias, residual, gain, _or_zeros(shift, gain), total, *results, mean, deviation)
+        call("add_norm", part.dtype, *tensors, rows, columns, ctypes.c_float(epsilon), seed, limit)
+        ctx.save_for_backward(total, mean, deviation, gain)
+        ctx.dtype, ctx.seed, ctx.limit = part.dtype, seed, limit
+        ctx.has_bias, ctx.has_shift = bias is not None, shift is not None
+        ctx.set_materialize_grads(False)
+        return total, normalized
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None, normal_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, mean, deviation, gain = ctx.saved_tensors
+        gradient = None if gradient is None else gradient.contiguous()
+        normal_gradient = None if normal_gradient is None else normal_gradient.contiguous()
+        low = normal_gradient is not None and normal_gradient.dtype == torch.bfloat16
+        dpart, dresidual, dgain = torch.empty_like(total, dtype=ctx.dtype), torch.empty_like(total), torch.empty_like(gain)
+        dbias = torch.empty_like(gain) if ctx.has_bias else None
+        dshift = torch.empty_like(gain) if ctx.has_shift else None
+        given = (gradient, normal_gradient, int(low), total, mean, deviation, gain)
+        call("add_norm_back", ctx.dtype, *given, dresidual, dpart, dbias, dgain, dshift, *rows_of(total), ctx.seed, ctx.limit)
         return dpart, dbias, dresidual, dgain, dshift, None, None, None, None
 
 
@@ -212,3 +297,11 @@ def _pointers(tensors: Sequence[Tensor]) -> Any:
 
 def _sizes(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_int64 * len(tensors))(*[tensor.numel() for tensor in tensors])
+
+
+def _like(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else torch.empty_like(bias)
+
+
+def _or_zeros(bias: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if bias is None else bias

@@ -34,9 +34,20 @@ def as_states(hidden: Float[Tensor, "*tokens D"]) -> States:
 
 def linear_gelu(linear: nn.Linear, operand: Float[Tensor, "*tokens D"]) -> Float[Tensor, "*tokens F"]:
     """GELU of the layer's output, by the error function, as BERT and ELECTRA have it."""
-    if kernels.usable(operand, parameters=[linear.weight, linear.bias]):
+    if kernels.usable(operand, parameters=_parameters(linear)):
         return kernels.bias_gelu(F.linear(operand, linear.weight), linear.bias)
     return F.gelu(linear(operand))
+
+
+def linear_geglu(linear: nn.Linear, operand: Float[Tensor, "*tokens D"]) -> Float[Tensor, "*tokens F"]:
+    """GELU of the first half of the layer's 2F outputs, by the error function, times the second half.
+
+    Reference: Shazeer 2020, "GLU variants improve transformer"; ModernBERT's feed-forward layers.
+    """
+    if kernels.usable(operand, parameters=_parameters(linear)):
+        return kernels.geglu(F.linear(operand, linear.weight), linear.bias)
+    left, right = F.linear(operand, linear.weight, linear.bias).chunk(2, -1)
+    return F.gelu(left) * right
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -61,16 +72,35 @@ def linear_residual_norm(
     dropout: Dropout,
 ) -> States:
     """LayerNorm(residual + dropout(linear(operand))): the end of each half of a post-norm block."""
-    needed = [weight for weight in (linear.weight, linear.bias, norm.weight, norm.bias) if weight is not None]
-    if kernels.usable(operand, parameters=needed) and residual.dtype == torch.float32:
+    if kernels.usable(operand, parameters=_parameters(linear, norm)) and residual.dtype == torch.float32:
         part = F.linear(operand, linear.weight)
         return States(*kernels.residual_norm(part, linear.bias, residual, norm, dropout.active, part.dtype == torch.bfloat16))
     return as_states(norm(residual + dropout(linear(operand))))
 
 
+def linear_add_norm(
+    linear: nn.Linear,
+    operand: Float[Tensor, "*tokens F"],
+    residual: Float[Tensor, "*tokens D"],
+    norm: nn.LayerNorm,
+    dropout: Dropout,
+) -> States:
+    """residual + dropout(linear(operand)), and its LayerNorm as the operand: the end of each half of a pre-norm block."""
+    if kernels.usable(operand, parameters=_parameters(linear, norm)) and residual.dtype == torch.float32:
+        part = F.linear(operand, linear.weight)
+        return States(*kernels.add_norm(part, linear.bias, residual, norm, dropout.active, part.dtype == torch.bfloat16))
+    total = residual + dropout(linear(operand))
+    return States(total, norm(total))
+
+
 def normalized(norm: nn.LayerNorm, hidden: Float[Tensor, "*tokens D"]) -> States:
     """LayerNorm of the states: the beginning of each half of a pre-norm block."""
-    if kernels.usable(hidden, parameters=[norm.weight, norm.bias]):
+    if kernels.usable(hidden, parameters=_parameters(norm)):
         low = torch.is_autocast_enabled("cpu")
         return States(*kernels.residual_norm(hidden, None, None, norm, 0.0, low))
     return as_states(norm(hidden))
+
+
+def _parameters(*layers: nn.Linear | nn.LayerNorm) -> list[Tensor]:
+    """Weights of the layers, and their biases where they have one."""
+    return [weight for layer in layers for weight in (layer.weight, layer.bias) if weight is not None]
