@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -207,12 +208,152 @@ def test_attention_in_bfloat16_is_that_in_float32_but_for_rounding(
         assert float((one - other).abs().max() / other.abs().max()) < 0.02
 
 
-def test_spans_do_not_see_each_other() -> None:
+@pytest.mark.parametrize("window", [None, 2])
+def test_spans_do_not_see_each_other(window: int | None) -> None:
     packed = draws(12, 96).detach()
     changed = packed.clone()
     changed[7:] = 100.0
-    first, second = (kernels.attention(value, 2, starts([7, 5]), 0.0) for value in (packed, changed))
+    first, second = (kernels.attention(value, 2, starts([7, 5]), 0.0, window) for value in (packed, changed))
     assert torch.equal(first[:7], second[:7])
+
+
+WINDOWS = [0, 1, 5, 16, 64, 1000]
+WINDOWED_LENGTHS = [1, 2, 3, 4, 6, 16, 31, 32, 33, 63, 64, 65, 66, 95, 97, 128, 129, 131, 200]
+"""Spans around the windows, and around the borders of tiles of 32 queries."""
+
+
+def windowed(packed: Tensor, heads: int, lengths: list[int], window: int, factors: list[Tensor] | None = None) -> Tensor:
+    """Attention of each span within a window by torch, in double precision; `factors` multiply its probabilities."""
+    parts = []
+    for number, span in enumerate(packed.double().split(lengths)):
+        places = torch.arange(len(span))
+        near = (places[:, None] - places).abs() <= window
+        query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in span.chunk(3, 1))
+        scores = (query / query.shape[-1] ** 0.5) @ key.transpose(1, 2)
+        probabilities = scores.masked_fill(~near, -torch.inf).softmax(-1)
+        if factors is not None:
+            probabilities = probabilities * factors[number]
+        parts.append((probabilities @ value).transpose(0, 1).flatten(1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("size", [8, 16, 24, 32, 64])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windowed_attention(size: int, window: int) -> None:
+    packed = draws(sum(WINDOWED_LENGTHS), 3 * size * 2)
+    ours = kernels.attention(packed, 2, starts(WINDOWED_LENGTHS), 0.0, window)
+    compare(ours, windowed(packed, 2, WINDOWED_LENGTHS, window), [packed])
+
+
+@pytest.mark.parametrize("size", [8, 16, 24, 32, 64])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("probability", [0.0, 0.2])
+def test_windowed_attention_in_bfloat16_is_that_in_float32_but_for_rounding(size: int, window: int, probability: float) -> None:
+    low = draws(sum(WINDOWED_LENGTHS), 3 * size * 2).detach().bfloat16().requires_grad_()
+    full = low.detach().float().requires_grad_()
+    results = []
+    for packed in (low, full):
+        torch.manual_seed(3)  # the same elements dropped
+        output = kernels.attention(packed, 2, starts(WINDOWED_LENGTHS), probability, window)
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(9)).to(output.dtype)
+        results.append((output.detach().float(), torch.autograd.grad(output, packed, weights)[0].float()))
+    for one, other in zip(*results, strict=True):
+        assert float((one - other).abs().max() / other.abs().max()) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("probability", [0.0, 0.1])
+def test_a_window_as_long_as_the_span_is_full_attention(dtype: torch.dtype, probability: float) -> None:
+    lengths = [1, 40, 33, 100]
+    packed = draws(sum(lengths), 96).detach().to(dtype).requires_grad_()
+    results = []
+    for window in (None, 99, 2**40):
+        torch.manual_seed(3)
+        output = kernels.attention(packed, 2, starts(lengths), probability, window)
+        results.append((output, torch.autograd.grad(output, packed, torch.ones_like(output))[0]))
+    for other in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("window", "lengths"), [(0, [40, 3]), (5, [70, 33]), (64, [150, 65])])
+def test_windowed_attention_with_dropout(window: int, lengths: list[int]) -> None:
+    """The mask, as equal keys and values that are the identity show it, explains values and gradients."""
+    size = max(lengths)
+    shown = torch.zeros(sum(lengths), 3 * size)
+    shown[:, 2 * size :] = torch.cat([torch.eye(size)[:length] for length in lengths])
+    torch.manual_seed(3)
+    kept = kernels.attention(shown, 1, starts(lengths), 0.3, window)
+    factors = [(part[:, :length] > 0) / (1 - 19661 / 65536) for part, length in zip(kept.split(lengths), lengths, strict=True)]
+    packed = draws(sum(lengths), 3 * size)
+    torch.manual_seed(3)
+    ours = kernels.attention(packed, 1, starts(lengths), 0.3, window)
+    compare(ours, windowed(packed, 1, lengths, window, factors), [packed])
+
+
+def test_the_time_of_windowed_attention_is_proportional_to_the_length() -> None:
+    """Four times the tokens take four times as long; with full attention they take sixteen times as long."""
+
+    def seconds(length: int) -> float:
+        packed = draws(length, 3 * 64).detach().bfloat16().requires_grad_()
+        began = time.process_time()
+        output = kernels.attention(packed, 1, starts([length]), 0.0, 64)
+        torch.autograd.grad(output, packed, torch.ones_like(output))
+        return time.process_time() - began
+
+    for length in (2048, 8192):
+        seconds(length)
+    fastest = [min(seconds(length) for _ in range(5)) for length in (2048, 8192)]
+    assert fastest[1] < 6 * fastest[0] + 0.005
+
+
+def test_a_window_is_not_negative() -> None:
+    with pytest.raises(ValueError, match="window is -1"):
+        kernels.attention(torch.zeros(4, 48), 1, starts([4]), 0.0, -1)
+
+
+def angles(positions: int, size: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary embeddings with base 10,000."""
+    turns = torch.outer(torch.arange(positions).float(), 10_000 ** (-torch.arange(0, size, 2) / size))
+    return turns.cos(), turns.sin()
+
+
+def turned(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, positions: Tensor) -> Tensor:
+    """The rotation by torch, in double precision, as transformers writes it out."""
+    parts = packed.double().unflatten(1, (3, heads, -1))
+    queries_and_keys, values = parts[:, :2], parts[:, 2:]
+    first, second = queries_and_keys.chunk(2, -1)
+    both = [torch.cat([table, table], 1).double()[positions][:, None, None] for table in (cosine, sine)]
+    rotated = queries_and_keys * both[0] + torch.cat([-second, first], -1) * both[1]
+    return torch.cat([rotated, values], 1).flatten(1)
+
+
+@pytest.mark.parametrize("size", [2, 8, 16, 24, 32, 64])
+def test_rotary(size: int) -> None:
+    packed, tables = draws(70, 3 * size * 3), angles(40, size)
+    positions = torch.cat([torch.arange(40), torch.arange(30)])
+    ours = kernels.rotary(packed, 3, *tables, positions)
+    compare(ours, turned(packed, 3, *tables, positions), [packed])
+    assert torch.equal(ours[:, 6 * size :], packed[:, 6 * size :])
+    low = packed.detach().bfloat16()
+    rounded = kernels.rotary(low, 3, *tables, positions)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded, turned(low, 3, *tables, positions).bfloat16(), atol=1e-6, rtol=8e-3)
+
+
+def test_rotary_by_hand() -> None:
+    """A quarter turn swaps the halves of queries and keys and negates one; position 0 changes nothing."""
+    packed = torch.arange(1.0, 13.0).expand(2, 12)
+    cosine, sine = torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    assert kernels.rotary(packed, 1, cosine, sine, torch.tensor([1, 0])).tolist() == [
+        [-3, -4, 1, 2, -7, -8, 5, 6, 9, 10, 11, 12],
+        list(range(1, 13)),
+    ]
+
+
+@pytest.mark.parametrize("position", [-1, 5])
+def test_a_position_outside_of_the_rotary_tables_is_refused(position: int) -> None:
+    with pytest.raises(IndexError, match="rotary tables"):
+        kernels.rotary(torch.zeros(2, 48), 1, *angles(5, 16), torch.tensor([0, position]))
 
 
 def kept_by_attention(length: int, probability: float) -> Tensor:

@@ -1,6 +1,6 @@
 """Fused operations for CPUs, compiled on first use; callers have a plain PyTorch path for machines without a C compiler."""
 
-from discern.kernels.attention_functions import attention, relative_softmax
+from discern.kernels.attention_functions import attention, relative_softmax, rotary
 from discern.kernels.build import load_kernels
 from discern.kernels.calls import switched_off, threshold, usable
 from discern.kernels.functions import (
@@ -30,6 +30,7 @@ __all__ = [
     "load_kernels",
     "relative_softmax",
     "residual_norm",
+    "rotary",
     "sample",
     "scale_gradients",
     "switched_off",

@@ -5,6 +5,10 @@
  *
  * The tokens of all spans are concatenated; span s consists of tokens offsets[s] to offsets[s + 1]. Row t of query, key and
  * value begins at t * stride, head h at h * size within it. A thread computes one (span, head) at a time, in its own memory.
+ *
+ * Token i of a span sees token j if |i - j| <= window. A tile of queries is multiplied only with its band, the keys that any of
+ * its rows sees, so the time is proportional to the length of the span times the window. Full attention has a window as long
+ * as the longest span.
  */
 
 #define TILE 32 /* queries at a time */
@@ -76,6 +80,7 @@ typedef struct {
     const void *query, *key, *value;
     int64_t stride, size, heads, spans;
     const int64_t *offsets;
+    int64_t window; /* negative: no limit */
 } Heads;
 
 static int64_t longest(const Heads *in) {
@@ -87,20 +92,73 @@ static int64_t longest(const Heads *in) {
     return most;
 }
 
-/* Dropout factors of the first `n` probabilities of a query. */
-INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t heads, int64_t across, int64_t n, float *to) {
-    uint64_t base = (uint64_t)((token * heads + head) * across);
-    for (int64_t c = 0; c < n; c += 32) {
-        vec low, high;
-        keep(drop, base + (uint64_t)(c / 32), &low, &high);
-        *(vec_u *)(to + c) = low;
-        *(vec_u *)(to + c + 16) = high;
+/* Columns for the keys of a span and for the scores of a tile, and the window, at most as long as the longest span. */
+typedef struct {
+    int64_t keys, scores, window;
+} Room;
+
+INLINE Room make_room(const Heads *in) {
+    const int64_t most = longest(in), window = in->window < 0 || in->window > most ? most : in->window;
+    const int64_t band = padded(2 * TILE + 2 * window), keys = padded(most) + LANES;
+    return (Room){keys, band < keys ? band : keys, window};
+}
+
+/* A stride of at least `width` that is no large power of two, which would put all rows into the same few sets of the cache. */
+INLINE int64_t spread(int64_t width) { return width | LANES; }
+
+/* Queries `q` to `q + rows` of a span of n tokens, and their band: keys `low` to `high`, in `width` columns. `low` is a
+ * multiple of 32, at which a block of the dropout mask begins, so that the mask does not depend on the window. */
+typedef struct {
+    int64_t q, rows, low, high, width;
+} Tile;
+
+INLINE Tile make_tile(int64_t q, int64_t n, int64_t window) {
+    const int64_t rows = n - q < TILE ? n - q : TILE, low = q > window ? (q - window) / 32 * 32 : 0;
+    const int64_t high = n - q - rows > window ? q + rows + window : n;
+    return (Tile){q, rows, low, high, padded(high - low)};
+}
+
+/* One row sees columns [from, to) of the band; [first, last) are the whole vectors that contain them. */
+typedef struct {
+    int64_t from, to, first, last;
+} Seen;
+
+INLINE Seen make_seen(const Tile *tile, int64_t r, int64_t window) {
+    const int64_t i = tile->q + r - tile->low, end = tile->high - tile->low;
+    const int64_t from = i > window ? i - window : 0, to = end - i > window ? i + window + 1 : end;
+    return (Seen){from, to, from / LANES * LANES, padded(to)};
+}
+
+/* Sets the scores before column `from`, in its vector, to -INFINITY, so that their probabilities are 0. */
+INLINE void hide(float *row, const Seen *seen) {
+    if (seen->from == seen->first) return;
+    vec v = *(vec_u *)(row + seen->first);
+    *(vec_u *)(row + seen->first) = choose((ivec)LANE < (int)(seen->from - seen->first), splat(-INFINITY), v);
+}
+
+/* Zeros the columns of the band outside of [first, last); an element has `bytes` bytes. */
+INLINE void clear(void *row, const Seen *seen, int64_t width, int64_t bytes) {
+    if (seen->first > 0) memset(row, 0, (size_t)(seen->first * bytes));
+    if (seen->last < width) memset((char *)row + seen->last * bytes, 0, (size_t)((width - seen->last) * bytes));
+}
+
+/* Dropout factors of the probabilities of a query, for the columns that it sees. */
+INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t heads, int64_t across, int64_t low,
+                     const Seen *seen, float *to) {
+    uint64_t base = (uint64_t)((token * heads + head) * across + low / 32);
+    for (int64_t c = seen->first / 32 * 32; c < seen->to; c += 32) {
+        vec even, odd;
+        keep(drop, base + (uint64_t)(c / 32), &even, &odd);
+        *(vec_u *)(to + c) = even;
+        *(vec_u *)(to + c + 16) = odd;
     }
 }
 
 INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t seed, int64_t threshold, int half) {
-    const int64_t most = padded(longest(in)) + LANES, size = in->size, wide = padded(size), across = blocks(most);
-    const int64_t each = 3 * most * wide + TILE * (most + 2 * wide) + most + 2 * LANES;
+    const Room room = make_room(in);
+    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
+    const int64_t size = in->size, wide = padded(size);
+    const int64_t each = 3 * most * wide + TILE * (band + 2 * wide) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
@@ -108,38 +166,45 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
 #pragma omp parallel
     {
         float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
-        float *query = value + most * wide, *scores = query + TILE * wide, *sums = scores + TILE * most, *mask = sums + TILE * wide;
+        float *query = value + most * wide, *scores = query + TILE * wide, *sums = scores + TILE * band;
+        float *mask = sums + TILE * wide;
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, width = padded(n), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
+            const int64_t origin = start * in->stride + head * size;
             unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
-            transpose(key, n, size, wide, across_key, width);
+            transpose(key, n, size, wide, across_key, apart);
             unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
             for (int64_t q = 0; q < n; q += TILE) {
-                const int64_t rows = n - q < TILE ? n - q : TILE;
+                const Tile tile = make_tile(q, n, window);
+                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
                 unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
-                product(rows, width, size, query, wide, 1, across_key, width, scores, width, 0);
+                product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     float *row = scores + r * width;
-                    const float top = row_top(row, 0, n, 0);
+                    const Seen seen = make_seen(&tile, r, window);
+                    hide(row, &seen);
+                    clear(row, &seen, width, sizeof(float));
+                    const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0);
                     vec sum = {0};
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec e = exponential(*(vec_u *)(row + c) - top);
-                        if (c + LANES > n) e = choose((ivec)LANE < (int)(n - c), e, (vec){0});
+                        if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
                         *(vec_u *)(row + c) = e;
                         sum += e;
                     }
                     const float all = total(sum), inverse = 1.0f / all;
                     normalizer[(start + q + r) * in->heads + head] = top + logf(all);
                     if (threshold) {
-                        keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
-                        for (int64_t c = 0; c < width; c += LANES) *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
+                        keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                        for (int64_t c = seen.first; c < seen.to; c += LANES)
+                            *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
                     } else {
-                        for (int64_t c = 0; c < width; c += LANES) *(vec_u *)(row + c) *= inverse;
+                        for (int64_t c = seen.first; c < seen.to; c += LANES) *(vec_u *)(row + c) *= inverse;
                     }
                 }
-                product(rows, wide, n, scores, width, 1, value, wide, sums, wide, 0);
+                product(rows, wide, count, scores, width, 1, value + low * wide, wide, sums, wide, 0);
                 repack(sums, rows, size, wide, out, in->heads * size, (start + q) * in->heads * size + head * size, 1.0f, half);
             }
         }
@@ -151,8 +216,10 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
 /* Gradients of query, key and value, in the same layout; `out` is the result of `attend`. */
 INLINE int attend_back_any(const Heads *in, const void *out, const float *normalizer, const void *dout, void *dquery, void *dkey,
                            void *dvalue, int64_t seed, int64_t threshold, int half) {
-    const int64_t most = padded(longest(in)) + LANES, size = in->size, wide = padded(size), across = blocks(most);
-    const int64_t each = 6 * most * wide + TILE * (3 * most + 4 * wide) + most + 2 * LANES;
+    const Room room = make_room(in);
+    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
+    const int64_t size = in->size, wide = padded(size);
+    const int64_t each = 6 * most * wide + TILE * (3 * band + 4 * wide) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
@@ -162,42 +229,51 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
         float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
         float *across_value = value + most * wide, *key_sums = across_value + most * wide, *value_sums = key_sums + most * wide;
         float *query = value_sums + most * wide, *gradient = query + TILE * wide, *result = gradient + TILE * wide;
-        float *query_sums = result + TILE * wide, *scores = query_sums + TILE * wide, *dropped = scores + TILE * most;
-        float *slopes = dropped + TILE * most, *mask = slopes + TILE * most;
+        float *query_sums = result + TILE * wide, *scores = query_sums + TILE * wide, *dropped = scores + TILE * band;
+        float *slopes = dropped + TILE * band, *mask = slopes + TILE * band;
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, width = padded(n), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
+            const int64_t origin = start * in->stride + head * size;
             const int64_t ours = in->heads * size;
             unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
-            transpose(key, n, size, wide, across_key, width);
+            transpose(key, n, size, wide, across_key, apart);
             unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
-            transpose(value, n, size, wide, across_value, width);
+            transpose(value, n, size, wide, across_value, apart);
+            memset(key_sums, 0, (size_t)(n * wide) * sizeof(float));
+            memset(value_sums, 0, (size_t)(n * wide) * sizeof(float));
             for (int64_t q = 0; q < n; q += TILE) {
-                const int64_t rows = n - q < TILE ? n - q : TILE, at = (start + q) * ours + head * size;
+                const Tile tile = make_tile(q, n, window);
+                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
+                const int64_t at = (start + q) * ours + head * size;
                 unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
                 unpack(dout, ours, at, rows, size, gradient, wide, 1.0f, half);
                 unpack(out, ours, at, rows, size, result, wide, 1.0f, half);
-                product(rows, width, size, query, wide, 1, across_key, width, scores, width, 0);
-                product(rows, width, size, gradient, wide, 1, across_value, width, slopes, width, 0);
+                product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
+                product(rows, width, size, gradient, wide, 1, across_value + low, apart, slopes, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     float *row = scores + r * width, *kept = dropped + r * width, *slope = slopes + r * width;
+                    const Seen seen = make_seen(&tile, r, window);
+                    hide(row, &seen);
+                    clear(kept, &seen, width, sizeof(float));
+                    clear(slope, &seen, width, sizeof(float));
                     const float norm = normalizer[(start + q + r) * in->heads + head];
                     vec sum = {0};
                     for (int64_t c = 0; c < wide; c += LANES) sum += *(vec_u *)(gradient + r * wide + c) * *(vec_u *)(result + r * wide + c);
                     const float delta = total(sum);
-                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec p = exponential(*(vec_u *)(row + c) - norm);
-                        if (c + LANES > n) p = choose((ivec)LANE < (int)(n - c), p, (vec){0});
+                        if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
                         vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
                         *(vec_u *)(kept + c) = p * factors;
                         *(vec_u *)(slope + c) = p * (*(vec_u *)(slope + c) * factors - delta);
                     }
                 }
-                product(n, wide, rows, dropped, 1, width, gradient, wide, value_sums, wide, q > 0);
-                product(n, wide, rows, slopes, 1, width, query, wide, key_sums, wide, q > 0);
-                product(rows, wide, n, slopes, width, 1, key, wide, query_sums, wide, 0);
+                product(count, wide, rows, dropped, 1, width, gradient, wide, value_sums + low * wide, wide, 1);
+                product(count, wide, rows, slopes, 1, width, query, wide, key_sums + low * wide, wide, 1);
+                product(rows, wide, count, slopes, width, 1, key + low * wide, wide, query_sums, wide, 0);
                 repack(query_sums, rows, size, wide, dquery, in->stride, origin + q * in->stride, factor, half);
             }
             repack(key_sums, n, size, wide, dkey, in->stride, origin, 1.0f, half);
@@ -250,58 +326,93 @@ INLINE void zip(const uint16_t *from, int64_t stride, int64_t rows, int64_t colu
         }
 }
 
-/* Transposes in pairs of columns to size / 2 rows of `width` >= rows pairs. */
+/* Transposes a square of 16 x 16 pairs: first within quarters of the vectors, then the quarters. */
+INLINE void transpose_block(__m512i *r) {
+    __m512i t[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < LANES; i += 4)
+        for (int k = 0; k < 2; k++) {
+            r[i + 2 * k] = _mm512_unpacklo_epi64(t[i + k], t[i + k + 2]);
+            r[i + 2 * k + 1] = _mm512_unpackhi_epi64(t[i + k], t[i + k + 2]);
+        }
+    for (int i = 0; i < LANES; i += 8)
+        for (int k = 0; k < 4; k++) {
+            t[i + k] = _mm512_shuffle_i32x4(r[i + k], r[i + k + 4], 0x88);
+            t[i + k + 4] = _mm512_shuffle_i32x4(r[i + k], r[i + k + 4], 0xdd);
+        }
+    for (int k = 0; k < 8; k++) {
+        r[k] = _mm512_shuffle_i32x4(t[k], t[k + 8], 0x88);
+        r[k + 8] = _mm512_shuffle_i32x4(t[k], t[k + 8], 0xdd);
+    }
+}
+
+/* Transposes in pairs of columns to size / 2 rows of `width` >= rows pairs, padded with zeros. */
 INLINE void transpose_pairs(const uint16_t *from, int64_t stride, int64_t rows, int64_t size, uint32_t *to, int64_t width) {
     for (int64_t block = 0; block < width; block += LANES)
-        for (int64_t c = 0; c < size / 2; c++) {
-            uint32_t column[LANES] = {0};
-            for (int i = 0; i < LANES && block + i < rows; i++) memcpy(column + i, from + (block + i) * stride + 2 * c, 4);
-            memcpy(to + c * width + block, column, sizeof column);
+        for (int64_t c = 0; c < size / 2; c += LANES) {
+            const int columns = some(c, size / 2);
+            const __mmask16 inside = (__mmask16)((1u << columns) - 1u);
+            __m512i square[LANES];
+            for (int i = 0; i < LANES; i++)
+                square[i] = _mm512_maskz_loadu_epi32(block + i < rows ? inside : 0, from + (block + i) * stride + 2 * c);
+            transpose_block(square);
+            for (int i = 0; i < columns; i++) _mm512_storeu_si512(to + (c + i) * width + block, square[i]);
         }
 }
 
 static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64_t seed, int64_t threshold) {
-    const int64_t most = padded(longest(in)) + LANES, size = in->size, across = blocks(most), ours = in->heads * size;
-    const int64_t each = most * size + TILE * (most + most / 2 + size) + most + 2 * LANES;
+    const Room room = make_room(in);
+    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
+    const int64_t size = in->size, ours = in->heads * size;
+    const int64_t each = most * size + TILE * (band + band / 2 + size) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
     if (!scratch) return 1;
 #pragma omp parallel
     {
-        float *scores = scratch + omp_get_thread_num() * each, *sums = scores + TILE * most, *mask = sums + TILE * size;
-        uint32_t *across_key = (uint32_t *)(mask + most + 2 * LANES), *value = across_key + most * size / 2;
+        float *scores = scratch + omp_get_thread_num() * each, *sums = scores + TILE * band, *mask = sums + TILE * size;
+        uint32_t *across_key = (uint32_t *)(mask + band + 2 * LANES), *value = across_key + most * size / 2;
         uint16_t *weights = (uint16_t *)(value + most * size / 2);
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, width = padded(n), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
+            const int64_t origin = start * in->stride + head * size;
             const uint16_t *query = (const uint16_t *)in->query + origin;
-            transpose_pairs((const uint16_t *)in->key + origin, in->stride, n, size, across_key, width);
+            transpose_pairs((const uint16_t *)in->key + origin, in->stride, n, size, across_key, apart);
             zip((const uint16_t *)in->value + origin, in->stride, n, size, value, size);
             for (int64_t q = 0; q < n; q += TILE) {
-                const int64_t rows = n - q < TILE ? n - q : TILE;
-                product_pairs(rows, width, size / 2, (const uint32_t *)(query + q * in->stride), in->stride / 2, 1, across_key, width,
-                              scores, width, 0);
+                const Tile tile = make_tile(q, n, window);
+                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
+                product_pairs(rows, width, size / 2, (const uint32_t *)(query + q * in->stride), in->stride / 2, 1,
+                              across_key + low, apart, scores, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     float *row = scores + r * width;
-                    const float top = row_top(row, 0, n, 0) * factor;
+                    const Seen seen = make_seen(&tile, r, window);
+                    hide(row, &seen);
+                    clear(weights + r * width, &seen, width, sizeof(uint16_t));
+                    const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0) * factor;
                     vec sum = {0};
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec e = exponential(*(vec_u *)(row + c) * factor - top);
-                        if (c + LANES > n) e = choose((ivec)LANE < (int)(n - c), e, (vec){0});
+                        if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
                         *(vec_u *)(row + c) = e;
                         sum += e;
                     }
                     const float all = total(sum), inverse = 1.0f / all;
                     normalizer[(start + q + r) * in->heads + head] = top + logf(all);
-                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec p = *(vec_u *)(row + c) * inverse;
                         store(weights, (size_t)(r * width + c), LANES, 1, threshold ? p * *(vec_u *)(mask + c) : p);
                     }
                 }
-                product_pairs(rows, size, (n + 1) / 2, (const uint32_t *)weights, width / 2, 1, value, size, sums, size, 0);
+                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)weights, width / 2, 1, value + low / 2 * size,
+                              size, sums, size, 0);
                 repack(sums, rows, size, size, out, ours, (start + q) * ours + head * size, 1.0f, 1);
             }
         }
@@ -312,44 +423,58 @@ static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64
 
 static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *normalizer, const uint16_t *dout, uint16_t *dquery,
                              uint16_t *dkey, uint16_t *dvalue, int64_t seed, int64_t threshold) {
-    const int64_t most = padded(longest(in)) + LANES, size = in->size, across = blocks(most), ours = in->heads * size;
-    const int64_t each = most * size * 4 + TILE * (4 * most + 2 * size) + most + 2 * LANES;
+    const Room room = make_room(in);
+    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
+    const int64_t size = in->size, ours = in->heads * size;
+    const int64_t each = most * size * 4 + TILE * (4 * band + 2 * size) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
     if (!scratch) return 1;
 #pragma omp parallel
     {
-        float *scores = scratch + omp_get_thread_num() * each, *slopes = scores + TILE * most, *query_sums = slopes + TILE * most;
-        float *key_sums = query_sums + TILE * size, *value_sums = key_sums + most * size, *mask = value_sums + most * size;
-        uint32_t *across_key = (uint32_t *)(mask + most + 2 * LANES), *across_value = across_key + most * size / 2;
+        float *scores = scratch + omp_get_thread_num() * each, *slopes = scores + TILE * band;
+        float *query_sums = slopes + TILE * band, *key_sums = query_sums + TILE * size, *value_sums = key_sums + most * size;
+        float *mask = value_sums + most * size;
+        uint32_t *across_key = (uint32_t *)(mask + band + 2 * LANES), *across_value = across_key + most * size / 2;
         uint32_t *key = across_value + most * size / 2, *query = key + most * size / 2, *gradient = query + TILE * size / 2;
-        uint32_t *zipped_weights = gradient + TILE * size / 2, *zipped_slopes = zipped_weights + TILE * most / 2;
-        uint16_t *weights = (uint16_t *)(zipped_slopes + TILE * most / 2), *low_slopes = weights + TILE * most;
+        uint32_t *zipped_weights = gradient + TILE * size / 2, *zipped_slopes = zipped_weights + TILE * band / 2;
+        uint16_t *weights = (uint16_t *)(zipped_slopes + TILE * band / 2), *low_slopes = weights + TILE * band;
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, width = padded(n), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
+            const int64_t origin = start * in->stride + head * size;
             const uint16_t *own_key = (const uint16_t *)in->key + origin, *own_value = (const uint16_t *)in->value + origin;
-            transpose_pairs(own_key, in->stride, n, size, across_key, width);
-            transpose_pairs(own_value, in->stride, n, size, across_value, width);
+            transpose_pairs(own_key, in->stride, n, size, across_key, apart);
+            transpose_pairs(own_value, in->stride, n, size, across_value, apart);
             zip(own_key, in->stride, n, size, key, size);
+            memset(key_sums, 0, (size_t)(n * size) * sizeof(float));
+            memset(value_sums, 0, (size_t)(n * size) * sizeof(float));
             for (int64_t q = 0; q < n; q += TILE) {
-                const int64_t rows = n - q < TILE ? n - q : TILE, at = (start + q) * ours + head * size;
+                const Tile tile = make_tile(q, n, window);
+                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
+                const int64_t at = (start + q) * ours + head * size;
                 const uint16_t *own_query = (const uint16_t *)in->query + origin + q * in->stride;
-                product_pairs(rows, width, size / 2, (const uint32_t *)own_query, in->stride / 2, 1, across_key, width, scores, width, 0);
-                product_pairs(rows, width, size / 2, (const uint32_t *)(dout + at), ours / 2, 1, across_value, width, slopes, width, 0);
+                product_pairs(rows, width, size / 2, (const uint32_t *)own_query, in->stride / 2, 1, across_key + low,
+                              apart, scores, width, 0);
+                product_pairs(rows, width, size / 2, (const uint32_t *)(dout + at), ours / 2, 1, across_value + low, apart,
+                              slopes, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
-                    const float *row = scores + r * width, *slope = slopes + r * width;
+                    float *row = scores + r * width, *slope = slopes + r * width;
+                    const Seen seen = make_seen(&tile, r, window);
+                    hide(row, &seen);
+                    clear(weights + r * width, &seen, width, sizeof(uint16_t));
+                    clear(low_slopes + r * width, &seen, width, sizeof(uint16_t));
                     const float norm = normalizer[(start + q + r) * in->heads + head];
                     vec sum = {0};
                     for (int64_t c = 0; c < size; c += LANES)
                         sum += load(dout, (size_t)(at + r * ours + c), LANES, 1) * load(out, (size_t)(at + r * ours + c), LANES, 1);
                     const float delta = total(sum);
-                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, n, mask);
-                    for (int64_t c = 0; c < width; c += LANES) {
+                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
                         vec p = exponential(*(const vec_u *)(row + c) * factor - norm);
-                        if (c + LANES > n) p = choose((ivec)LANE < (int)(n - c), p, (vec){0});
+                        if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
                         vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
                         store(weights, (size_t)(r * width + c), LANES, 1, p * factors);
                         store(low_slopes, (size_t)(r * width + c), LANES, 1, p * (*(const vec_u *)(slope + c) * factors - delta));
@@ -360,9 +485,10 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
                 zip(own_query, in->stride, rows, size, query, size);
                 zip(dout + at, ours, rows, size, gradient, size);
                 const int64_t pairs = (rows + 1) / 2;
-                product_pairs(n, size, pairs, zipped_weights, 1, width, gradient, size, value_sums, size, q > 0);
-                product_pairs(n, size, pairs, zipped_slopes, 1, width, query, size, key_sums, size, q > 0);
-                product_pairs(rows, size, (n + 1) / 2, (const uint32_t *)low_slopes, width / 2, 1, key, size, query_sums, size, 0);
+                product_pairs(count, size, pairs, zipped_weights, 1, width, gradient, size, value_sums + low * size, size, 1);
+                product_pairs(count, size, pairs, zipped_slopes, 1, width, query, size, key_sums + low * size, size, 1);
+                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)low_slopes, width / 2, 1, key + low / 2 * size,
+                              size, query_sums, size, 0);
                 repack(query_sums, rows, size, size, dquery, in->stride, origin + q * in->stride, factor, 1);
             }
             repack(key_sums, n, size, size, dkey, in->stride, origin, factor, 1);
@@ -379,20 +505,21 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
 #define attend_back_pairs(in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold) 1
 #endif
 
-#define ATTEND(name, half)                                                                                                        \
-    int attend_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,         \
-                      const int64_t *offsets, int64_t spans, void *out, float *normalizer, int64_t seed, int64_t threshold) {   \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets};                                                      \
-        if (PAIRS(half, size)) return attend_pairs(&in, out, normalizer, seed, threshold);                                        \
-        return attend_any(&in, out, normalizer, seed, threshold, half);                                                           \
-    }                                                                                                                             \
-    int attend_back_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,    \
-                           const int64_t *offsets, int64_t spans, const void *out, const float *normalizer, const void *dout,     \
-                           void *dquery, void *dkey, void *dvalue, int64_t seed, int64_t threshold) {                           \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets};                                                      \
-        if (PAIRS(half, size))                                                                                                    \
-            return attend_back_pairs(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold);                          \
-        return attend_back_any(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold, half);                          \
+#define ATTEND(name, half)                                                                                                     \
+    int attend_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,      \
+                      const int64_t *offsets, int64_t spans, int64_t window, void *out, float *normalizer, int64_t seed,       \
+                      int64_t threshold) {                                                                                     \
+        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                           \
+        if (PAIRS(half, size)) return attend_pairs(&in, out, normalizer, seed, threshold);                                     \
+        return attend_any(&in, out, normalizer, seed, threshold, half);                                                        \
+    }                                                                                                                          \
+    int attend_back_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads, \
+                           const int64_t *offsets, int64_t spans, int64_t window, const void *out, const float *normalizer,    \
+                           const void *dout, void *dquery, void *dkey, void *dvalue, int64_t seed, int64_t threshold) {        \
+        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                           \
+        if (PAIRS(half, size))                                                                                                 \
+            return attend_back_pairs(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold);                       \
+        return attend_back_any(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold, half);                       \
     }
 ATTEND(float, 0)
 ATTEND(half, 1)

@@ -15,6 +15,7 @@ from discern.kernels.build import load_kernels
 
 _switched_off: ContextVar[bool] = ContextVar("kernels_switched_off", default=False)
 _NAMES = {torch.float32: "float", torch.bfloat16: "half"}
+_OUTSIDE = {2: "a target is not a valid column index", 3: "a position is not a valid row of the rotary tables"}
 
 
 def usable(*tensors: Tensor, parameters: Sequence[Tensor] = ()) -> bool:
@@ -62,8 +63,8 @@ def call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     assert library is not None
     converted = [_converted(argument) for argument in arguments]
     code = getattr(library, f"{name}_{_NAMES[dtype]}")(*converted)
-    if code == 2:
-        raise IndexError("a target is not a valid column index")
+    if code in _OUTSIDE:
+        raise IndexError(_OUTSIDE[code])
     if code:
         raise MemoryError(f"kernel '{name}' could not allocate its working memory")
 
