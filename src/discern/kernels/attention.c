@@ -3,12 +3,12 @@
 
 /* ---- attention over spans of rows that see each other: softmax(Q K^T / sqrt(size)), dropout, times V ----
  *
- * Tokens of all spans lie one after another; span s is tokens offsets[s] to offsets[s + 1]. Row t of query, key and value
- * begins at t * stride, head h at h * size within it. One (span, head) is worked on at a time, in a thread's own memory.
+ * The tokens of all spans are concatenated; span s consists of tokens offsets[s] to offsets[s + 1]. Row t of query, key and
+ * value begins at t * stride, head h at h * size within it. A thread computes one (span, head) at a time, in its own memory.
  *
- * Token i of a span sees token j where |i - j| <= window. A tile of queries is multiplied only with the keys that some row of it
- * sees, its band, so that the work grows with the length of the span times the window. Full attention is a window as long as the
- * longest span.
+ * Token i of a span sees token j if |i - j| <= window. A tile of queries is multiplied only with its band, the keys that any of
+ * its rows sees, so the time is proportional to the length of the span times the window. Full attention has a window as long
+ * as the longest span.
  */
 
 #define TILE 32 /* queries at a time */
@@ -50,7 +50,7 @@ static void product(int64_t m, int64_t n, int64_t k, const float *a, int64_t ai,
 
 INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-/* Rows of one head as float, `width` wide with zeros behind; times `factor`. */
+/* Copies the rows of one head as float, times `factor`, padded with zeros to `width` columns. */
 INLINE void unpack(const void *from, int64_t stride, int64_t at, int64_t rows, int64_t size, float *to, int64_t width, float factor,
                    int half) {
     for (int64_t r = 0; r < rows; r++)
@@ -61,7 +61,7 @@ INLINE void unpack(const void *from, int64_t stride, int64_t at, int64_t rows, i
         }
 }
 
-/* The transpose: `size` rows of `width` >= rows columns. */
+/* Transposes to `size` rows of `width` >= rows columns. */
 INLINE void transpose(const float *from, int64_t rows, int64_t size, int64_t from_width, float *to, int64_t width) {
     for (int64_t c = 0; c < size; c++) {
         for (int64_t r = 0; r < rows; r++) to[c * width + r] = from[r * from_width + c];
@@ -80,7 +80,7 @@ typedef struct {
     const void *query, *key, *value;
     int64_t stride, size, heads, spans;
     const int64_t *offsets;
-    int64_t window; /* negative: whole spans */
+    int64_t window; /* negative: no limit */
 } Heads;
 
 static int64_t longest(const Heads *in) {
@@ -92,7 +92,7 @@ static int64_t longest(const Heads *in) {
     return most;
 }
 
-/* The memory of a thread: columns of a span's keys and of a tile's scores, and the window cut to the longest span. */
+/* Columns for the keys of a span and for the scores of a tile, and the window, at most as long as the longest span. */
 typedef struct {
     int64_t keys, scores, window;
 } Room;
@@ -103,11 +103,11 @@ INLINE Room make_room(const Heads *in) {
     return (Room){keys, band < keys ? band : keys, window};
 }
 
-/* Rows of `width` columns that begin in as many places of the cache: steps of a power of two would all fall on a few of them. */
+/* A stride of at least `width` that is no large power of two, which would put all rows into the same few sets of the cache. */
 INLINE int64_t spread(int64_t width) { return width | LANES; }
 
-/* Queries `q` to `q + rows` of a span of n tokens, and their band: keys `low` to `high`, in `width` columns. `low` is a multiple
- * of 32, where a block of the dropout mask begins: an element has the same factor whatever the window. */
+/* Queries `q` to `q + rows` of a span of n tokens, and their band: keys `low` to `high`, in `width` columns. `low` is a
+ * multiple of 32, at which a block of the dropout mask begins, so that the mask does not depend on the window. */
 typedef struct {
     int64_t q, rows, low, high, width;
 } Tile;
@@ -118,7 +118,7 @@ INLINE Tile make_tile(int64_t q, int64_t n, int64_t window) {
     return (Tile){q, rows, low, high, padded(high - low)};
 }
 
-/* Columns [from, to) of the band are what one row sees; [first, last) are the whole vectors that hold them. */
+/* One row sees columns [from, to) of the band; [first, last) are the whole vectors that contain them. */
 typedef struct {
     int64_t from, to, first, last;
 } Seen;
@@ -129,22 +129,22 @@ INLINE Seen make_seen(const Tile *tile, int64_t r, int64_t window) {
     return (Seen){from, to, from / LANES * LANES, padded(to)};
 }
 
-/* Scores in front of what the row sees, in its first vector, become -inf: e to that is 0. */
+/* Sets the scores before column `from`, in its vector, to -INFINITY, so that their probabilities are 0. */
 INLINE void hide(float *row, const Seen *seen) {
     if (seen->from == seen->first) return;
     vec v = *(vec_u *)(row + seen->first);
     *(vec_u *)(row + seen->first) = choose((ivec)LANE < (int)(seen->from - seen->first), splat(-INFINITY), v);
 }
 
-/* Zeros in the columns of the band outside of the vectors that a row sees; `bytes` an element. */
+/* Zeros the columns of the band outside of [first, last); an element has `bytes` bytes. */
 INLINE void clear(void *row, const Seen *seen, int64_t width, int64_t bytes) {
     if (seen->first > 0) memset(row, 0, (size_t)(seen->first * bytes));
     if (seen->last < width) memset((char *)row + seen->last * bytes, 0, (size_t)((width - seen->last) * bytes));
 }
 
-/* Factors of the probabilities that one query's row sees. */
-INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t heads, int64_t across, int64_t low, const Seen *seen,
-                     float *to) {
+/* Dropout factors of the probabilities of a query, for the columns that it sees. */
+INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t heads, int64_t across, int64_t low,
+                     const Seen *seen, float *to) {
     uint64_t base = (uint64_t)((token * heads + head) * across + low / 32);
     for (int64_t c = seen->first / 32 * 32; c < seen->to; c += 32) {
         vec even, odd;
@@ -157,7 +157,8 @@ INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t head
 INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t seed, int64_t threshold, int half) {
     const Room room = make_room(in);
     const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
-    const int64_t size = in->size, wide = padded(size), each = 3 * most * wide + TILE * (band + 2 * wide) + band + 2 * LANES;
+    const int64_t size = in->size, wide = padded(size);
+    const int64_t each = 3 * most * wide + TILE * (band + 2 * wide) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
@@ -165,11 +166,13 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
 #pragma omp parallel
     {
         float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
-        float *query = value + most * wide, *scores = query + TILE * wide, *sums = scores + TILE * band, *mask = sums + TILE * wide;
+        float *query = value + most * wide, *scores = query + TILE * wide, *sums = scores + TILE * band;
+        float *mask = sums + TILE * wide;
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n)), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
+            const int64_t origin = start * in->stride + head * size;
             unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
             transpose(key, n, size, wide, across_key, apart);
             unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
@@ -195,7 +198,8 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
                     normalizer[(start + q + r) * in->heads + head] = top + logf(all);
                     if (threshold) {
                         keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
-                        for (int64_t c = seen.first; c < seen.to; c += LANES) *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
+                        for (int64_t c = seen.first; c < seen.to; c += LANES)
+                            *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
                     } else {
                         for (int64_t c = seen.first; c < seen.to; c += LANES) *(vec_u *)(row + c) *= inverse;
                     }
@@ -209,12 +213,13 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
     return 0;
 }
 
-/* Gradients of query, key and value, laid out like them; `out` is what `attend` gave. */
+/* Gradients of query, key and value, in the same layout; `out` is the result of `attend`. */
 INLINE int attend_back_any(const Heads *in, const void *out, const float *normalizer, const void *dout, void *dquery, void *dkey,
                            void *dvalue, int64_t seed, int64_t threshold, int half) {
     const Room room = make_room(in);
     const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
-    const int64_t size = in->size, wide = padded(size), each = 6 * most * wide + TILE * (3 * band + 4 * wide) + band + 2 * LANES;
+    const int64_t size = in->size, wide = padded(size);
+    const int64_t each = 6 * most * wide + TILE * (3 * band + 4 * wide) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
@@ -229,7 +234,8 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n)), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
+            const int64_t origin = start * in->stride + head * size;
             const int64_t ours = in->heads * size;
             unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
             transpose(key, n, size, wide, across_key, apart);
@@ -279,9 +285,9 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
 }
 
 #ifdef __AVX512BF16__
-/* The same with products of bfloat16 pairs, which these processors multiply twice as fast as floats. A pair is 32 bits; operand
- * B of a product holds rows 2p and 2p + 1 of a matrix zipped together, operand A pairs along the dimension summed over.
- * Wants a head size that is a multiple of 16. */
+/* The same with products of bfloat16 pairs, which these processors multiply twice as fast as floats. A pair has 32 bits.
+ * Operand B of a product holds rows 2p and 2p + 1 of a matrix as pairs, operand A pairs along the dimension that is summed.
+ * Requires a head size that is a multiple of 16. */
 INLINE void micro_pairs(int m, int nv, int64_t k, const uint32_t *a, int64_t ai, int64_t aj, const uint32_t *b, int64_t ldb, float *c,
                         int64_t ldc, int add) {
     __m512 sum[MR][NR];
@@ -309,7 +315,7 @@ static void product_pairs(int64_t m, int64_t n, int64_t k, const uint32_t *a, in
 }
 #undef micro
 
-/* Rows 2p and 2p + 1 side by side: `to` has (rows + 1) / 2 rows of `columns` pairs; a missing last row is zeros. */
+/* Combines rows 2p and 2p + 1: `to` has (rows + 1) / 2 rows of `columns` pairs; a missing last row counts as zeros. */
 INLINE void zip(const uint16_t *from, int64_t stride, int64_t rows, int64_t columns, uint32_t *to, int64_t width) {
     for (int64_t r = 0; r < rows; r += 2)
         for (int64_t c = 0; c < columns; c += LANES) {
@@ -320,20 +326,48 @@ INLINE void zip(const uint16_t *from, int64_t stride, int64_t rows, int64_t colu
         }
 }
 
-/* The transpose in pairs of columns: size / 2 rows of `width` >= rows pairs. */
+/* Transposes a square of 16 x 16 pairs: first within quarters of the vectors, then the quarters. */
+INLINE void transpose_block(__m512i *r) {
+    __m512i t[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < LANES; i += 4)
+        for (int k = 0; k < 2; k++) {
+            r[i + 2 * k] = _mm512_unpacklo_epi64(t[i + k], t[i + k + 2]);
+            r[i + 2 * k + 1] = _mm512_unpackhi_epi64(t[i + k], t[i + k + 2]);
+        }
+    for (int i = 0; i < LANES; i += 8)
+        for (int k = 0; k < 4; k++) {
+            t[i + k] = _mm512_shuffle_i32x4(r[i + k], r[i + k + 4], 0x88);
+            t[i + k + 4] = _mm512_shuffle_i32x4(r[i + k], r[i + k + 4], 0xdd);
+        }
+    for (int k = 0; k < 8; k++) {
+        r[k] = _mm512_shuffle_i32x4(t[k], t[k + 8], 0x88);
+        r[k + 8] = _mm512_shuffle_i32x4(t[k], t[k + 8], 0xdd);
+    }
+}
+
+/* Transposes in pairs of columns to size / 2 rows of `width` >= rows pairs, padded with zeros. */
 INLINE void transpose_pairs(const uint16_t *from, int64_t stride, int64_t rows, int64_t size, uint32_t *to, int64_t width) {
     for (int64_t block = 0; block < width; block += LANES)
-        for (int64_t c = 0; c < size / 2; c++) {
-            uint32_t column[LANES] = {0};
-            for (int i = 0; i < LANES && block + i < rows; i++) memcpy(column + i, from + (block + i) * stride + 2 * c, 4);
-            memcpy(to + c * width + block, column, sizeof column);
+        for (int64_t c = 0; c < size / 2; c += LANES) {
+            const int columns = some(c, size / 2);
+            const __mmask16 inside = (__mmask16)((1u << columns) - 1u);
+            __m512i square[LANES];
+            for (int i = 0; i < LANES; i++)
+                square[i] = _mm512_maskz_loadu_epi32(block + i < rows ? inside : 0, from + (block + i) * stride + 2 * c);
+            transpose_block(square);
+            for (int i = 0; i < columns; i++) _mm512_storeu_si512(to + (c + i) * width + block, square[i]);
         }
 }
 
 static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64_t seed, int64_t threshold) {
     const Room room = make_room(in);
     const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
-    const int64_t size = in->size, ours = in->heads * size, each = most * size + TILE * (band + band / 2 + size) + band + 2 * LANES;
+    const int64_t size = in->size, ours = in->heads * size;
+    const int64_t each = most * size + TILE * (band + band / 2 + size) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
@@ -346,15 +380,16 @@ static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n)), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
+            const int64_t origin = start * in->stride + head * size;
             const uint16_t *query = (const uint16_t *)in->query + origin;
             transpose_pairs((const uint16_t *)in->key + origin, in->stride, n, size, across_key, apart);
             zip((const uint16_t *)in->value + origin, in->stride, n, size, value, size);
             for (int64_t q = 0; q < n; q += TILE) {
                 const Tile tile = make_tile(q, n, window);
                 const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
-                product_pairs(rows, width, size / 2, (const uint32_t *)(query + q * in->stride), in->stride / 2, 1, across_key + low,
-                              apart, scores, width, 0);
+                product_pairs(rows, width, size / 2, (const uint32_t *)(query + q * in->stride), in->stride / 2, 1,
+                              across_key + low, apart, scores, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     float *row = scores + r * width;
                     const Seen seen = make_seen(&tile, r, window);
@@ -376,7 +411,8 @@ static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64
                         store(weights, (size_t)(r * width + c), LANES, 1, threshold ? p * *(vec_u *)(mask + c) : p);
                     }
                 }
-                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)weights, width / 2, 1, value + low / 2 * size, size, sums, size, 0);
+                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)weights, width / 2, 1, value + low / 2 * size,
+                              size, sums, size, 0);
                 repack(sums, rows, size, size, out, ours, (start + q) * ours + head * size, 1.0f, 1);
             }
         }
@@ -389,15 +425,17 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
                              uint16_t *dkey, uint16_t *dvalue, int64_t seed, int64_t threshold) {
     const Room room = make_room(in);
     const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
-    const int64_t size = in->size, ours = in->heads * size, each = most * size * 4 + TILE * (4 * band + 2 * size) + band + 2 * LANES;
+    const int64_t size = in->size, ours = in->heads * size;
+    const int64_t each = most * size * 4 + TILE * (4 * band + 2 * size) + band + 2 * LANES;
     const float factor = 1.0f / sqrtf((float)size);
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
     if (!scratch) return 1;
 #pragma omp parallel
     {
-        float *scores = scratch + omp_get_thread_num() * each, *slopes = scores + TILE * band, *query_sums = slopes + TILE * band;
-        float *key_sums = query_sums + TILE * size, *value_sums = key_sums + most * size, *mask = value_sums + most * size;
+        float *scores = scratch + omp_get_thread_num() * each, *slopes = scores + TILE * band;
+        float *query_sums = slopes + TILE * band, *key_sums = query_sums + TILE * size, *value_sums = key_sums + most * size;
+        float *mask = value_sums + most * size;
         uint32_t *across_key = (uint32_t *)(mask + band + 2 * LANES), *across_value = across_key + most * size / 2;
         uint32_t *key = across_value + most * size / 2, *query = key + most * size / 2, *gradient = query + TILE * size / 2;
         uint32_t *zipped_weights = gradient + TILE * size / 2, *zipped_slopes = zipped_weights + TILE * band / 2;
@@ -405,7 +443,8 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n)), origin = start * in->stride + head * size;
+            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
+            const int64_t origin = start * in->stride + head * size;
             const uint16_t *own_key = (const uint16_t *)in->key + origin, *own_value = (const uint16_t *)in->value + origin;
             transpose_pairs(own_key, in->stride, n, size, across_key, apart);
             transpose_pairs(own_value, in->stride, n, size, across_value, apart);
@@ -419,7 +458,8 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
                 const uint16_t *own_query = (const uint16_t *)in->query + origin + q * in->stride;
                 product_pairs(rows, width, size / 2, (const uint32_t *)own_query, in->stride / 2, 1, across_key + low,
                               apart, scores, width, 0);
-                product_pairs(rows, width, size / 2, (const uint32_t *)(dout + at), ours / 2, 1, across_value + low, apart, slopes, width, 0);
+                product_pairs(rows, width, size / 2, (const uint32_t *)(dout + at), ours / 2, 1, across_value + low, apart,
+                              slopes, width, 0);
                 for (int64_t r = 0; r < rows; r++) {
                     float *row = scores + r * width, *slope = slopes + r * width;
                     const Seen seen = make_seen(&tile, r, window);
@@ -447,8 +487,8 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
                 const int64_t pairs = (rows + 1) / 2;
                 product_pairs(count, size, pairs, zipped_weights, 1, width, gradient, size, value_sums + low * size, size, 1);
                 product_pairs(count, size, pairs, zipped_slopes, 1, width, query, size, key_sums + low * size, size, 1);
-                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)low_slopes, width / 2, 1, key + low / 2 * size, size,
-                              query_sums, size, 0);
+                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)low_slopes, width / 2, 1, key + low / 2 * size,
+                              size, query_sums, size, 0);
                 repack(query_sums, rows, size, size, dquery, in->stride, origin + q * in->stride, factor, 1);
             }
             repack(key_sums, n, size, size, dkey, in->stride, origin, factor, 1);
@@ -465,20 +505,21 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
 #define attend_back_pairs(in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold) 1
 #endif
 
-#define ATTEND(name, half)                                                                                                        \
-    int attend_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,         \
-                      const int64_t *offsets, int64_t spans, int64_t window, void *out, float *normalizer, int64_t seed, int64_t threshold) {   \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                                      \
-        if (PAIRS(half, size)) return attend_pairs(&in, out, normalizer, seed, threshold);                                        \
-        return attend_any(&in, out, normalizer, seed, threshold, half);                                                           \
-    }                                                                                                                             \
-    int attend_back_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,    \
-                           const int64_t *offsets, int64_t spans, int64_t window, const void *out, const float *normalizer, const void *dout,     \
-                           void *dquery, void *dkey, void *dvalue, int64_t seed, int64_t threshold) {                           \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                                      \
-        if (PAIRS(half, size))                                                                                                    \
-            return attend_back_pairs(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold);                          \
-        return attend_back_any(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold, half);                          \
+#define ATTEND(name, half)                                                                                                     \
+    int attend_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,      \
+                      const int64_t *offsets, int64_t spans, int64_t window, void *out, float *normalizer, int64_t seed,       \
+                      int64_t threshold) {                                                                                     \
+        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                           \
+        if (PAIRS(half, size)) return attend_pairs(&in, out, normalizer, seed, threshold);                                     \
+        return attend_any(&in, out, normalizer, seed, threshold, half);                                                        \
+    }                                                                                                                          \
+    int attend_back_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads, \
+                           const int64_t *offsets, int64_t spans, int64_t window, const void *out, const float *normalizer,    \
+                           const void *dout, void *dquery, void *dkey, void *dvalue, int64_t seed, int64_t threshold) {        \
+        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                           \
+        if (PAIRS(half, size))                                                                                                 \
+            return attend_back_pairs(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold);                       \
+        return attend_back_any(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold, half);                       \
     }
 ATTEND(float, 0)
 ATTEND(half, 1)

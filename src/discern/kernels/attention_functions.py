@@ -29,7 +29,7 @@ def attention(
         packed: queries, keys and values side by side.
         offsets: start of each span, and the end of the last; int64.
         probability: probability of dropping an attention probability.
-        window: how far to either side a token sees within its span; None: all of it.
+        window: largest distance, in tokens, at which a token sees another of its span; None: no limit.
     """
     if window is not None and window < 0:
         raise ValueError(f"the window is {window}; it must be 0 or more tokens to either side")
@@ -44,7 +44,7 @@ def rotary(
     sine: Float[Tensor, "P half_d"],
     positions: Int[Tensor, "T"],
 ) -> Float[Tensor, "T three_D"]:
-    """Queries and keys turned by the angles of their positions; values as they are.
+    """Rotary position embeddings: queries and keys rotated by the angles of their positions; values unchanged.
 
     The first half of a head, x1, becomes x1 cos - x2 sin, and the second, x2, becomes x2 cos + x1 sin.
 
@@ -122,7 +122,7 @@ class _Rotary(torch.autograd.Function):
 
 
 def _rotated(packed: Tensor, num_heads: int, tables: Sequence[Tensor], sign: float) -> Tensor:
-    # Not in place: that would save a hundredth of a layer's time, and an argument would change behind the caller's back.
+    # A new tensor: rotating in place would save less than a hundredth of a layer's time, and change the tensor of the caller.
     packed = packed.contiguous()
     cosine, sine, positions = tables
     result = torch.empty_like(packed)

@@ -15,7 +15,7 @@ from discern.kernels.build import load_kernels
 
 _switched_off: ContextVar[bool] = ContextVar("kernels_switched_off", default=False)
 _NAMES = {torch.float32: "float", torch.bfloat16: "half"}
-_OUTSIDE = {2: "a target is outside of the columns", 3: "a position is outside of the rotary tables"}
+_OUTSIDE = {2: "a target is not a valid column index", 3: "a position is not a valid row of the rotary tables"}
 
 
 def usable(*tensors: Tensor, parameters: Sequence[Tensor] = ()) -> bool:
@@ -66,7 +66,7 @@ def call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     if code in _OUTSIDE:
         raise IndexError(_OUTSIDE[code])
     if code:
-        raise MemoryError(f"kernel '{name}' found no memory to work in")
+        raise MemoryError(f"kernel '{name}' could not allocate its working memory")
 
 
 def _converted(argument: Any) -> Any:

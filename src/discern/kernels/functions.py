@@ -45,7 +45,7 @@ def residual_norm(
     probability: float,
     want_low: bool,
 ) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
-    """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` the same again in bfloat16."""
+    """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` also in bfloat16."""
     seed = draw_seed() if probability else 0
     values, low = _ResidualNorm.apply(  # type: ignore[no-untyped-call]
         part, bias, residual, norm.weight, norm.bias, norm.eps, seed, threshold(probability), want_low
@@ -110,7 +110,7 @@ class _Geglu(torch.autograd.Function):
         x = x.contiguous()
         result = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
         call("geglu", x.dtype, x, bias, result, *rows_of(result))
-        # The input alone: it is the product's output, which nothing else keeps.
+        # The input alone: the backward pass needs both halves of it, and computes the rest again.
         ctx.save_for_backward(x, bias)
         return result
 

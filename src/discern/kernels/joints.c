@@ -1,4 +1,4 @@
-/* Dropout, GELU and LayerNorm, with what comes before them. */
+/* Dropout, GELU and LayerNorm, fused with the operations before them. */
 #include "common.h"
 
 /* ---- dropout alone: y = x * mask; the backward pass is the same with dy ---- */
@@ -30,9 +30,9 @@ int dropout_half(const void *x, void *y, int64_t rows, int64_t columns, int64_t 
     return dropout_any(x, y, rows, columns, seed, threshold, 1);
 }
 
-/* ---- GELU(x + bias); `slope`, its derivative there, is kept for the backward pass: cheaper than a second exponential ---- */
+/* ---- GELU(x + bias); its derivative `slope` is stored for the backward pass: cheaper than a second exponential ---- */
 
-/* A bias, or zeros where there is none. */
+/* The bias, or zeros if there is none. */
 INLINE vec optional(const float *bias, int64_t c, int n) { return bias ? load(bias, c, n, 0) : (vec){0}; }
 
 INLINE int gelu_any(const void *x, const float *bias, void *y, void *slope, int64_t rows, int64_t columns, int half) {
@@ -85,9 +85,9 @@ INLINE int gelu_back_any(const void *slope, const void *dy, void *dx, float *dbi
 GELU(float, 0)
 GELU(half, 1)
 
-/* ---- GELU(left + its bias) * (right + its bias), where a row of x is left and right, `columns` each ----
+/* ---- GELU(left) * right, where left and right, of `columns` each, are the halves of a row of x + bias ----
  *
- * The backward pass computes the exponential again: to keep slopes would be to keep as much again as x.
+ * The backward pass computes the exponential again: storing derivatives would take as much memory again as x.
  */
 
 INLINE int geglu_any(const void *x, const float *bias, void *y, int64_t rows, int64_t columns, int half) {
@@ -108,8 +108,8 @@ INLINE int geglu_any(const void *x, const float *bias, void *y, int64_t rows, in
     return 0;
 }
 
-INLINE int geglu_back_any(const void *x, const float *bias, const void *dy, void *dx, float *dbias, int64_t rows, int64_t columns,
-                          int half) {
+INLINE int geglu_back_any(const void *x, const float *bias, const void *dy, void *dx, float *dbias, int64_t rows,
+                          int64_t columns, int half) {
     Sums gathered;
     if (!make_sums(&gathered, 2 * columns)) return 1;
 #pragma omp parallel if (rows * columns > SMALL)
@@ -272,7 +272,7 @@ NORM(half, 1)
 
 /* ---- total = residual + dropout(part + bias), and its LayerNorm in bfloat16 (`low`) or in float (`values`) ----
  *
- * The backward pass normalizes the total again, from each row's `mean` and `deviation`: the total lives on as the next residual.
+ * The backward pass computes the normalized rows again from the total, which is kept in any case as the next residual.
  */
 
 INLINE int add_norm_any(const void *part, const float *bias, const float *residual, const float *gain, const float *shift,
@@ -319,10 +319,11 @@ INLINE int add_norm_any(const void *part, const float *bias, const float *residu
     return 0;
 }
 
-/* Either gradient, `dsum` of the total or `dnorm` of the LayerNorm, may be missing; `low` says that dnorm is in bfloat16. */
+/* The gradient of the total `dsum`, or that of the LayerNorm `dnorm`, may be null; if `low` is set, dnorm holds bfloat16. */
 INLINE int add_norm_back_any(const float *dsum, const void *dnorm, int64_t low, const float *summed, const float *mean,
-                             const float *deviation, const float *gain, float *dresidual, void *dpart, float *dbias, float *dgain,
-                             float *dshift, int64_t rows, int64_t columns, int64_t seed, int64_t threshold, int half) {
+                             const float *deviation, const float *gain, float *dresidual, void *dpart, float *dbias,
+                             float *dgain, float *dshift, int64_t rows, int64_t columns, int64_t seed, int64_t threshold,
+                             int half) {
     Drop drop = make_drop(seed, threshold);
     Sums gathered;
     if (!make_sums(&gathered, 3 * columns)) return 1;
@@ -342,7 +343,7 @@ INLINE int add_norm_back_any(const float *dsum, const void *dnorm, int64_t low, 
                 store(sums + columns, c, n, 0, load(sums + columns, c, n, 0) + g * d);
                 if (dshift) store(sums + 2 * columns, c, n, 0, load(sums + 2 * columns, c, n, 0) + g);
                 g *= load(gain, c, n, 0);
-                sum += g; /* zero behind the last column, as are the loads */
+                sum += g; /* zero after the last column, as the loads are */
                 product += g * d;
             }
             const float shift = total(sum) / (float)columns, slope = total(product) / (float)columns;
@@ -375,18 +376,18 @@ INLINE int add_norm_back_any(const float *dsum, const void *dnorm, int64_t low, 
     return 0;
 }
 
-#define ADD_NORM(name, half)                                                                                                      \
-    int add_norm_##name(const void *part, const float *bias, const float *residual, const float *gain, const float *shift,        \
-                        float *sum_out, float *values, void *low, float *mean, float *deviation, int64_t rows, int64_t columns,   \
-                        float epsilon, int64_t seed, int64_t threshold) {                                                         \
-        return add_norm_any(part, bias, residual, gain, shift, sum_out, values, low, mean, deviation, rows, columns, epsilon,     \
-                            seed, threshold, half);                                                                               \
-    }                                                                                                                             \
-    int add_norm_back_##name(const float *dsum, const void *dnorm, int64_t low, const float *summed, const float *mean,           \
-                             const float *deviation, const float *gain, float *dresidual, void *dpart, float *dbias,              \
-                             float *dgain, float *dshift, int64_t rows, int64_t columns, int64_t seed, int64_t threshold) {       \
-        return add_norm_back_any(dsum, dnorm, low, summed, mean, deviation, gain, dresidual, dpart, dbias, dgain, dshift, rows,   \
-                                 columns, seed, threshold, half);                                                                 \
+#define ADD_NORM(name, half)                                                                                                   \
+    int add_norm_##name(const void *part, const float *bias, const float *residual, const float *gain, const float *shift,     \
+                        float *sum_out, float *values, void *low, float *mean, float *deviation, int64_t rows,                 \
+                        int64_t columns, float epsilon, int64_t seed, int64_t threshold) {                                     \
+        return add_norm_any(part, bias, residual, gain, shift, sum_out, values, low, mean, deviation, rows, columns, epsilon,  \
+                            seed, threshold, half);                                                                            \
+    }                                                                                                                          \
+    int add_norm_back_##name(const float *dsum, const void *dnorm, int64_t low, const float *summed, const float *mean,        \
+                             const float *deviation, const float *gain, float *dresidual, void *dpart, float *dbias,           \
+                             float *dgain, float *dshift, int64_t rows, int64_t columns, int64_t seed, int64_t threshold) {    \
+        return add_norm_back_any(dsum, dnorm, low, summed, mean, deviation, gain, dresidual, dpart, dbias, dgain, dshift,      \
+                                 rows, columns, seed, threshold, half);                                                        \
     }
 ADD_NORM(float, 0)
 ADD_NORM(half, 1)

@@ -3,13 +3,13 @@
 
 /* ---- each head's first half x1 and second half x2 become x1 cos - x2 sin and x2 cos + x1 sin ----
  *
- * Rows of `stride` elements: `heads` heads of `size` are rotated, the rest is copied. Row r turns by the angles of row
- * positions[r] of the tables, times `sign`; -1 is the backward pass. `from` and `to` may be the same.
+ * A row has `stride` elements: `heads` heads of `size` are rotated, the rest is copied. The angles of row r are in row
+ * positions[r] of the tables; with sign -1, as in the backward pass, they are negated.
  */
 
-INLINE int rotary_any(const void *from, void *to, int64_t rows, int64_t stride, int64_t heads, int64_t size, const float *cosine,
-                      const float *sine, const int64_t *positions, int64_t count, float sign, int half) {
-    const int64_t middle = size / 2, turned = heads * size, bytes = half ? 2 : 4;
+INLINE int rotary_any(const void *from, void *to, int64_t rows, int64_t stride, int64_t heads, int64_t size,
+                      const float *cosine, const float *sine, const int64_t *positions, int64_t count, float sign, int half) {
+    const int64_t middle = size / 2, rotated = heads * size, bytes = half ? 2 : 4;
     for (int64_t r = 0; r < rows; r++)
         if (positions[r] < 0 || positions[r] >= count) return 3;
 #pragma omp parallel if (rows * stride > SMALL)
@@ -28,19 +28,17 @@ INLINE int rotary_any(const void *from, void *to, int64_t rows, int64_t stride, 
                     store(to, at + middle + c, n, half, x2 * cos + x1 * sin);
                 }
             }
-            if (to != from) {
-                const size_t rest = (size_t)((r * stride + turned) * bytes);
-                memcpy((char *)to + rest, (const char *)from + rest, (size_t)((stride - turned) * bytes));
-            }
+            const size_t rest = (size_t)((r * stride + rotated) * bytes);
+            memcpy((char *)to + rest, (const char *)from + rest, (size_t)((stride - rotated) * bytes));
         }
     }
     return 0;
 }
 
-#define ROTARY(name, half)                                                                                                       \
-    int rotary_##name(const void *from, void *to, int64_t rows, int64_t stride, int64_t heads, int64_t size, const float *cosine, \
-                      const float *sine, const int64_t *positions, int64_t count, float sign) {                                  \
-        return rotary_any(from, to, rows, stride, heads, size, cosine, sine, positions, count, sign, half);                       \
+#define ROTARY(name, half)                                                                                                     \
+    int rotary_##name(const void *from, void *to, int64_t rows, int64_t stride, int64_t heads, int64_t size,                   \
+                      const float *cosine, const float *sine, const int64_t *positions, int64_t count, float sign) {           \
+        return rotary_any(from, to, rows, stride, heads, size, cosine, sine, positions, count, sign, half);                    \
     }
 ROTARY(float, 0)
 ROTARY(half, 1)
