@@ -33,8 +33,9 @@ ELECTRAS = [
     "tiny",
 ]
 XLNETS = ["xlnet-base", "xlnet-cpu", "xlnet-large", "xlnet-small"]
-PRESETS = [*ELECTRAS, *XLNETS]
-SOURCES = ["Clark et al. 2020", "google-research/electra", "Yang et al. 2019"]
+MODERN = ["modern-base", "modern-cpu", "modern-small"]
+PRESETS = sorted([*ELECTRAS, *MODERN, *XLNETS])
+SOURCES = ["Clark et al. 2020", "google-research/electra", "Warner et al. 2024", "Yang et al. 2019"]
 
 
 def load(preset: str, *overrides: str) -> PretrainConfig:
