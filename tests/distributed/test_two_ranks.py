@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
-from tests.training.test_loop import context
+from tests.training.test_loop import NEW_OPTIMIZERS, context
 from discern.objectives import objectives
 from tests.support import MODELS, settings
 from discern.training.loop import train
@@ -28,20 +28,23 @@ from discern.training.parallel import join_ranks
 
 out, micro = Path(sys.argv[1]), int(sys.argv[2]) or None
 with join_ranks("cpu") as ranks:
-    for name in sys.argv[3:]:
+    for run_name in sys.argv[3:]:
+        name, _, optimizer = run_name.partition("+")
         factory = objectives.load(name)
         model = dict(hidden_dropout=0.0, attention_dropout=0.0, **MODELS.get(name, dict()))
         objective = factory(factory.Config(), settings(**model))
         objective.initialize(0)
+        options = dict(optimizer=NEW_OPTIMIZERS[optimizer]) if optimizer else dict()
         steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5)
-        run = context(out / (name if ranks.writes else "other"), objective, micro_batch_size=micro, **steps)
+        run = context(out / (run_name if ranks.writes else "other"), objective, micro_batch_size=micro, **steps, **options)
         object.__setattr__(run, "ranks", ranks)
         train(run, State())
 # a thread of a group that lives on may abort the process at its end
 threads = [Path("/proc/self/task", number, "comm").read_text().strip() for number in os.listdir("/proc/self/task")]
 assert not [name for name in threads if "gloo" in name], threads
 """
-NAMES = objectives.names()
+NAMES = [*objectives.names(), *(f"{name}+muon" for name in objectives.names()), "rtd+stable-adamw"]
+"""Objectives, some with the optimizer of `NEW_OPTIMIZERS` after a plus."""
 
 
 def run_ranks(processes: int, program: Path, *arguments: str) -> None:

@@ -61,8 +61,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlm-whole-word": ("mlm", {"masking": "whole-word"}),
     "mlm-span": ("mlm", {"masking": "span"}),
     "mlm-rarity": ("mlm", {"masking": "rarity"}),
+    "rtd-muon": ("rtd", {}),
+    "rtd-stable-adamw": ("rtd", {}),
+    "permutation-lm-muon": ("permutation-lm", OPTIONS["permutation-lm"]),
 }
 """By their names in file names: the objective, and what is set besides its defaults. Recorded on the plain path alone."""
+
+# What a variant sets of the optimizer.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "rtd-muon": {"name": "muon"},
+    "rtd-stable-adamw": {"name": "stable-adamw", "clip_norm": 0.0},
+    "permutation-lm-muon": {"name": "muon", "layer_decay": 0.9},
+}
 
 
 def text(*, long_words: bool = False) -> MemorySplit:
@@ -91,6 +101,7 @@ def record(name: str) -> list[dict[str, float]]:
     The two paths have recordings of their own: they drop other elements out.
     """
     torch.set_num_threads(1)
+    optimizer = OPTIMIZERS.get(name, {})
     name, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
     factory, given = objectives.load(name), settings(**MODELS.get(name, {}))
     counted = replace(given.vocabulary, token_counts=torch.arange(1, given.vocabulary.size + 1))
@@ -106,7 +117,7 @@ def record(name: str) -> list[dict[str, float]]:
                 objective=objective,
                 source=source,
                 heldout=None,
-                optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=10),
+                optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=10, **optimizer),
                 train=TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4),
                 ranks=Ranks(0, 1, torch.device("cpu")),
                 precision="float32",

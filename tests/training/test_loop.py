@@ -13,7 +13,8 @@ from discern.data.batching.rows import build_packing
 from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
 from discern.errors import CheckpointError, NumericsError
-from discern.objectives.base import Phase
+from discern.objectives import objectives
+from discern.objectives.base import Objective, Phase
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
 from discern.training import bookkeeping, checkpoint
@@ -27,7 +28,7 @@ from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.parallel import Ranks
 from discern.types import CorruptedBatch, StepOutput
-from tests.support import SPECIAL, MemorySplit, random_documents, settings
+from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 
 SPLIT = MemorySplit(random_documents(120, 50, seed=3))
 
@@ -37,16 +38,18 @@ def stream(*, training: bool = True, packing: str = "segments") -> ExampleStream
     return ExampleStream(build_packing(SPLIT, SPECIAL, config, 0, training=training), 0, shuffle=training)
 
 
-def context(folder: Path, objective: ReplacedTokenDetection | None = None, **options: Any) -> TrainContext:
+def context(folder: Path, objective: Objective | None = None, **options: Any) -> TrainContext:
     folder.mkdir(exist_ok=True)
     if objective is None:
         objective = build(options.pop("dropout", 0.1))
+    optimizer = {"learning_rate": 5e-3, "warmup_steps": 4} | options.pop("optimizer", {})
+    source = options.pop("source", None) or stream()
     defaults = {"max_steps": 12, "sequences_per_step": 8, "checkpoint_every_steps": 5, "log_every_steps": 4}
     return TrainContext(
         objective=objective,
-        source=stream(),
+        source=source,
         heldout=stream(training=False),
-        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=4),
+        optimizer=OptimizerConfig(**optimizer),
         train=TrainConfig(**(defaults | {"evaluate_every_steps": 0, "evaluate_sequences": 10} | options)),
         ranks=Ranks(0, 1, torch.device("cpu")),
         precision="float32",
@@ -73,7 +76,7 @@ def build(dropout: float = 0.1) -> ReplacedTokenDetection:
     return objective
 
 
-def weights(objective: ReplacedTokenDetection) -> dict[str, Tensor]:
+def weights(objective: Objective) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in checkpoint.model_tensors(objective).items()}
 
 
@@ -116,6 +119,55 @@ def test_extending_a_finished_run_continues_from_its_weights(tmp_path: Path) -> 
     train(context(tmp_path / "run", max_steps=5), State())
     longer, state = resumed(tmp_path / "run", max_steps=9)
     assert train(longer, state)["step"] == 9
+
+
+NEW_OPTIMIZERS = {
+    "muon": {"name": "muon", "layer_decay": 0.8},
+    "stable-adamw": {"name": "stable-adamw", "layer_decay": 0.8, "clip_norm": 0.0},
+}
+
+
+@pytest.mark.parametrize("optimizer", NEW_OPTIMIZERS)
+@pytest.mark.parametrize("name", objectives.names())
+def test_every_objective_resumes_bit_for_bit_with_every_optimizer(tmp_path: Path, name: str, optimizer: str) -> None:
+    factory = objectives.load(name)
+
+    def fresh() -> Objective:
+        objective: Objective = factory(factory.Config(), settings(**MODELS.get(name, {})))
+        objective.initialize(0)
+        return objective
+
+    chosen = {"optimizer": NEW_OPTIMIZERS[optimizer], "checkpoint_every_steps": 3, "micro_batch_size": 4}
+    whole = context(tmp_path, fresh(), max_steps=6, **chosen)
+    train(whole, State())
+    contents = checkpoint.load(tmp_path / "checkpoints" / "step-00000003")
+    kinds = {key.rpartition(".")[2] for key in contents.optimizer}
+    assert kinds == {"mean", "square"} | ({"momentum"} if optimizer == "muon" else set())
+    again = context(tmp_path / "again", fresh(), max_steps=6, **chosen)
+    checkpoint.load_model_tensors(again.objective, contents.model, "here")
+    again.objective.load_carry_state(contents.carry)
+    train(again, State.from_checkpoint(contents))
+    expected, got = weights(whole.objective), weights(again.objective)
+    assert all(torch.equal(expected[key], got[key]) for key in expected)
+
+
+def test_what_muon_updates_is_told_at_the_start(tmp_path: Path) -> None:
+    told = Notes()
+    train(replace(context(tmp_path, max_steps=1, optimizer={"name": "muon"}), progress=told), State())
+    assert told.notes[0].startswith("muon updates 28 matrices with ")
+    assert "; adamw updates " in told.notes[0]
+
+
+@pytest.mark.parametrize("name", NEW_OPTIMIZERS)
+def test_accumulation_changes_nothing_with_any_optimizer(tmp_path: Path, name: str) -> None:
+    results = []
+    for folder, size in (("whole", None), ("parts", 3)):
+        options = {"micro_batch_size": size, "optimizer": NEW_OPTIMIZERS[name]}
+        run = context(tmp_path / folder, dropout=0.0, max_steps=10, **options)
+        train(run, State())
+        results.append(weights(run.objective))
+    for key, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][key], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("micro", [1, 3, 8])

@@ -13,14 +13,20 @@ NO_STEP_LIMIT = 1_000_000_000
 
 
 class OptimizerConfig(Section):
-    """AdamW with decoupled weight decay, gradient clipping and a schedule. Defaults: ELECTRA, table 6."""
+    """Optimizer with decoupled weight decay, gradient clipping and a schedule. Defaults: ELECTRA, table 6."""
 
+    name: Literal["adamw", "muon", "stable-adamw"] = Field(
+        "adamw",
+        description="'adamw': Adam with decoupled weight decay. 'muon': Muon for the hidden matrices, AdamW for embeddings, "
+        "output layers, biases and norms, with the same learning rate and weight decay. 'stable-adamw': AdamW that reduces the "
+        "learning rate of a tensor whose gradient is unusually large; clip_norm = 0 is then usual.",
+    )
     learning_rate: float = Field(5e-4, gt=0, description="Peak learning rate. ELECTRA, table 6: 5e-4 small, 2e-4 base and large.")
     weight_decay: float = Field(
         0.01, ge=0, description="Decoupled weight decay, not applied to biases and LayerNorm. ELECTRA: 0.01."
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment. Muon's momentum is always 0.95.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
     epsilon: float = Field(1e-6, gt=0, description="Added outside the square root. ELECTRA: 1e-6.")
     bias_correction: bool = Field(True, description="Correct the bias of Adam's moments. The released code does not.")
     clip_norm: float = Field(1.0, ge=0, description="Largest global gradient norm, over all networks together; 0: no clipping.")

@@ -34,7 +34,7 @@ from discern.training.bookkeeping import (
 from discern.training.clock import Due, StepMeter
 from discern.training.context import State, TrainContext
 from discern.training.interrupt import agree_to_stop
-from discern.training.optimizer import AdamW, clip_gradients, parameter_groups
+from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, counts_text, parameter_groups
 from discern.training.precision import autocast
 from discern.training.schedule import learning_rate
 from discern.types import CorruptedBatch
@@ -80,6 +80,8 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
     # Dropout seeds torch's global generators, which belong to the caller.
     devices = [context.ranks.device] if context.ranks.device.type == "cuda" else []
     context.objective.train()
+    if context.optimizer.name == "muon" and context.ranks.writes:
+        context.progress.note(counts_text(counts_by_rule(context.objective, context.optimizer)))
     with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
         if state.pending is not None:
             # Compiled networks round differently, so the missed evaluation runs compiled if the interrupted one would have.
@@ -156,7 +158,7 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
     return record
 
 
-def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, AdamW]:
+def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, Optimizer]:
     """The model to run forward, shared by the ranks, and an optimizer of the parameters that the phase trains."""
     _freeze_others(context.objective, phase)
     compile_encoders(context)
@@ -164,7 +166,7 @@ def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, AdamW]:
     if context.ranks.world_size > 1:
         ids = [context.ranks.device.index] if context.ranks.device.type == "cuda" else None
         model = DistributedDataParallel(context.objective, device_ids=ids)
-    return model, AdamW(parameter_groups(context.objective, context.optimizer), context.optimizer)
+    return model, Optimizer(parameter_groups(context.objective, context.optimizer), context.optimizer)
 
 
 def read_local_batch(context: TrainContext, step: int) -> LocalBatch:
@@ -235,7 +237,7 @@ def forward_backward(
     return {"loss": sum(weights[name] * mean for name, mean in means.items()), **losses, **logged}
 
 
-def update(optimizer: AdamW, rate: float) -> None:
+def update(optimizer: Optimizer, rate: float) -> None:
     """Update the weights with their gradients, at this learning rate."""
     optimizer.set_learning_rate(rate)
     optimizer.step()
