@@ -11,9 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from discern.artifacts.opening import open_model
 from discern.pretrain import estimate as module
 from discern.pretrain.estimate import estimate
+from discern.pretrain.evaluate import evaluate
 from discern.pretrain.run import pretrain
 from discern.progress import Silent
 from discern.storage.output import OutputFolder
@@ -192,6 +196,41 @@ def test_dry_run_writes_nothing(data: Path, tmp_path: Path) -> None:
     assert {"parameters", "flops", "flops_paper_convention", "memory_bytes"} <= planned.keys()
     assert planned["steps"] == 6
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_tells_what_each_optimizer_updates(data: Path, tmp_path: Path) -> None:
+    plans = {
+        name: estimate(data=data, out=tmp_path / "run", preset="tiny", overrides=(f"optimizer.name={name}", *more))
+        for name, more in {"adamw": (), "muon": ("train.weight_average=0.99999",)}.items()
+    }
+    numbers = plans["adamw"].values["parameters"]
+    assert plans["adamw"].values["parameters_by_optimizer"].keys() == {"adamw"}
+    shares = plans["muon"].values["parameters_by_optimizer"]
+    assert shares["muon"]["parameters"] + shares["adamw"]["parameters"] == numbers
+    assert f"# optimizer     muon updates {shares['muon']['tensors']} matrices with" in plans["muon"].text
+    # Muon keeps one moment, not two; the average is as large as the weights.
+    saved = plans["adamw"].values["memory_bytes"] - plans["muon"].values["memory_bytes"]
+    assert saved == 4 * (shares["muon"]["parameters"] - numbers)
+    assert any("averages over about 100,000 updates" in warning for warning in plans["muon"].values["warnings"])
+
+
+def test_the_average_is_what_readers_get_and_a_resumed_run_keeps(data: Path, tmp_path: Path) -> None:
+    options = ("optimizer.name=muon", "train.weight_average=0.5", "optimizer.schedule=constant", "train.log_every_steps=4")
+    for out, lengths in (("whole", (8,)), ("parts", (4, 8))):
+        for steps in lengths:
+            overrides = (*options, f"train.max_steps={steps}")
+            pretrain(data=data, out=tmp_path / out, preset="tiny", overrides=overrides, progress=Silent())
+    folders = [tmp_path / out / "checkpoints" / "step-00000008" for out in ("whole", "parts")]
+    for name in ("model.safetensors", "average.safetensors", "optimizer.safetensors"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    opened = open_model(tmp_path / "whole", warn=pytest.fail)
+    average = load_file(folders[0] / "average.safetensors")
+    assert opened.description.endswith("at step 8, average of its weights")
+    assert all(torch.equal(tensor, average[name]) for name, tensor in opened.objective.named_parameters())
+    assert not torch.equal(average["generator_head.bias"], load_file(folders[0] / "model.safetensors")["generator_head.bias"])
+    found = evaluate(tmp_path / "whole", progress=Silent(), warn=pytest.fail)
+    last = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert found["loss"] == pytest.approx(last["heldout_loss"], rel=1e-6)
 
 
 def test_a_dry_run_says_how_many_steps_fit_into_the_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import ForwardPass, Objective
 from discern.pretrain.resolved_run import ResolvedRun, Resume, resolve_run
 from discern.pretrain.run import notes_on_rows, precision_of, training_stream
+from discern.training.average import average_warning
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import RunFlops, run_flops
 from discern.training.optimizer import counts_by_rule, counts_text, moment_bytes
@@ -113,7 +114,7 @@ def _size(network: Network) -> int:
 
 
 def _memory(objective: Objective, config: PretrainConfig, parameters: int, precision: str) -> int:
-    """Bytes in one process: weights, gradients and the optimizer's moments in float32, activations kept for the backward pass,
+    """Bytes in one process: weights, their average, gradients and moments in float32, activations kept for the backward pass,
     and the memory of the slots."""
     rows = config.train.micro_batch_size or config.train.sequences_per_step
     length = config.data.sequence_length
@@ -127,7 +128,10 @@ def _memory(objective: Objective, config: PretrainConfig, parameters: int, preci
     for each in _passes(objective, config):
         if each.predicts_words:
             logits = max(logits, 4 * 4 * rows * length * each.head_share * each.network.encoder.embeddings.vocab_size)
-    return int(8 * parameters + moment_bytes(objective, config.optimizer) + kept + logits) + _slot_memory(objective, config)
+    averaged = 4 * parameters if config.train.weight_average else 0
+    return int(8 * parameters + averaged + moment_bytes(objective, config.optimizer) + kept + logits) + _slot_memory(
+        objective, config
+    )
 
 
 def _of_a_row(encoder: Encoder, length: int, step: ForwardPass | None) -> float:
@@ -169,6 +173,9 @@ def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:
         )
     if epochs > 100:
         found.append(f"the data set would be read {epochs:,.0f} times; use more text or fewer steps")
+    average = average_warning(config.train, steps)
+    if average is not None:
+        found.append(average)
     return found
 
 

@@ -44,6 +44,7 @@ from discern.pretrain.warm_start import Filled, added_pieces, fill, start_genera
 from discern.progress import BudgetProgress, Progress, Silent
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
+from discern.training.average import average_warning
 from discern.training.bookkeeping import written_record
 from discern.training.clock import TimeBudget, Work
 from discern.training.config import NO_STEP_LIMIT, TrainConfig
@@ -166,6 +167,10 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
         return (read_metrics(out) or [{"step": state.step}])[-1] if ranks.writes else {}
     state.finished = complete
     record = _train(run, ranks, stop, progress)
+    if run.resolved.config.train.max_hours is not None and not state.interrupted and ranks.writes:
+        warning = average_warning(run.resolved.config.train, state.step)  # how many steps fit into the time was not known before
+        if warning is not None:
+            progress.note(f"warning: {warning}")
     last = _last_phase(run.objective, run.resolved.config)
     if last is not None and state.step <= last[1] and not state.interrupted and ranks.writes:
         progress.note(

@@ -60,6 +60,14 @@ class TrainConfig(Section):
     # Under train.max_hours all three also become due by the clock, unless the user has set them: see training/clock.py.
     checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=2, description="Number of newest checkpoints to keep.")
+    weight_average: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay of an exponential moving average of the weights, such as 0.999; 0: none. It spans about "
+        "1 / (1 - decay) updates, which should be a small part of the run. Evaluations, and all commands that read the run, use "
+        "the average.",
+    )
     evaluate_every_steps: int = Field(5000, ge=0, description="Steps between evaluations on held-out text; 0: only at the end.")
     evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows of a periodic evaluation; 0: all.")
     log_every_steps: int = Field(50, ge=1, description="Steps between records in metrics.jsonl.")
