@@ -13,9 +13,9 @@ from discern.models.electra.encoder import BertEncoder
 from discern.objectives import objectives
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import update_rules
-from discern.training.config import OptimizerConfig
+from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, hidden_matrices, parameter_groups
-from discern.training.schedule import learning_rate
+from discern.training.schedule import fitted_schedule, learning_rate
 from discern.training.update_rules import Muon, UpdateRule, orthogonalized
 from tests.parity.small_xlnet import build_network
 from tests.parity.small_xlnet import sizes as xlnet_sizes
@@ -163,6 +163,60 @@ def test_released_schedule_multiplies_warmup_and_decay() -> None:
 
 def test_constant_schedule() -> None:
     assert rates("constant", [0, 9, 50, 99]) == pytest.approx([0.1, 1.0, 1.0, 1.0])
+
+
+def test_wsd_schedule_by_hand() -> None:
+    # Warm-up of 10, stable until 80, then 1 - sqrt(progress): at 85 a quarter of the decay is over, at 99 19/20 of it.
+    expected = [0.1, 0.5, 1.0, 1.0, 1.0, 0.5, 1 - math.sqrt(19 / 20), 0.0]
+    assert rates("wsd", [0, 4, 9, 50, 80, 85, 99, 100]) == pytest.approx(expected)
+    assert rates("wsd", [89, 90, 95], decay_steps=10) == pytest.approx([1.0, 1.0, 1 - math.sqrt(0.5)])
+    assert rates("wsd", [9, 50], decay_steps=1000) == pytest.approx([1 - math.sqrt(0.09), 1 - math.sqrt(0.5)])
+
+
+def test_wsd_decays_over_its_fraction_of_a_time_budget() -> None:
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, schedule="wsd", decay_fraction=0.2)
+    found = [learning_rate(config, 1000, 10**6, time_used) for time_used in (0.25, 0.8, 0.85, 1.0)]
+    assert found == pytest.approx([1.0, 1.0, 0.5, 0.0], abs=1e-6)
+
+
+def test_the_stable_part_of_wsd_is_constant() -> None:
+    assert rates("wsd", list(range(81))) == rates("constant", list(range(81)))
+
+
+def fitted(optimizer: dict[str, Any], user_set: set[str], **train: Any) -> dict[str, Any]:
+    options = {"schedule": "wsd", **optimizer}
+    keys = {f"optimizer.{name}" for name in user_set}
+    return fitted_schedule(OptimizerConfig(**options), TrainConfig(**{"max_steps": 1000, **train}), keys)
+
+
+def test_a_schedule_that_the_user_left_alone_is_shortened_with_the_run() -> None:
+    assert fitted({"warmup_steps": 800}, set()) == {}
+    assert fitted({"warmup_steps": 10_000}, set()) == {"optimizer.warmup_steps": 800}
+    assert fitted({"warmup_steps": 100, "decay_steps": 5000}, set()) == {
+        "optimizer.warmup_steps": 100,
+        "optimizer.decay_steps": 200,
+    }
+    assert fitted({"warmup_steps": 900}, {"warmup_steps"}) == {"optimizer.decay_fraction": 0.1}
+    assert fitted({"warmup_steps": 900, "decay_steps": 300}, {"decay_steps"}) == {"optimizer.warmup_steps": 700}
+    assert fitted({"warmup_steps": 10_000, "schedule": "linear"}, {"warmup_steps"}) == {}
+    assert fitted({"decay_steps": 10}, set(), max_hours=1.0) == {"optimizer.decay_steps": None}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "user_set"),
+    [
+        ({"warmup_steps": 900, "decay_fraction": 0.2}, {"warmup_steps", "decay_fraction"}),
+        ({"warmup_steps": 1000}, {"warmup_steps"}),
+        ({"warmup_steps": 0, "decay_steps": 1001}, {"decay_steps"}),
+    ],
+)
+def test_a_schedule_of_the_user_that_does_not_fit_is_refused(optimizer: dict[str, Any], user_set: set[str]) -> None:
+    with pytest.raises(ConfigError, match=r"do not fit into the 1,000 steps of train\.max_steps") as caught:
+        fitted(optimizer, user_set)
+    decay = optimizer.get("decay_steps", 200)
+    assert f"--set train.max_steps={optimizer['warmup_steps'] + decay}" in (caught.value.hint or "")
+    with pytest.raises(ConfigError, match="max_hours allows is not known in advance"):
+        fitted({"decay_steps": 10}, {"decay_steps"}, max_hours=1.0)
 
 
 def test_a_time_budget_ends_the_decay_when_the_time_does() -> None:

@@ -371,12 +371,14 @@ def _trial(plan: FinetunePlan, rate: float) -> FinetunePlan:
     """The plan of a short training with a learning rate, evaluated at its end."""
     whole, config = plan.config.train.max_steps, at_rate(plan.config, rate)
     steps = min(whole, max(_MIN_TRIAL_STEPS, round(whole * _TRIAL_FRACTION)))
-    warmup = round(config.optimizer.warmup_steps * steps / whole)
+    shorter: dict[str, int] = {"warmup_steps": round(config.optimizer.warmup_steps * steps / whole)}
+    if config.optimizer.decay_steps is not None:
+        shorter["decay_steps"] = max(1, round(config.optimizer.decay_steps * steps / whole))
     return replace(
         plan,
         config=config.model_copy(
             update={
-                "optimizer": config.optimizer.model_copy(update={"warmup_steps": warmup}),
+                "optimizer": config.optimizer.model_copy(update=shorter),
                 "train": config.train.model_copy(update={"max_steps": steps, "evaluate_every_steps": steps}),
                 "finetune": config.finetune.model_copy(update={"keep": "last", "patience": 0}),
             }

@@ -47,7 +47,7 @@ from discern.training import checkpoint
 from discern.training.average import average_warning
 from discern.training.bookkeeping import written_record
 from discern.training.clock import TimeBudget, Work
-from discern.training.config import NO_STEP_LIMIT, TrainConfig
+from discern.training.config import NO_STEP_LIMIT, OptimizerConfig, TrainConfig
 from discern.training.context import BatchSource, State, TrainContext
 from discern.training.diagnosis import diagnose_duplicates, embedding_norm, unusual_findings
 from discern.training.expectations import expectations
@@ -337,15 +337,31 @@ def precision_of(resolved: ResolvedRun, ranks: Ranks, same_precision_as: Mapping
 
 def _notes(resolved: ResolvedRun) -> list[str]:
     """Settings that have no effect, and notes about the rows."""
-    objective = resolved.config.objective
+    objective, optimizer = resolved.config.objective, resolved.config.optimizer
     return [
         *(f"{each.key} = {each.value} of the {each.origin} does not apply: {each.reason}" for each in resolved.settings.dropped),
         *(
             f"objective.{name} = {getattr(objective, name)} has no effect: it needs objective.{needed}"
             for name, needed in objective.without_effect().items()
         ),
+        *(
+            f"optimizer.{name} = {getattr(optimizer, name)} has no effect: it needs optimizer.schedule {needed}"
+            for name, needed in _unused_schedule(optimizer).items()
+        ),
         *notes_on_rows(resolved.data, resolved.config),
     ]
+
+
+def _unused_schedule(optimizer: OptimizerConfig) -> dict[str, str]:
+    """Settings of the schedule, other than by default, that this one does not use, and the schedules that use them."""
+    decaying = "'linear' or 'released'"
+    users = {"decay_steps": "'wsd'", "decay_fraction": "'wsd'", "decay_power": decaying}
+    default = OptimizerConfig()
+    return {
+        name: needed
+        for name, needed in users.items()
+        if f"'{optimizer.schedule}'" not in needed and getattr(optimizer, name) != getattr(default, name)
+    }
 
 
 def _fresh_parts(filled: Filled) -> str:

@@ -30,12 +30,19 @@ class OptimizerConfig(Section):
     epsilon: float = Field(1e-6, gt=0, description="Added outside the square root. ELECTRA: 1e-6.")
     bias_correction: bool = Field(True, description="Correct the bias of Adam's moments. The released code does not.")
     clip_norm: float = Field(1.0, ge=0, description="Largest global gradient norm, over all networks together; 0: no clipping.")
-    schedule: Literal["linear", "released", "constant"] = Field(
+    schedule: Literal["linear", "released", "constant", "wsd"] = Field(
         "linear",
         description="'linear': warm-up, then linear decay to zero at the end. 'released': decay from step 0 times warm-up, "
-        "as the released code does. 'constant': warm-up, then constant.",
+        "as the released code does. 'constant': warm-up, then constant. 'wsd' (warm-up, stable, decay): warm-up, then constant, "
+        "then decay to zero as 1 - sqrt(progress) over the last decay_fraction of the run.",
     )
-    decay_power: float = Field(1.0, gt=0, description="Power of the decay: 1 is linear.")
+    decay_power: float = Field(1.0, gt=0, description="Power of the decay of 'linear' and 'released': 1 is linear.")
+    decay_fraction: float = Field(
+        0.2, gt=0, le=1, description="Fraction of the run over which 'wsd' decays. Haegele et al. 2024: 0.1 to 0.2."
+    )
+    decay_steps: int | None = Field(
+        None, ge=1, description="Steps over which 'wsd' decays, instead of decay_fraction; not under train.max_hours."
+    )
     warmup_steps: int = Field(10_000, ge=0, description="Steps over which the learning rate rises. ELECTRA: 10,000.")
     layer_decay: float = Field(
         1.0, gt=0, le=1, description="Factor of the learning rate per layer, from the top layer down; 1: no decay."
