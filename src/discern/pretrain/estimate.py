@@ -46,6 +46,7 @@ def estimate(
     resume: Resume = "auto",
     device: str = "auto",
     init_from: Path | None = None,
+    decay_from: Path | None = None,
 ) -> Estimate:
     """Estimate parameters, memory, FLOPs and time of a run, without starting it. The arguments are those of `pretrain`.
 
@@ -62,6 +63,7 @@ def estimate(
         overrides=overrides,
         resume=resume,
         init_from=init_from,
+        decay_from=decay_from,
         warn=lambda _: None,
     )
     return _estimate(resolved, choose_device(device))
@@ -80,10 +82,11 @@ def _estimate(resolved: ResolvedRun, device: torch.device) -> Estimate:
     whole = run_flops(objective, config.train.max_steps, length, config.train.sequences_per_step)
     speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS
     steps = _steps_in_time(config, whole, speed)
-    flops = whole.after(steps)
+    begin = 0 if resolved.decay is None else resolved.decay.step
+    flops = whole.after(steps) - whole.after(begin)
     sequences = config.train.sequences_per_step * steps
     values = {
-        "steps": steps,
+        "steps": steps - begin,
         "parameters": parameters,
         "parameters_by_network": {name: _size(network) for name, network in objective.networks().items()},
         "parameters_by_optimizer": counts_by_rule(objective, config.optimizer),
