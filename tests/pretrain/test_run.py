@@ -295,6 +295,20 @@ def test_an_interrupted_decay_continues_although_the_run_itself_went_on(data: Pa
     assert "max_steps = 25" in planned.text
 
 
+def test_settings_that_a_schedule_does_not_use_are_told(data: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Notes(Silent):
+        def note(self, message: str) -> None:
+            told.append(message)
+
+    options = ("optimizer.decay_steps=5", "train.max_steps=1", "optimizer.decay_power=1.0")
+    pretrain(data=data, out=tmp_path, preset="tiny", overrides=options, progress=Notes())
+    assert [line for line in told if "no effect" in line] == [
+        "optimizer.decay_steps = 5 has no effect: it needs optimizer.schedule 'wsd'"
+    ]
+
+
 def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: Path) -> None:
     def refused(*overrides: str, path: Path = stable, **options: Any) -> ConfigError:
         with pytest.raises((ConfigError, CheckpointError)) as caught:

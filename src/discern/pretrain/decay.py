@@ -120,9 +120,13 @@ def _refuse_unstable(start: DecayStart) -> None:
     used = None if train.max_hours is None else start.contents.state.get("seconds", 0.0) / 3600 / train.max_hours
     length = train.max_steps - begin
     if learning_rate(optimizer, step - begin - 1, length, used) < optimizer.learning_rate:
-        stable = train.max_steps - decay_length(optimizer, length)
-        earlier = [each for each in checkpoint.found(run / CHECKPOINTS) if int(each.name.removeprefix("step-")) <= stable]
-        hint = f"--decay-from {earlier[0]}" if earlier else "raise train.keep_checkpoints to keep more checkpoints of a run"
+        stable = range(begin + optimizer.warmup_steps, 0 if used else train.max_steps - decay_length(optimizer, length) + 1)
+        earlier = [each for each in checkpoint.found(run / CHECKPOINTS) if int(each.name.removeprefix("step-")) in stable]
+        hint = (
+            f"--decay-from {earlier[0]}"
+            if earlier
+            else "give a checkpoint from before the decay; train.keep_checkpoints says how many are kept"
+        )
         raise ConfigError(f"the learning rate of {run} is already decaying at step {step:,}", hint=hint)
 
 
@@ -199,6 +203,25 @@ def _decay_steps(plain: Resolved[PretrainConfig], config: PretrainConfig, step: 
             hint="--set optimizer.decay_steps=1000",
         )
     return max(1, round(step * fraction / (1 - fraction)))
+
+
+def risen_rate(before: PretrainConfig, now: PretrainConfig, step: int) -> str | None:
+    """A warning if a run of schedule 'wsd' that has begun to decay is resumed with more steps; otherwise None.
+
+    Args:
+        before: settings that the run was trained with.
+        step: step from which it is resumed.
+    """
+    if now.optimizer.schedule != "wsd" or now.train.max_hours is not None or now.train.max_steps <= before.train.max_steps:
+        return None
+    last = learning_rate(before.optimizer, step - 1, before.train.max_steps)
+    following = learning_rate(now.optimizer, step, now.train.max_steps)
+    if step <= now.optimizer.warmup_steps or last >= 0.9 * following:
+        return None
+    return (
+        f"the learning rate had decayed to {last:.2g} by step {step:,}, and rises to {following:.2g} again in the longer run. To "
+        "avoid this, decay into another folder (--decay-from) and continue the run itself"
+    )
 
 
 def write_start(out: Path, start: DecayStart, keep: int) -> None:

@@ -31,7 +31,7 @@ from discern.data.batching.two_part import TwoPartStream
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError
 from discern.objectives.base import Objective
-from discern.pretrain.decay import RECORD_KEY, write_start
+from discern.pretrain.decay import RECORD_KEY, risen_rate, write_start
 from discern.pretrain.resolved_run import (
     ResolvedRun,
     Resume,
@@ -49,7 +49,7 @@ from discern.training import checkpoint
 from discern.training.average import average_warning
 from discern.training.bookkeeping import written_record
 from discern.training.clock import TimeBudget, Work
-from discern.training.config import NO_STEP_LIMIT, OptimizerConfig, TrainConfig
+from discern.training.config import NO_STEP_LIMIT, TrainConfig
 from discern.training.context import BatchSource, State, TrainContext
 from discern.training.diagnosis import diagnose_duplicates, embedding_norm, unusual_findings
 from discern.training.expectations import expectations
@@ -61,7 +61,7 @@ from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.precision import Precision, cpu_has_bfloat16, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, read_written_config
-from discern.training.schedule import learning_rate
+from discern.training.schedule import unused_by_schedule
 
 # With a smaller fraction of rows in which B follows A (half is intended), the next-sentence task is hardly learned.
 _LEAST_FOLLOWING = 0.4
@@ -237,13 +237,16 @@ def _start_or_resume(
         refuse_another_run(resolved)
         contents = checkpoint.load_newest(out / CHECKPOINTS, progress.note)
         earlier = read_record(out)
-        if contents is not None and ranks.writes:
-            _note_risen_rate(read_written_config(out / CONFIG_FILE), config, contents.step, progress)
+        warning = None if contents is None else risen_rate(read_written_config(out / CONFIG_FILE), config, contents.step)
+        if warning is not None:
+            progress.note(f"warning: {warning}")
     else:
         refuse_other_files(folder)
     if resolved.resume == "must" and contents is None:
         raise CheckpointError(f"{out} has no checkpoint to resume from", hint="leave out --resume to start a new run")
-    if contents is None and decay is not None:
+    if contents is not None:
+        decay = None
+    elif decay is not None:
         contents, earlier = decay.contents, dict(decay.record)
     objective.initialize(config.train.seed)
     filled = None
@@ -368,22 +371,10 @@ def _notes(resolved: ResolvedRun) -> list[str]:
         ),
         *(
             f"optimizer.{name} = {getattr(optimizer, name)} has no effect: it needs optimizer.schedule {needed}"
-            for name, needed in _unused_schedule(optimizer).items()
+            for name, needed in unused_by_schedule(optimizer).items()
         ),
         *notes_on_rows(resolved.data, resolved.config),
     ]
-
-
-def _unused_schedule(optimizer: OptimizerConfig) -> dict[str, str]:
-    """Settings of the schedule, other than by default, that this one does not use, and the schedules that use them."""
-    decaying = "'linear' or 'released'"
-    users = {"decay_steps": "'wsd'", "decay_fraction": "'wsd'", "decay_power": decaying}
-    default = OptimizerConfig()
-    return {
-        name: needed
-        for name, needed in users.items()
-        if f"'{optimizer.schedule}'" not in needed and getattr(optimizer, name) != getattr(default, name)
-    }
 
 
 def _fresh_parts(filled: Filled) -> str:
@@ -397,19 +388,6 @@ def _note_changed_arithmetic(before: Mapping[str, Any], now: Mapping[str, Any], 
     changed = [f"{key} {before[key]} -> {value}" for key, value in now.items() if before.get(key, value) != value]
     if changed:
         progress.note(f"the arithmetic of this run has changed ({', '.join(changed)}): training continues, but not bit for bit")
-
-
-def _note_risen_rate(before: PretrainConfig, now: PretrainConfig, step: int, progress: Progress) -> None:
-    """Warn if a resumed run has decayed its learning rate with schedule 'wsd' and is now made longer."""
-    if now.optimizer.schedule != "wsd" or now.train.max_hours is not None or now.train.max_steps <= before.train.max_steps:
-        return
-    last = learning_rate(before.optimizer, step - 1, before.train.max_steps)
-    following = learning_rate(now.optimizer, step, now.train.max_steps)
-    if step > now.optimizer.warmup_steps and last < 0.9 * following:
-        progress.note(
-            f"warning: the learning rate had decayed to {last:.2g} by step {step:,}, and rises to {following:.2g} again in the "
-            "longer run. To avoid this, decay into another folder (--decay-from) and continue the run itself"
-        )
 
 
 def _last_phase(objective: Objective, config: PretrainConfig) -> tuple[str, int] | None:

@@ -99,3 +99,11 @@ def fitted_schedule(config: OptimizerConfig, train: TrainConfig, user_set: Conta
 def _decay_of(config: OptimizerConfig, decay: int, steps: int) -> dict[str, Any]:
     """The setting that gives a decay of this length, whichever of the two is in use."""
     return {"optimizer.decay_fraction": decay / steps} if config.decay_steps is None else {"optimizer.decay_steps": decay}
+
+
+def unused_by_schedule(config: OptimizerConfig) -> dict[str, str]:
+    """Names of settings that were given although this schedule does not use them, with the schedules that do."""
+    users = {"decay_steps": ("wsd",), "decay_fraction": ("wsd",), "decay_power": ("linear", "released")}
+    default = OptimizerConfig()
+    given = [name for name in users if getattr(config, name) != getattr(default, name)]
+    return {name: " or ".join(f"'{each}'" for each in users[name]) for name in given if config.schedule not in users[name]}
