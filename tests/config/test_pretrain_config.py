@@ -169,6 +169,16 @@ def test_a_length_beyond_the_position_table():
     assert clamped.origins["data.sequence_length"] == "preset electra-base, clamped from 512 to model.max_positions"
 
 
+def test_a_schedule_longer_than_the_run() -> None:
+    wsd = ("optimizer.schedule=wsd", "train.max_steps=100")
+    with pytest.raises(ConfigError, match=r"--set: optimizer\.warmup_steps, --set: optimizer\.decay_fraction: a warm-up of 90"):
+        load("tiny", *wsd, "optimizer.warmup_steps=90", "optimizer.decay_fraction=0.2")
+    fitted = load_pretrain_config(None, "electra-small", wsd)
+    assert fitted.config.optimizer.warmup_steps == 80
+    assert fitted.origins["optimizer.warmup_steps"] == "preset electra-small, fitted from 10000 to train.max_steps"
+    assert load("electra-small", "train.max_steps=100").optimizer.warmup_steps == 10_000, "other schedules stay as they were"
+
+
 def test_another_objective_drops_the_keys_of_the_first():
     resolved = load_pretrain_config(None, "electra-small", ["objective.name=mlm"])
     assert {item.key for item in resolved.dropped} >= {"objective.generator_size", "objective.discriminator_weight"}

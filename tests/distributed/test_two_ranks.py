@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
-from tests.training.test_loop import context
+from tests.training.test_loop import OPTIMIZERS, context
 from discern.objectives import objectives
 from tests.support import MODELS, settings
 from discern.training.loop import train
@@ -28,20 +28,23 @@ from discern.training.parallel import join_ranks
 
 out, micro = Path(sys.argv[1]), int(sys.argv[2]) or None
 with join_ranks("cpu") as ranks:
-    for name in sys.argv[3:]:
+    for run_name in sys.argv[3:]:
+        name, _, optimizer = run_name.partition("+")
         factory = objectives.load(name)
         model = dict(hidden_dropout=0.0, attention_dropout=0.0, **MODELS.get(name, dict()))
         objective = factory(factory.Config(), settings(**model))
         objective.initialize(0)
+        options = OPTIMIZERS.get(optimizer, dict())
         steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5)
-        run = context(out / (name if ranks.writes else "other"), objective, micro_batch_size=micro, **steps)
+        run = context(out / (run_name if ranks.writes else "other"), objective, micro_batch_size=micro, **steps, **options)
         object.__setattr__(run, "ranks", ranks)
         train(run, State())
 # a thread of a group that lives on may abort the process at its end
 threads = [Path("/proc/self/task", number, "comm").read_text().strip() for number in os.listdir("/proc/self/task")]
 assert not [name for name in threads if "gloo" in name], threads
 """
-NAMES = objectives.names()
+NAMES = [*objectives.names(), *(f"{name}+muon" for name in objectives.names()), "rtd+stable-adamw"]
+"""Objectives, some with the optimizer of `OPTIMIZERS` after a plus."""
 
 
 def run_ranks(processes: int, program: Path, *arguments: str) -> None:
@@ -67,7 +70,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return load_file(folder / "checkpoints" / "step-00000010" / "model.safetensors"), records
+    found = {}
+    for path in (folder / "checkpoints" / "step-00000010").glob("[am]*.safetensors"):  # the weights, and their average
+        found |= {f"{path.stem} {key}": tensor for key, tensor in load_file(path).items()}
+    return found, records
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -60,8 +60,11 @@ def test_the_same_seed_gives_the_same_weights(request_: Finetuning) -> None:
     assert weights[0] == weights[1]
 
 
-def test_an_interrupted_seed_ends_with_the_same_weights(request_: Finetuning, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = (*request_.overrides, "train.max_steps=12", "train.checkpoint_every_steps=5", "finetune.dropout=0.1")
+@pytest.mark.parametrize("more", [(), ("optimizer.name=muon", "optimizer.layer_decay=0.8", "train.weight_average=0.7")])
+def test_an_interrupted_seed_ends_with_the_same_weights(
+    request_: Finetuning, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    few = (*request_.overrides, *more, "train.max_steps=12", "train.checkpoint_every_steps=5", "finetune.dropout=0.1")
     undisturbed, broken = (replace(request_, out=request_.out / name, overrides=few) for name in ("a", "b"))
     run(undisturbed)
 
@@ -96,6 +99,18 @@ def test_an_interrupted_seed_ends_with_the_same_weights(request_: Finetuning, mo
     assert lines[0] == lines[1]
     weights = [(each.out / "seed-0" / "model.safetensors").read_bytes() for each in (undisturbed, broken)]
     assert weights[0] == weights[1]
+
+
+def test_the_average_of_the_weights_is_what_is_kept(request_: Finetuning) -> None:
+    few = (*request_.overrides, "train.max_steps=3", "finetune.keep=last", "train.log_every_steps=1")
+    found = {}
+    for decay in (0.0, 0.5):
+        each = replace(request_, out=request_.out / str(decay), overrides=(*few, f"train.weight_average={decay}"))
+        run(each)
+        losses = [line["loss"] for line in read_metrics(each.out / "seed-0") if "loss" in line]
+        found[decay] = losses, load_file(each.out / "seed-0" / "model.safetensors")
+    assert found[0.0][0] == found[0.5][0]
+    assert not all(torch.equal(found[0.0][1][name], found[0.5][1][name]) for name in found[0.0][1])
 
 
 def test_a_part_is_held_out_where_there_is_no_dev_file(request_: Finetuning, tmp_path: Path) -> None:

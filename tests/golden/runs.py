@@ -31,7 +31,7 @@ from discern.training.parallel import Ranks
 from tests.support import MODELS, SPECIAL, MemorySplit, settings
 
 FOLDER = Path(__file__).parent
-KEYS = ("loss", "grad_norm", "generator_loss", "discriminator_loss", "mlm_loss", "permutation_lm_loss")
+KEYS = ("loss", "grad_norm", "generator_loss", "discriminator_loss", "mlm_loss", "permutation_lm_loss", "heldout_loss")
 # What a run sets besides the defaults, by the objective's name.
 OPTIONS: dict[str, dict[str, Any]] = {"permutation-lm": {"memory_length": 24}}
 ROWS: dict[str, dict[str, Any]] = {"permutation-lm": {"packing": "two-part"}}
@@ -63,8 +63,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlm-whole-word": ("mlm", {"masking": "whole-word"}),
     "mlm-span": ("mlm", {"masking": "span"}),
     "mlm-rarity": ("mlm", {"masking": "rarity"}),
+    "rtd-muon": ("rtd", {}),
+    "rtd-stable-adamw": ("rtd", {}),
+    "permutation-lm-muon": ("permutation-lm", OPTIONS["permutation-lm"]),
+    "rtd-wsd-averaged": ("rtd", {}),
 }
 """By their names in file names: the objective, and what is set besides its defaults. Recorded on the plain path alone."""
+
+# What a variant sets of the optimizer.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "rtd-muon": {"name": "muon"},
+    "rtd-stable-adamw": {"name": "stable-adamw", "clip_norm": 0.0},
+    "permutation-lm-muon": {"name": "muon", "layer_decay": 0.9},
+    "rtd-wsd-averaged": {"schedule": "wsd", "decay_fraction": 0.4},
+}
+# Decay of the averaged weights of a variant, which are evaluated on the rows of training every ten steps.
+AVERAGES = {"rtd-wsd-averaged": 0.9}
 
 
 VARIANT_MODELS: dict[str, dict[str, Any]] = {
@@ -101,6 +115,8 @@ def record(name: str) -> list[dict[str, float]]:
     """
     torch.set_num_threads(1)
     model = VARIANT_MODELS.get(name, {})
+    optimizer, average = OPTIMIZERS.get(name, {}), AVERAGES.get(name, 0.0)
+    loop: dict[str, Any] = {"weight_average": average, "evaluate_every_steps": 10, "evaluate_sequences": 16} if average else {}
     name, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
     factory, given = objectives.load(name), settings(**MODELS.get(name, {}), **model)
     counted = replace(given.vocabulary, token_counts=torch.arange(1, given.vocabulary.size + 1))
@@ -115,9 +131,9 @@ def record(name: str) -> list[dict[str, float]]:
             TrainContext(
                 objective=objective,
                 source=source,
-                heldout=None,
-                optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=10),
-                train=TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4),
+                heldout=source if average else None,
+                optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=10, **optimizer),
+                train=TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4, **loop),
                 ranks=Ranks(0, 1, torch.device("cpu")),
                 precision="float32",
                 folder=Path(folder),

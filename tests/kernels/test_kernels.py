@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from discern import kernels
 from discern.training.config import OptimizerConfig
-from discern.training.optimizer import AdamW, clip_gradients
+from discern.training.optimizer import Optimizer, clip_gradients
 from tests.paths import on_path
 
 # Odd widths run through the tails of the 16 lanes, the large one through several threads.
@@ -486,7 +486,7 @@ def test_the_optimizer_takes_the_same_steps_on_both_paths(bias_correction: bool)
         with context:
             parameters = [nn.Parameter(draws(*shape, seed=7).detach().clone()) for shape in [(5,), (33, 70), (200, 100)]]
             config = OptimizerConfig(learning_rate=0.01, weight_decay=0.1, bias_correction=bias_correction)
-            optimizer = AdamW([{"params": parameters}], config)
+            optimizer = Optimizer([{"params": parameters}], config)
             for step in range(20):
                 for number, parameter in enumerate(parameters):
                     parameter.grad = draws(*parameter.shape, seed=100 * step + number).detach()
@@ -547,7 +547,7 @@ def test_the_optimizer_leaves_no_stale_graph() -> None:
     parameter = nn.Parameter(torch.ones(3))
     loss = (parameter * parameter).sum()
     parameter.grad = torch.ones(3)
-    AdamW([{"params": [parameter]}], OptimizerConfig()).step()
+    Optimizer([{"params": [parameter]}], OptimizerConfig()).step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 

@@ -11,9 +11,10 @@ from discern.training import checkpoint
 from discern.training.checkpoint import Contents
 
 
-def contents(step: int) -> Contents:
+def contents(step: int, *, averaged: bool = False) -> Contents:
     value = torch.full((2, 3), float(step))
-    return Contents({"w": value, "b": value[0].clone()}, {"w.mean": value}, {}, {"step": step, "tokens": 5})
+    average = {"w": value / 2} if averaged else {}
+    return Contents({"w": value, "b": value[0].clone()}, {"w.mean": value}, {}, {"step": step, "tokens": 5}, average)
 
 
 def test_round_trip_and_pruning(tmp_path: Path) -> None:
@@ -32,16 +33,25 @@ def test_round_trip_and_pruning(tmp_path: Path) -> None:
     ]
 
 
+def test_an_average_is_the_weights_to_use(tmp_path: Path) -> None:
+    loaded = [checkpoint.load(checkpoint.save(tmp_path, contents(step, averaged=step == 2), keep=2)) for step in (1, 2)]
+    assert torch.equal(loaded[0].weights["w"], torch.ones(2, 3))
+    assert torch.equal(loaded[1].weights["w"], torch.ones(2, 3))
+    assert torch.equal(loaded[1].model["w"], torch.full((2, 3), 2.0))
+
+
 def test_equal_weights_are_equal_bytes(tmp_path: Path) -> None:
     first, second = (checkpoint.save(tmp_path / name, contents(4), keep=2) / "model.safetensors" for name in "ab")
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"])
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "average.safetensors", "optimizer.safetensors", "state.json", "checksums.json"]
+)
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove", "empty"])
 def test_damage_is_noticed_and_the_one_before_is_used(tmp_path: Path, file: str, damage: str) -> None:
     checkpoint.save(tmp_path, contents(1), keep=2)
-    broken = checkpoint.save(tmp_path, contents(2), keep=2) / file
+    broken = checkpoint.save(tmp_path, contents(2, averaged=True), keep=2) / file
     data = broken.read_bytes()
     if damage == "remove":
         broken.unlink()

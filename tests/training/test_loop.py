@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import build_packing
 from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
 from discern.errors import CheckpointError, NumericsError
-from discern.objectives.base import Phase
+from discern.objectives import objectives
+from discern.objectives.base import Objective, Phase
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
-from discern.training import bookkeeping, checkpoint
+from discern.training import bookkeeping, checkpoint, evaluation
+from discern.training.average import average_warning, averaged, update_average
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.expectations import Expectations
@@ -27,7 +29,7 @@ from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.parallel import Ranks
 from discern.types import CorruptedBatch, StepOutput
-from tests.support import SPECIAL, MemorySplit, random_documents, settings
+from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 
 SPLIT = MemorySplit(random_documents(120, 50, seed=3))
 
@@ -37,16 +39,18 @@ def stream(*, training: bool = True, packing: str = "segments") -> ExampleStream
     return ExampleStream(build_packing(SPLIT, SPECIAL, config, 0, training=training), 0, shuffle=training)
 
 
-def context(folder: Path, objective: ReplacedTokenDetection | None = None, **options: Any) -> TrainContext:
+def context(folder: Path, objective: Objective | None = None, **options: Any) -> TrainContext:
     folder.mkdir(exist_ok=True)
     if objective is None:
         objective = build(options.pop("dropout", 0.1))
+    optimizer = {"learning_rate": 5e-3, "warmup_steps": 4} | options.pop("optimizer", {})
+    source = options.pop("source", None) or stream()
     defaults = {"max_steps": 12, "sequences_per_step": 8, "checkpoint_every_steps": 5, "log_every_steps": 4}
     return TrainContext(
         objective=objective,
-        source=stream(),
+        source=source,
         heldout=stream(training=False),
-        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=4),
+        optimizer=OptimizerConfig(**optimizer),
         train=TrainConfig(**(defaults | {"evaluate_every_steps": 0, "evaluate_sequences": 10} | options)),
         ranks=Ranks(0, 1, torch.device("cpu")),
         precision="float32",
@@ -73,7 +77,7 @@ def build(dropout: float = 0.1) -> ReplacedTokenDetection:
     return objective
 
 
-def weights(objective: ReplacedTokenDetection) -> dict[str, Tensor]:
+def weights(objective: Objective) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in checkpoint.model_tensors(objective).items()}
 
 
@@ -116,6 +120,109 @@ def test_extending_a_finished_run_continues_from_its_weights(tmp_path: Path) -> 
     train(context(tmp_path / "run", max_steps=5), State())
     longer, state = resumed(tmp_path / "run", max_steps=9)
     assert train(longer, state)["step"] == 9
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "muon": {"optimizer": {"name": "muon", "layer_decay": 0.8}, "weight_average": 0.9},
+    "stable-adamw": {"optimizer": {"name": "stable-adamw", "layer_decay": 0.8, "clip_norm": 0.0}},
+}
+"""Options of a run with another optimizer, by its name."""
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", objectives.names())
+def test_every_objective_resumes_bit_for_bit_with_every_optimizer(tmp_path: Path, name: str, optimizer: str) -> None:
+    factory = objectives.load(name)
+
+    def fresh() -> Objective:
+        objective: Objective = factory(factory.Config(), settings(**MODELS.get(name, {})))
+        objective.initialize(0)
+        return objective
+
+    chosen = {**OPTIMIZERS[optimizer], "checkpoint_every_steps": 3, "micro_batch_size": 4}
+    whole = context(tmp_path, fresh(), max_steps=6, **chosen)
+    train(whole, State())
+    contents = checkpoint.load(tmp_path / "checkpoints" / "step-00000003")
+    kinds = {key.rpartition(".")[2] for key in contents.optimizer}
+    assert kinds == {"mean", "square"} | ({"momentum"} if optimizer == "muon" else set())
+    again = context(tmp_path / "again", fresh(), max_steps=6, **chosen)
+    checkpoint.load_model_tensors(again.objective, contents.model, "here")
+    again.objective.load_carry_state(contents.carry)
+    train(again, State.from_checkpoint(contents))
+    ends = [checkpoint.load(folder / "checkpoints" / "step-00000006") for folder in (tmp_path, tmp_path / "again")]
+    assert bool(ends[0].average) == (optimizer == "muon")
+    for part in ("model", "average", "optimizer"):
+        expected, got = (getattr(end, part) for end in ends)
+        assert expected.keys() == got.keys()
+        assert all(torch.equal(expected[key], got[key]) for key in expected), part
+
+
+def test_the_average_is_evaluated_and_the_last_weights_are_trained(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 6, "evaluate_every_steps": 3, "checkpoint_every_steps": 3}
+    plain, averaging = context(tmp_path / "plain", **options), context(tmp_path / "average", weight_average=0.9, **options)
+    for run in (plain, averaging):
+        train(run, State())
+    last = [checkpoint.load(folder / "checkpoints" / "step-00000006") for folder in (tmp_path / "plain", tmp_path / "average")]
+    assert all(torch.equal(last[0].model[key], last[1].model[key]) for key in last[0].model), "averaging changes no training"
+    assert last[0].weights is last[0].model
+    assert last[1].weights is last[1].average
+    records = [read_metrics(folder)[-1] for folder in (tmp_path / "plain", tmp_path / "average")]
+    assert records[0]["loss"] == records[1]["loss"]
+    assert records[0]["heldout_loss"] != records[1]["heldout_loss"]
+    # The held-out figures are those of a network with the averaged weights.
+    objective = build()
+    checkpoint.load_model_tensors(objective, last[1].weights, "here")
+    found = evaluation.evaluate(objective, stream(training=False), averaging.ranks, sequences=10)
+    assert found["loss"] == records[1]["heldout_loss"]
+
+
+def test_the_average_by_hand(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    kept: dict[str, Tensor] = {}
+    for update, value in enumerate((1.0, 3.0, -2.0), start=1):
+        nn.init.constant_(model.weight, value)
+        update_average(kept, model, 0.5, update)
+    assert kept["weight"].item() == pytest.approx((0.25 * 1 + 0.5 * 3 - 2) / 1.75)
+    with averaged(model, kept):
+        assert torch.equal(model.weight, kept["weight"])
+    assert model.weight.item() == -2.0
+
+
+def test_an_average_that_spans_more_than_the_run_is_warned_of(tmp_path: Path) -> None:
+    for steps, decay, warned in ((3, 0.9, True), (10, 0.9, False), (3, 0.0, False)):
+        told = Notes()
+        train(replace(context(tmp_path / f"{steps}-{decay}", max_steps=steps, weight_average=decay), progress=told), State())
+        found = [note for note in told.notes if "weight_average" in note]
+        assert len(found) == warned
+    assert average_warning(TrainConfig(weight_average=0.999), 200) == (
+        "train.weight_average 0.999 averages over about 1,000 updates, but the run has 200: the average still contains its early "
+        "weights. Set train.weight_average=0.95, or 0 to use the last weights"
+    )
+
+
+def test_a_checkpoint_without_the_average_of_the_run_is_refused(tmp_path: Path) -> None:
+    train(context(tmp_path / "run", max_steps=5), State())
+    longer, state = resumed(tmp_path / "run", max_steps=9, weight_average=0.9)
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 5 has no average of these weights \(average"):
+        train(longer, state)
+
+
+def test_what_muon_updates_is_told_at_the_start(tmp_path: Path) -> None:
+    told = Notes()
+    train(replace(context(tmp_path, max_steps=1, optimizer={"name": "muon"}), progress=told), State())
+    assert told.notes[0].startswith("muon updates 28 matrices with ")
+    assert "; adamw updates " in told.notes[0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_accumulation_changes_nothing_with_any_optimizer(tmp_path: Path, name: str) -> None:
+    results = []
+    for folder, size in (("whole", None), ("parts", 3)):
+        run = context(tmp_path / folder, dropout=0.0, max_steps=10, micro_batch_size=size, **OPTIMIZERS[name])
+        train(run, State())
+        results.append(weights(run.objective))
+    for key, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][key], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("micro", [1, 3, 8])

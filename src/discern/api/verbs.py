@@ -107,6 +107,7 @@ def pretrain(
     preset: str | None = None,
     settings: Settings | None = None,
     init_from: PathLike | None = None,
+    decay_from: PathLike | None = None,
     resume: Literal["auto", "never", "must"] = "auto",
     device: str = "auto",
     dry_run: bool = False,
@@ -121,6 +122,8 @@ def pretrain(
         preset: name of the recipe to start from; `discern config presets` lists them.
         settings: settings that override preset and file: `{"train.max_steps": 1000}`.
         init_from: model whose weights initialize the run; no preset is needed then.
+        decay_from: run of schedule 'wsd' or 'constant', or one of its checkpoints, to continue in `out` with a decay of the
+            learning rate over `optimizer.decay_steps`; the settings are those of the run.
         resume: 'auto' resumes an existing run, 'never' starts over (the old run is moved aside), 'must' requires an existing run.
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
         dry_run: don't train; return `parameters`, `flops`, `memory_bytes` and other estimates.
@@ -143,6 +146,7 @@ def pretrain(
         "resume": resume,
         "device": device,
         "init_from": _model(init_from, listener),
+        "decay_from": _path(decay_from),
     }
     if dry_run:
         return estimate(_path(config), **options).values

@@ -44,7 +44,7 @@ Id: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 
 @final
 class RunFolder(ModelFolder):
-    """The folder of a pre-training run, with the weights of its newest intact checkpoint.
+    """The folder of a pre-training run, with the weights of its newest intact checkpoint: their average if the run keeps one.
 
     Args:
         folder: path of the folder.
@@ -64,7 +64,8 @@ class RunFolder(ModelFolder):
 
     @property
     def description(self) -> str:
-        return f"run {self.folder} at step {self.step:,}"
+        average = ", average of its weights" if self.config.train.weight_average else ""
+        return f"run {self.folder} at step {self.step:,}{average}"
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -176,7 +177,7 @@ class RunFolder(ModelFolder):
                 hint="the file is damaged: copy it back",
             )
         objective = build_objective(config, vocabulary)
-        checkpoint.load_model_tensors(objective, contents.model, str(self.folder))
+        checkpoint.load_model_tensors(objective, contents.weights, str(self.folder))
         return objective.eval(), contents.step
 
 

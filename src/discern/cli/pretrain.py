@@ -27,6 +27,15 @@ def pretrain(
             help="Start from the weights of a run, export, or Hugging Face ELECTRA or BERT folder; no preset is needed then.",
         ),
     ] = None,
+    decay_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--decay-from",
+            metavar="RUN",
+            help="Continue a run of schedule 'wsd' or 'constant' in the new folder, and decay its learning rate to zero over "
+            "optimizer.decay_steps. RUN stands for its newest checkpoint; RUN/checkpoints/step-... names another one.",
+        ),
+    ] = None,
     resume: Annotated[
         Literal["auto", "never", "must"],
         typer.Option(
@@ -46,6 +55,8 @@ def pretrain(
     Example: discern pretrain --preset electra-small --data DATA --out RUN --set train.max_hours=10
 
     Example: discern pretrain --init-from MODEL --data DATA --out RUN --set train.max_steps=20000
+
+    Example: discern pretrain --decay-from RUN --data DATA --out DECAYED --set optimizer.decay_steps=2000
     """
     with command(json_output=json_output, trains=True) as console:
         if not dry_run:
@@ -58,6 +69,7 @@ def pretrain(
             "resume": resume,
             "device": device,
             "init_from": None if init_from is None else console.local_model(init_from),
+            "decay_from": decay_from,
         }
         if dry_run:
             from discern.pretrain.estimate import estimate

@@ -33,6 +33,24 @@ class Clamp:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """Values that have to suit each other. Those that the user did not set are changed; the user's own are refused.
+
+    Attributes:
+        keys: dotted keys of the values.
+        to: what they are fitted to, for the origin of a changed value: "train.max_steps".
+        changes: returns the values to change by dotted key, given the validated sections by name and the dotted keys that the
+            user set. Raises ConfigError if the user's values do not suit.
+        sections: names of the sections that `changes` reads.
+    """
+
+    keys: Sequence[str]
+    to: str
+    changes: Callable[[Mapping[str, Any], frozenset[str]], Mapping[str, object]]
+    sections: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Dropped:
     """A value of a preset that does not exist in the chosen variant of its section."""
 
@@ -60,7 +78,11 @@ class Resolved(Generic[ConfigT]):
 
 
 def resolve(
-    root: type[ConfigT], settings: Settings, variants: Mapping[str, Variant] | None = None, clamps: Sequence[Clamp] = ()
+    root: type[ConfigT],
+    settings: Settings,
+    variants: Mapping[str, Variant] | None = None,
+    clamps: Sequence[Clamp] = (),
+    fits: Sequence[Fit] = (),
 ) -> Resolved[ConfigT]:
     """The configuration that `settings` (see `layers.collect`) describe.
 
@@ -69,6 +91,7 @@ def resolve(
         settings: every value that is not left at its default, with its origin.
         variants: the sections whose keys depend on a value, by name.
         clamps: the values bounded by other values.
+        fits: the values that have to suit each other.
 
     Raises:
         InvalidConfigError: there are errors; all are named at once.
@@ -78,12 +101,13 @@ def resolve(
     work.validate_sections()
     for clamp in clamps:
         work.clamp(clamp)
+    for fit in fits:
+        work.fit(fit)
     config = work.compose(root)
     if config is None or work.problems:
         raise InvalidConfigError(work.problems)
     origins = {key: str(work.origin(key)) for key in flatten(config)}
-    user_set = frozenset(key for key, setting in work.settings.items() if setting.origin.by_user)
-    return Resolved(config, origins, work.dropped, user_set)
+    return Resolved(config, origins, work.dropped, work.user_set)
 
 
 class _Resolution:
@@ -205,6 +229,30 @@ class _Resolution:
         label = f"{origin.label}, clamped from {value} to {clamp.limit}"
         self.settings[clamp.key] = Setting(limit, replace(origin, label=label))
         self._validate(section, {**self.parts[section].model_dump(), name: limit})
+
+    def fit(self, fit: Fit) -> None:
+        """Change values so that they suit each other, or report them if the user set them."""
+        if any(section not in self.parts for section in fit.sections):
+            return
+        try:
+            changes = fit.changes(self.parts, self.user_set)
+        except ConfigError as error:
+            set_by_user = [key for key in fit.keys if key in self.user_set]
+            where = ", ".join(dict.fromkeys(f"{self.origin(key).where}: {key}" for key in set_by_user))
+            self.problems.append(Problem(set_by_user[0], f"{where}: {error.message}", error.hint))
+            return
+        for key, value in changes.items():
+            section, _, name = key.partition(".")
+            origin, values = self.origin(key), self.parts[section].model_dump()
+            shown = format(values[name], "g") if isinstance(values[name], float) else values[name]
+            label = f"{origin.label}, fitted from {shown} to {fit.to}"
+            self.settings[key] = Setting(NONE if value is None else value, replace(origin, label=label))
+            self._validate(section, {**values, name: value})
+
+    @property
+    def user_set(self) -> frozenset[str]:
+        """The dotted keys that a file or --set gave."""
+        return frozenset(key for key, setting in self.settings.items() if setting.origin.by_user)
 
     def compose(self, root: type[ConfigT]) -> ConfigT | None:
         """The configuration composed of its sections; None if a section is missing or a rule between sections is violated."""

@@ -30,6 +30,7 @@ from discern.storage.records import read_object
 from discern.tasks.features import TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import SupervisedObjective, refuse_non_finite
 from discern.training import checkpoint
+from discern.training.average import use_average
 from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.interrupt import StopRequest, leave_if_stopped
 from discern.training.loop import train
@@ -180,6 +181,8 @@ def train_network(
         if metrics_log is not None:
             metrics_log.close()
     leave_if_stopped(stop, state.step, progress)
+    if diverged is None:
+        use_average(objective, state.average)
     return TrainedNetwork(objective, state, _padding(source, state), diverged)
 
 
@@ -201,7 +204,7 @@ def _early_stopping(plan: FinetunePlan) -> EarlyStopping:
 def _take_best(folder: Path, trained: TrainedNetwork, progress: Progress) -> None:
     contents = checkpoint.load_newest(folder / "best", progress.note) if (folder / "best").is_dir() else None
     if contents is not None:
-        checkpoint.load_model_tensors(trained.objective, contents.model, str(folder))
+        checkpoint.load_model_tensors(trained.objective, contents.weights, str(folder))
         progress.note(f"kept the weights of step {contents.step:,} of {trained.state.step:,}")
 
 
@@ -368,12 +371,14 @@ def _trial(plan: FinetunePlan, rate: float) -> FinetunePlan:
     """The plan of a short training with a learning rate, evaluated at its end."""
     whole, config = plan.config.train.max_steps, at_rate(plan.config, rate)
     steps = min(whole, max(_MIN_TRIAL_STEPS, round(whole * _TRIAL_FRACTION)))
-    warmup = round(config.optimizer.warmup_steps * steps / whole)
+    shorter: dict[str, int] = {"warmup_steps": round(config.optimizer.warmup_steps * steps / whole)}
+    if config.optimizer.decay_steps is not None:
+        shorter["decay_steps"] = max(1, round(config.optimizer.decay_steps * steps / whole))
     return replace(
         plan,
         config=config.model_copy(
             update={
-                "optimizer": config.optimizer.model_copy(update={"warmup_steps": warmup}),
+                "optimizer": config.optimizer.model_copy(update=shorter),
                 "train": config.train.model_copy(update={"max_steps": steps, "evaluate_every_steps": steps}),
                 "finetune": config.finetune.model_copy(update={"keep": "last", "patience": 0}),
             }

@@ -21,6 +21,7 @@ from discern.tasks.base import Definition, TaskConfig
 from discern.tasks.frames import FrameName
 from discern.tasks.questions import QuestionConfig
 from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.schedule import fitted_schedule
 
 Recipe = Literal["auto", "paper", "google"]
 # Clark et al. 2020, table 7, by maximum hidden size; the released code differs for the small model only.
@@ -353,6 +354,10 @@ def with_steps(
     updates: dict[str, Any] = {"train.max_steps": steps}
     if "optimizer.warmup_steps" not in user_set:
         updates["optimizer.warmup_steps"] = int(steps * config.finetune.warmup_fraction)
+    config = _with_values(config, updates)
+    # Whoever sets the fraction sets the warm-up.
+    given = {*user_set, *({"optimizer.warmup_steps"} if "finetune.warmup_fraction" in user_set else ())}
+    updates = fitted_schedule(config.optimizer, config.train, given)
     if not is_fitted(config.finetune.recipe, user_set):
         return _with_values(config, updates), None
     if debug:

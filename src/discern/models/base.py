@@ -70,6 +70,13 @@ class Encoder(nn.Module, abc.ABC):
         """Layers whose weights are initialized Glorot uniform."""
         return []
 
+    def stacked_layers(self) -> Mapping[nn.Linear, int]:
+        """Layers whose weight holds several matrices of equal height, one below the other, with the number of matrices.
+
+        An encoder that computes query, key and value in one layer returns that layer with 3. Optimizer 'muon' needs it.
+        """
+        return {}
+
     @abc.abstractmethod
     def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
         """FLOPs of the matrix products of a forward pass, per token of rows of `length` tokens.

@@ -16,8 +16,10 @@ from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import ForwardPass, Objective
 from discern.pretrain.resolved_run import ResolvedRun, Resume, resolve_run
 from discern.pretrain.run import notes_on_rows, precision_of, training_stream
+from discern.training.average import average_warning
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import RunFlops, run_flops
+from discern.training.optimizer import counts_by_rule, counts_text, moment_bytes
 from discern.training.parallel import Ranks, choose_device
 from discern.training.pretrain_config import PretrainConfig
 from discern.training.products import fastest_product
@@ -44,6 +46,7 @@ def estimate(
     resume: Resume = "auto",
     device: str = "auto",
     init_from: Path | None = None,
+    decay_from: Path | None = None,
 ) -> Estimate:
     """Estimate parameters, memory, FLOPs and time of a run, without starting it. The arguments are those of `pretrain`.
 
@@ -60,6 +63,7 @@ def estimate(
         overrides=overrides,
         resume=resume,
         init_from=init_from,
+        decay_from=decay_from,
         warn=lambda _: None,
     )
     return _estimate(resolved, choose_device(device))
@@ -78,12 +82,14 @@ def _estimate(resolved: ResolvedRun, device: torch.device) -> Estimate:
     whole = run_flops(objective, config.train.max_steps, length, config.train.sequences_per_step)
     speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS
     steps = _steps_in_time(config, whole, speed)
-    flops = whole.after(steps)
+    begin = 0 if resolved.decay is None else resolved.decay.step
+    flops = whole.after(steps) - whole.after(begin)
     sequences = config.train.sequences_per_step * steps
     values = {
-        "steps": steps,
+        "steps": steps - begin,
         "parameters": parameters,
         "parameters_by_network": {name: _size(network) for name, network in objective.networks().items()},
+        "parameters_by_optimizer": counts_by_rule(objective, config.optimizer),
         "flops": flops.executed,
         "flops_paper_convention": flops.paper,
         "memory_bytes": _memory(objective, config, parameters, precision),
@@ -111,8 +117,8 @@ def _size(network: Network) -> int:
 
 
 def _memory(objective: Objective, config: PretrainConfig, parameters: int, precision: str) -> int:
-    """Bytes in one process: weights, gradients and two moments in float32, activations kept for the backward pass, and the memory
-    of the slots."""
+    """Bytes in one process: weights, their average, gradients and moments in float32, activations kept for the backward pass,
+    and the memory of the slots."""
     rows = config.train.micro_batch_size or config.train.sequences_per_step
     length = config.data.sequence_length
     number = 2 if precision == "bfloat16" else 4
@@ -125,7 +131,10 @@ def _memory(objective: Objective, config: PretrainConfig, parameters: int, preci
     for each in _passes(objective, config):
         if each.predicts_words:
             logits = max(logits, 4 * 4 * rows * length * each.head_share * each.network.encoder.embeddings.vocab_size)
-    return int(16 * parameters + kept + logits) + _slot_memory(objective, config)
+    averaged = 4 * parameters if config.train.weight_average else 0
+    return int(8 * parameters + averaged + moment_bytes(objective, config.optimizer) + kept + logits) + _slot_memory(
+        objective, config
+    )
 
 
 def _of_a_row(encoder: Encoder, length: int, step: ForwardPass | None) -> float:
@@ -167,6 +176,9 @@ def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:
         )
     if epochs > 100:
         found.append(f"the data set would be read {epochs:,.0f} times; use more text or fewer steps")
+    average = average_warning(config.train, steps)
+    if average is not None:
+        found.append(average)
     return found
 
 
@@ -187,6 +199,7 @@ def _text(config: PretrainConfig, values: dict[str, Any]) -> str:
         to_toml(config).rstrip(),
         "",
         f"# parameters    {values['parameters']:,} ({sizes})",
+        f"# optimizer     {counts_text(values['parameters_by_optimizer'])}",
         f"# arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
         f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB (estimate){slots}",
         f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",

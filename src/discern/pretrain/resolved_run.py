@@ -28,6 +28,7 @@ from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer.extension import pieces_of_added
 from discern.errors import CheckpointError, ConfigError, DataError
+from discern.pretrain.decay import NEW_RUN, RECORD_KEY, DecayStart, decay_settings, open_start, run_of
 from discern.pretrain.warm_start import added_pieces, start_config
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
@@ -79,6 +80,7 @@ class ResolvedRun:
         start: model whose weights the run starts from; None: it starts from random weights.
         replay: text to mix in.
         replayed: data set of that text.
+        decay: checkpoint of a run that this one continues; None also if it has checkpoints of its own already.
     """
 
     out: Path
@@ -88,6 +90,7 @@ class ResolvedRun:
     start: ModelFolder | None = None
     replay: Replay | None = None
     replayed: TokenData | None = None
+    decay: DecayStart | None = None
 
     @property
     def config(self) -> PretrainConfig:
@@ -105,6 +108,7 @@ def resolve_run(
     resume: Resume = "auto",
     init_from: Path | None = None,
     replay: Replay | None = None,
+    decay_from: Path | None = None,
     warn: Callable[[str], None],
 ) -> ResolvedRun:
     """Read the files that the options of a run name, and check that they are compatible. Nothing is written.
@@ -114,11 +118,21 @@ def resolve_run(
         overrides: settings that override preset and file, as "section.key=value".
         init_from: folder of a model whose weights the run starts from; no preset is needed then.
         replay: text to mix in; only with `init_from`.
+        decay_from: a run, or a folder of its checkpoints, to continue with a decay of the learning rate.
         warn: called for each damaged checkpoint that was skipped.
 
     Raises:
         ConfigError, DataError, CheckpointError: the options are not compatible, or a file is missing or damaged.
     """
+    if decay_from is not None:
+        given = {"a configuration file": config, "--preset": preset, "--init-from": init_from}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f"--decay-from takes settings and weights from {decay_from}, so {name} is not allowed",
+                    hint=f"leave out {name}",
+                )
+        return _resolve_decay(decay_from, data, out, overrides, resume, warn)
     OutputFolder(out).check(data, init_from, replay.data if replay else None)
     if init_from is None:
         return ResolvedRun(out, resume, load_pretrain_config(config, preset, overrides), TokenData.open(data))
@@ -130,6 +144,29 @@ def resolve_run(
     settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
     replayed = None if replay is None else _open_replay(replay, settings.config, opened)
     return ResolvedRun(out, resume, settings, opened, start, replay, replayed)
+
+
+def _resolve_decay(
+    path: Path, data: Path, out: Path, overrides: Sequence[str], resume: Resume, warn: Callable[[str], None]
+) -> ResolvedRun:
+    """Resolve a run that continues another one with a decay of the learning rate.
+
+    Once it has a checkpoint of its own, it is resumed as any run, even if the other one has been trained further.
+    """
+    source, step = run_of(path)
+    OutputFolder(out).check(data, source)
+    opened = TokenData.open(data)
+    if resume == "never" or not is_run(out) or not checkpoint.found(out / CHECKPOINTS):
+        start = open_start(path, opened.fingerprint, warn)
+        settings = decay_settings(start.config, start.run, start.step, overrides, MAY_CHANGE)
+        return ResolvedRun(out, resume, settings, opened, decay=start)
+    began: dict[str, Any] | None = read_record(out).get(RECORD_KEY)
+    if began is None or Path(began["run"]) != source.resolve() or step not in (None, began["step"]):
+        what = "is not a decay of another run" if began is None else f"continues {began['run']} from step {began['step']:,}"
+        raise ConfigError(f"{out} holds a run that {what}, not the one given to --decay-from", hint=NEW_RUN)
+    return ResolvedRun(
+        out, resume, decay_settings(read_written_config(out / CONFIG_FILE), out, began["step"], overrides, MAY_CHANGE), opened
+    )
 
 
 def _open_replay(replay: Replay, config: PretrainConfig, data: TokenData) -> TokenData:
@@ -197,7 +234,7 @@ def refuse_another_run(run: ResolvedRun) -> None:
     """Raise an error if the run in the folder differs in anything that affects its result."""
     out, config, data = run.out, run.config, run.data
     record = read_record(out)
-    hint = "choose another --out for a new run, or --resume never to start over here (the old run is moved aside)"
+    hint = NEW_RUN
     if record["data_fingerprint"] != data.fingerprint:
         raise DataError(f"{out} was trained on another data set ({record['data']}) than {data.folder}", hint=hint)
     _refuse_another_start(run, record, hint)
@@ -225,8 +262,8 @@ def _refuse_another_start(run: ResolvedRun, record: Mapping[str, Any], hint: str
 
 
 def start_record(run: ResolvedRun) -> dict[str, Any]:
-    """Entries of run.json about the model that the run starts from and the text that is mixed in; empty without either."""
-    found: dict[str, Any] = {}
+    """Entries of run.json about the model or run that the run starts from and the text that is mixed in; empty without any."""
+    found: dict[str, Any] = {} if run.decay is None else run.decay.entry()
     if run.start is not None:
         start = run.start
         found["start"] = {

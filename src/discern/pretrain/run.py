@@ -13,6 +13,7 @@ from typing import Any
 
 from discern.artifacts.run import (
     CHECKPOINTS,
+    CONFIG_FILE,
     arithmetic,
     build_objective,
     check_parameters,
@@ -30,6 +31,7 @@ from discern.data.batching.two_part import TwoPartStream
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError
 from discern.objectives.base import Objective
+from discern.pretrain.decay import RECORD_KEY, risen_rate, write_start
 from discern.pretrain.resolved_run import (
     ResolvedRun,
     Resume,
@@ -44,6 +46,7 @@ from discern.pretrain.warm_start import Filled, added_pieces, fill, start_genera
 from discern.progress import BudgetProgress, Progress, Silent
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
+from discern.training.average import average_warning
 from discern.training.bookkeeping import written_record
 from discern.training.clock import TimeBudget, Work
 from discern.training.config import NO_STEP_LIMIT, TrainConfig
@@ -57,7 +60,8 @@ from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.precision import Precision, cpu_has_bfloat16, shape_of, shared_precision
-from discern.training.pretrain_config import PretrainConfig
+from discern.training.pretrain_config import PretrainConfig, read_written_config
+from discern.training.schedule import unused_by_schedule
 
 # With a smaller fraction of rows in which B follows A (half is intended), the next-sentence task is hardly learned.
 _LEAST_FOLLOWING = 0.4
@@ -91,6 +95,7 @@ def pretrain(
     resume: Resume = "auto",
     device: str = "auto",
     init_from: Path | None = None,
+    decay_from: Path | None = None,
     same_precision_as: Mapping[str, Any] | None = None,
     progress: Progress,
 ) -> dict[str, Any] | None:
@@ -100,6 +105,7 @@ def pretrain(
         config: TOML file of settings, or the folder of a run.
         overrides: settings that override preset and file, as "section.key=value".
         init_from: folder of a model whose weights the run starts from; no preset is needed then.
+        decay_from: a run, or a folder of its checkpoints, to continue with a decay of the learning rate.
         same_precision_as: record of the arithmetic of another run, whose precision is used if train.precision is 'auto'.
 
     Raises:
@@ -115,6 +121,7 @@ def pretrain(
         overrides=overrides,
         resume=resume,
         init_from=init_from,
+        decay_from=decay_from,
         warn=progress.note,
     )
     with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(resolved.out) as folder:
@@ -166,6 +173,10 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
         return (read_metrics(out) or [{"step": state.step}])[-1] if ranks.writes else {}
     state.finished = complete
     record = _train(run, ranks, stop, progress)
+    if run.resolved.config.train.max_hours is not None and not state.interrupted and ranks.writes:
+        warning = average_warning(run.resolved.config.train, state.step)  # how many steps fit into the time was not known before
+        if warning is not None:
+            progress.note(f"warning: {warning}")
     last = _last_phase(run.objective, run.resolved.config)
     if last is not None and state.step <= last[1] and not state.interrupted and ranks.writes:
         progress.note(
@@ -220,15 +231,23 @@ def _start_or_resume(
     same_precision_as: Mapping[str, Any] | None,
 ) -> Run:
     """Give the networks their weights, from the seed, a model or the newest checkpoint, and claim the folder for the run."""
-    config, data, out = resolved.config, resolved.data, resolved.out
-    contents = None
+    config, data, out, decay = resolved.config, resolved.data, resolved.out, resolved.decay
+    contents, earlier = None, {}
     if resolved.resume != "never" and is_run(out):
         refuse_another_run(resolved)
         contents = checkpoint.load_newest(out / CHECKPOINTS, progress.note)
+        earlier = read_record(out)
+        warning = None if contents is None else risen_rate(read_written_config(out / CONFIG_FILE), config, contents.step)
+        if warning is not None:
+            progress.note(f"warning: {warning}")
     else:
         refuse_other_files(folder)
     if resolved.resume == "must" and contents is None:
         raise CheckpointError(f"{out} has no checkpoint to resume from", hint="leave out --resume to start a new run")
+    if contents is not None:
+        decay = None
+    elif decay is not None:
+        contents, earlier = decay.contents, dict(decay.record)
     objective.initialize(config.train.seed)
     filled = None
     if resolved.start is not None and contents is None:
@@ -238,24 +257,32 @@ def _start_or_resume(
     if generator_from is not None and contents is None:
         start_generator(objective, Path(generator_from), data.tokenizer_fingerprint, progress.note)
     # Random weights can be recomputed from the seed; those of another model are not stored.
-    is_known = contents is None or (resolved.start is None and generator_from is None)
+    began = start_record(resolved) | {key: earlier[key] for key in (RECORD_KEY,) if key in earlier and decay is None}
+    foreign = resolved.start is not None or generator_from is not None or "start" in began.get(RECORD_KEY, {})
+    is_known = contents is None or not foreign
     start_norm = embedding_norm(objective) if is_known else None
     ranks.barrier()
     precision = precision_of(resolved, ranks, same_precision_as)
     if ranks.writes:
         computed = arithmetic(ranks.device, precision.name)
         if contents is not None:
-            _note_changed_arithmetic(read_record(out).get("arithmetic", computed), computed, progress)
+            _note_changed_arithmetic(earlier.get("arithmetic", computed), computed, progress)
             if precision.name == "bfloat16" and ranks.device.type == "cpu" and not cpu_has_bfloat16():
                 progress.note("warning: this run began in bfloat16 and continues in it, but this CPU has no instructions for it")
         make_folder(resolved, folder, progress)
-        fill_folder(out, config, make_record(data, objective, computed) | precision.record() | start_record(resolved), data)
+        fill_folder(out, config, make_record(data, objective, computed) | precision.record() | began, data)
+        if decay is not None:
+            write_start(out, decay, config.train.keep_checkpoints)
     ranks.barrier()
     if contents is None:
         return Run(resolved, objective, State(), filled, start_norm, precision.name)
     checkpoint.load_model_tensors(objective, contents.model, str(out))
     objective.load_carry_state(contents.carry)
-    progress.note(f"resuming {out} at step {contents.step}")
+    if decay is None:
+        progress.note(f"resuming {out} at step {contents.step}")
+    else:
+        steps = config.train.max_steps - decay.step
+        progress.note(f"continuing {decay.run} at step {decay.step:,}: the learning rate decays to zero over {steps:,} steps")
     return Run(resolved, objective, State.from_checkpoint(contents), None, start_norm, precision.name)
 
 
@@ -324,7 +351,10 @@ def precision_of(resolved: ResolvedRun, ranks: Ranks, same_precision_as: Mapping
     """Precision of the run: the one it started with, that of another run, or the faster one on this machine."""
     config, known = resolved.config, same_precision_as
     if resolved.resume != "never" and is_run(resolved.out):
-        record = read_record(resolved.out)
+        record: Mapping[str, Any] = read_record(resolved.out)
+    else:
+        record = {} if resolved.decay is None else resolved.decay.record
+    if record:
         known = {**record.get("arithmetic", {}), **{key: record[key] for key in ("precision_milliseconds",) if key in record}}
     rows = config.train.micro_batch_size or config.train.sequences_per_step // ranks.world_size
     return shared_precision(config.train.precision, ranks, shape_of(config.model, rows * config.data.sequence_length), known)
@@ -332,12 +362,16 @@ def precision_of(resolved: ResolvedRun, ranks: Ranks, same_precision_as: Mapping
 
 def _notes(resolved: ResolvedRun) -> list[str]:
     """Settings that have no effect, and notes about the rows."""
-    objective = resolved.config.objective
+    objective, optimizer = resolved.config.objective, resolved.config.optimizer
     return [
         *(f"{each.key} = {each.value} of the {each.origin} does not apply: {each.reason}" for each in resolved.settings.dropped),
         *(
             f"objective.{name} = {getattr(objective, name)} has no effect: it needs objective.{needed}"
             for name, needed in objective.without_effect().items()
+        ),
+        *(
+            f"optimizer.{name} = {getattr(optimizer, name)} has no effect: it needs optimizer.schedule {needed}"
+            for name, needed in unused_by_schedule(optimizer).items()
         ),
         *notes_on_rows(resolved.data, resolved.config),
     ]

@@ -18,6 +18,7 @@ from torch import Tensor
 from discern.errors import CheckpointError, DataError, DiscernError, NumericsError
 from discern.storage.files import write_text
 from discern.training import checkpoint, evaluation
+from discern.training.average import averaged
 from discern.training.clock import Due, StepMeter, Work
 from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.diagnosis import embedding_norm
@@ -98,11 +99,13 @@ def save_checkpoint(context: TrainContext, state: State, moments: Moments, folde
                 "tokens": state.tokens,
                 "seconds": state.seconds,
                 "updates": state.updates,
+                **({"averaged": state.averaged} if state.average else {}),
                 "interval": state.interval,
                 **({} if state.pending is None else {"owed": state.pending}),
                 **({} if context.early_stopping is None else best),
                 **context.header,
             },
+            average=state.average,
         )
         if context.metrics_log is not None:
             # After a power failure, a checkpoint must not exist without the records before it.
@@ -225,17 +228,21 @@ def summary(metrics: Mapping[str, float]) -> str:
 
 
 def _held_out(context: TrainContext, state: State, moments: Moments, *, saved: bool) -> dict[str, float]:
-    """Return metrics on held-out rows. If the evaluation fails, the training so far is saved first."""
+    """Return metrics on held-out rows, of the averaged weights if there are any.
+
+    If the evaluation fails, the training so far is saved first.
+    """
     if context.heldout is None:
         return {}
     try:
-        return evaluation.evaluate(
-            context.objective,
-            context.heldout,
-            context.ranks,
-            sequences=context.train.evaluate_sequences,
-            precision=context.precision,
-        )
+        with averaged(context.objective, state.average):
+            return evaluation.evaluate(
+                context.objective,
+                context.heldout,
+                context.ranks,
+                sequences=context.train.evaluate_sequences,
+                precision=context.precision,
+            )
     except DiscernError as problem:
         if not isinstance(problem, DataError):
             raise

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from discern.training.finite import check_finite
 
 FORMAT = 1
 MODEL_FILE, OPTIMIZER_FILE, CARRY_FILE = "model.safetensors", "optimizer.safetensors", "carry.safetensors"
+AVERAGE_FILE = "average.safetensors"
 STATE_FILE, CHECKSUM_FILE = "state.json", CHECKSUMS_NAME
 _EARLIER = "to use the previous checkpoint, remove this folder"
 
@@ -37,16 +38,23 @@ class Contents:
     """Contents of a checkpoint.
 
     Attributes:
-        model: every parameter once, by name.
+        model: every parameter once, by name, to continue training from.
         optimizer: moments by parameter name.
         carry: tensors that the objective keeps from step to step.
         state: step, tokens, seconds and a description of the run, as plain JSON.
+        average: moving average of `model`, under the same names; empty if the run keeps none.
     """
 
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     carry: Mapping[str, Tensor]
     state: Mapping[str, Any]
+    average: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights to use: the average if there is one, otherwise those of the last step."""
+        return self.average or self.model
 
     @property
     def step(self) -> int:
@@ -166,7 +174,9 @@ def load(path: Path, *, carry: bool = True) -> Contents:
     carried = _tensors(path / CARRY_FILE) if carry and (path / CARRY_FILE).exists() else {}
     model = _tensors(path / MODEL_FILE)
     check_finite(model, path / MODEL_FILE)
-    return Contents(model, _tensors(path / OPTIMIZER_FILE), carried, state)
+    average = _tensors(path / AVERAGE_FILE) if (path / AVERAGE_FILE).exists() else {}
+    check_finite(average, path / AVERAGE_FILE)
+    return Contents(model, _tensors(path / OPTIMIZER_FILE), carried, state, average)
 
 
 def check_files(path: Path) -> None:
@@ -196,6 +206,7 @@ class _State(Record):
     tokens: Annotated[int, Field(ge=0)] = 0
     seconds: Annotated[float, Field(ge=0)] = 0.0
     updates: Annotated[int, Field(ge=0)] = 0
+    averaged: Annotated[int, Field(ge=0)] = 0
     waited: Annotated[int, Field(ge=0)] = 0
     interval: dict[str, Any] = Field(default_factory=dict)
     owed: dict[str, Any] | None = None
@@ -218,12 +229,12 @@ def clean(folder: Path) -> None:
 
 
 def _write_files(folder: Path, contents: Contents) -> None:
-    groups = {MODEL_FILE: contents.model, OPTIMIZER_FILE: contents.optimizer, CARRY_FILE: contents.carry}
+    groups = {MODEL_FILE: contents.model, OPTIMIZER_FILE: contents.optimizer}
+    groups |= {name: tensors for name, tensors in ((CARRY_FILE, contents.carry), (AVERAGE_FILE, contents.average)) if tensors}
     names = []
     for name, tensors in groups.items():
-        if tensors or name != CARRY_FILE:
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name, {"format": "pt"})
-            names.append(name)
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name, {"format": "pt"})
+        names.append(name)
     (folder / STATE_FILE).write_text(json.dumps({"format": FORMAT, **contents.state}, indent=1) + "\n")
     sums = {name: checksum(folder / name) for name in [*names, STATE_FILE]}
     (folder / CHECKSUM_FILE).write_text(json.dumps(sums, indent=1) + "\n")

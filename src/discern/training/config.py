@@ -13,23 +13,36 @@ NO_STEP_LIMIT = 1_000_000_000
 
 
 class OptimizerConfig(Section):
-    """AdamW with decoupled weight decay, gradient clipping and a schedule. Defaults: ELECTRA, table 6."""
+    """Optimizer with decoupled weight decay, gradient clipping and a schedule. Defaults: ELECTRA, table 6."""
 
+    name: Literal["adamw", "muon", "stable-adamw"] = Field(
+        "adamw",
+        description="'adamw': Adam with decoupled weight decay. 'muon': Muon for the hidden matrices, AdamW for embeddings, "
+        "output layers, biases and norms, with the same learning rate and weight decay. 'stable-adamw': AdamW that reduces the "
+        "learning rate of a tensor whose gradient is unusually large; clip_norm = 0 is then usual.",
+    )
     learning_rate: float = Field(5e-4, gt=0, description="Peak learning rate. ELECTRA, table 6: 5e-4 small, 2e-4 base and large.")
     weight_decay: float = Field(
         0.01, ge=0, description="Decoupled weight decay, not applied to biases and LayerNorm. ELECTRA: 0.01."
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment. Muon's momentum is always 0.95.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
     epsilon: float = Field(1e-6, gt=0, description="Added outside the square root. ELECTRA: 1e-6.")
     bias_correction: bool = Field(True, description="Correct the bias of Adam's moments. The released code does not.")
     clip_norm: float = Field(1.0, ge=0, description="Largest global gradient norm, over all networks together; 0: no clipping.")
-    schedule: Literal["linear", "released", "constant"] = Field(
+    schedule: Literal["linear", "released", "constant", "wsd"] = Field(
         "linear",
         description="'linear': warm-up, then linear decay to zero at the end. 'released': decay from step 0 times warm-up, "
-        "as the released code does. 'constant': warm-up, then constant.",
+        "as the released code does. 'constant': warm-up, then constant. 'wsd' (warm-up, stable, decay): warm-up, then constant, "
+        "then decay to zero as 1 - sqrt(progress) over the last decay_fraction of the run.",
     )
-    decay_power: float = Field(1.0, gt=0, description="Power of the decay: 1 is linear.")
+    decay_power: float = Field(1.0, gt=0, description="Power of the decay of 'linear' and 'released': 1 is linear.")
+    decay_fraction: float = Field(
+        0.2, gt=0, le=1, description="Fraction of the run over which 'wsd' decays. Haegele et al. 2024: 0.1 to 0.2."
+    )
+    decay_steps: int | None = Field(
+        None, ge=1, description="Steps over which 'wsd' decays, instead of decay_fraction; not under train.max_hours."
+    )
     warmup_steps: int = Field(10_000, ge=0, description="Steps over which the learning rate rises. ELECTRA: 10,000.")
     layer_decay: float = Field(
         1.0, gt=0, le=1, description="Factor of the learning rate per layer, from the top layer down; 1: no decay."
@@ -54,6 +67,14 @@ class TrainConfig(Section):
     # Under train.max_hours all three also become due by the clock, unless the user has set them: see training/clock.py.
     checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=2, description="Number of newest checkpoints to keep.")
+    weight_average: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay of an exponential moving average of the weights, such as 0.999; 0: none. It spans about "
+        "1 / (1 - decay) updates, which should be a small part of the run. Evaluations, and all commands that read the run, use "
+        "the average.",
+    )
     evaluate_every_steps: int = Field(5000, ge=0, description="Steps between evaluations on held-out text; 0: only at the end.")
     evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows of a periodic evaluation; 0: all.")
     log_every_steps: int = Field(50, ge=1, description="Steps between records in metrics.jsonl.")

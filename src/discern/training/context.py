@@ -89,6 +89,7 @@ _KEPT = {
     "tokens": "tokens",
     "seconds": "seconds",
     "updates": "updates",
+    "averaged": "averaged",
     "best": "best",
     "best_loss": "best_loss",
     "waited": "evaluations_since_best",
@@ -107,6 +108,8 @@ class State:
         seconds: duration of the training, over all sessions.
         updates: updates of the current optimizer, which a new phase may have created.
         optimizer: moments to continue from, by parameter name.
+        average: moving average of the weights, by name; empty without one.
+        averaged: number of updates that it contains.
         best: best value of the metric of early stopping.
         best_loss: held-out loss at that evaluation.
         evaluations_since_best: number of evaluations since then.
@@ -122,6 +125,8 @@ class State:
     seconds: float = 0.0
     updates: int = 0
     optimizer: dict[str, Tensor] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)
+    averaged: int = 0
     best: float | None = None
     best_loss: float | None = None
     evaluations_since_best: int = 0
@@ -134,4 +139,4 @@ class State:
     def from_checkpoint(cls, contents: Contents) -> State:
         """State of a run that is resumed from a checkpoint."""
         kept = {attribute: contents.state[key] for key, attribute in _KEPT.items() if key in contents.state}
-        return cls(**kept, optimizer=dict(contents.optimizer))
+        return cls(**kept, optimizer=dict(contents.optimizer), average=dict(contents.average))

@@ -41,6 +41,9 @@ class Flops:
     def __add__(self, other: Flops) -> Flops:
         return Flops(self.executed + other.executed, self.paper + other.paper)
 
+    def __sub__(self, other: Flops) -> Flops:
+        return Flops(self.executed - other.executed, self.paper - other.paper)
+
     def times(self, factor: float) -> Flops:
         """This number multiplied by a factor."""
         return Flops(self.executed * factor, self.paper * factor)

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from discern.corruption.randomness import Randomness, key_of
+from discern.errors import CheckpointError
 from discern.objectives.base import Objective, Phase
+from discern.training.average import average_warning, update_average
 from discern.training.bookkeeping import (
     catch_up,
     due_after_step,
@@ -31,10 +33,11 @@ from discern.training.bookkeeping import (
     stop_at_nonfinite,
     timed,
 )
+from discern.training.checkpoint import AVERAGE_FILE, model_tensors
 from discern.training.clock import Due, StepMeter
 from discern.training.context import State, TrainContext
 from discern.training.interrupt import agree_to_stop
-from discern.training.optimizer import AdamW, clip_gradients, parameter_groups
+from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, counts_text, parameter_groups
 from discern.training.precision import autocast
 from discern.training.schedule import learning_rate
 from discern.types import CorruptedBatch
@@ -80,6 +83,10 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
     # Dropout seeds torch's global generators, which belong to the caller.
     devices = [context.ranks.device] if context.ranks.device.type == "cuda" else []
     context.objective.train()
+    _begin_average(context, state)
+    if context.ranks.writes:
+        for line in _notes(context):
+            context.progress.note(line)
     with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
         if state.pending is not None:
             # Compiled networks round differently, so the missed evaluation runs compiled if the interrupted one would have.
@@ -97,6 +104,7 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
     phase, first, last = span
     if state.step == first and phase.start is not None:
         phase.start()
+        state.average, state.averaged = {}, 0  # the weights before have nothing to do with those that follow
     model, optimizer = setup_phase(context, phase)
     names = {parameter: name for name, parameter in context.objective.named_parameters()}
     moments = partial(optimizer.tensors, names)
@@ -126,6 +134,9 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         rate = learning_rate(context.optimizer, state.step - schedule_start, schedule_length, _time_used(context, totals.seconds))
         update(optimizer, rate)
         state.step, state.tokens, state.updates = state.step + 1, state.tokens + totals.tokens, optimizer.updates
+        if context.train.weight_average:
+            state.averaged += 1
+            update_average(state.average, context.objective, context.train.weight_average, state.averaged)
         state.seconds = meter.seconds()
         meter.add(losses, totals.tokens)
         _finish_or_interrupt(context, state, totals)
@@ -156,7 +167,7 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
     return record
 
 
-def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, AdamW]:
+def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, Optimizer]:
     """The model to run forward, shared by the ranks, and an optimizer of the parameters that the phase trains."""
     _freeze_others(context.objective, phase)
     compile_encoders(context)
@@ -164,7 +175,7 @@ def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, AdamW]:
     if context.ranks.world_size > 1:
         ids = [context.ranks.device.index] if context.ranks.device.type == "cuda" else None
         model = DistributedDataParallel(context.objective, device_ids=ids)
-    return model, AdamW(parameter_groups(context.objective, context.optimizer), context.optimizer)
+    return model, Optimizer(parameter_groups(context.objective, context.optimizer), context.optimizer)
 
 
 def read_local_batch(context: TrainContext, step: int) -> LocalBatch:
@@ -235,7 +246,7 @@ def forward_backward(
     return {"loss": sum(weights[name] * mean for name, mean in means.items()), **losses, **logged}
 
 
-def update(optimizer: AdamW, rate: float) -> None:
+def update(optimizer: Optimizer, rate: float) -> None:
     """Update the weights with their gradients, at this learning rate."""
     optimizer.set_learning_rate(rate)
     optimizer.step()
@@ -247,6 +258,33 @@ def compile_encoders(context: TrainContext) -> None:
     if context.train.compile:
         for network in context.objective.networks().values():
             network.encoder.compile()
+
+
+def _begin_average(context: TrainContext, state: State) -> None:
+    """Move the average of a resumed run to the device.
+
+    Raises:
+        CheckpointError: the checkpoint has none, or one of other weights, although the run keeps an average.
+    """
+    own = model_tensors(context.objective)
+    state.average = {name: tensor.to(context.ranks.device) for name, tensor in state.average.items()}
+    if not context.train.weight_average or (state.step == 0 and not state.average):
+        return
+    if {name: tensor.shape for name, tensor in state.average.items()} != {name: tensor.shape for name, tensor in own.items()}:
+        raise CheckpointError(
+            f"train.weight_average is {context.train.weight_average:g}, but the checkpoint of step {state.step:,} has no "
+            f"average of these weights ({AVERAGE_FILE})",
+            hint="copy the file back, or start a new run in another folder",
+        )
+
+
+def _notes(context: TrainContext) -> list[str]:
+    """What Muon updates, and whether the average of the weights spans more than the run."""
+    found = []
+    if context.optimizer.name == "muon":
+        found.append(counts_text(counts_by_rule(context.objective, context.optimizer)))
+    warning = average_warning(context.train, context.train.max_steps)
+    return found if warning is None else [*found, f"warning: {warning}"]
 
 
 def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals) -> None:

@@ -1,77 +1,64 @@
-"""AdamW, its parameter groups, and gradient clipping."""
+"""The optimizer, its parameter groups, and gradient clipping."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from discern import kernels
-from discern.errors import CheckpointError
+from discern.errors import CheckpointError, ConfigError
+from discern.models.base import Encoder
 from discern.training.config import OptimizerConfig
+from discern.training.update_rules import Muon, UpdateRule, adam_rule
 
 
-class AdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay, with or without bias correction; epsilon is added outside the square root.
-
-    Differs from torch.optim.AdamW: bias correction is optional, as BERT and ELECTRA were trained without it. Without it the first
-    updates are larger: for a constant gradient |update| / learning rate is 3.16, 4.25, 4.95, ... and falls towards 1.
+class Optimizer(torch.optim.Optimizer):
+    """Updates groups of weights, each by its own rule.
 
     Args:
-        groups: parameter groups with `weight_decay` and `scale`, a factor of the learning rate.
+        groups: parameter groups with `weight_decay`, `scale`, a factor of the learning rate, and `rule`; AdamW by default.
 
-    Reference: Loshchilov and Hutter 2019; google-research/bert, optimization.py.
+    Raises:
+        ConfigError: a rule cannot update one of its parameters.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], config: OptimizerConfig) -> None:
-        super().__init__(list(groups), {"lr": config.learning_rate, "weight_decay": config.weight_decay, "scale": 1.0})
-        self._betas = config.beta1, config.beta2
-        self._epsilon = config.epsilon
-        self._bias_correction = config.bias_correction
+        defaults = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "scale": 1.0, "rule": adam_rule(config)}
+        super().__init__(list(groups), defaults)
         self.updates = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                problem = group["rule"].refuses(parameter)
+                if problem is not None:
+                    raise ConfigError(
+                        f"'{group['rule'].name}' cannot update a weight of shape {tuple(parameter.shape)}: {problem}",
+                        hint="update it by AdamW; `hidden_matrices` and `Encoder.stacked_layers` tell which weights are matrices",
+                    )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update the parameters that have a gradient."""
         self.updates += 1
-        beta1, beta2 = self._betas
-        first, second = (1 - beta1**self.updates, 1 - beta2**self.updates) if self._bias_correction else (1.0, 1.0)
         for group in self.param_groups:
-            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            moved: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not moved:
                 continue
-            gradients = [parameter.grad for parameter in moved]
+            rule: UpdateRule = group["rule"]
             for parameter in moved:
                 if not self.state[parameter]:
-                    self.state[parameter] = {name: torch.zeros_like(parameter) for name in ("mean", "square")}
-            means = [self.state[parameter]["mean"] for parameter in moved]
-            squares = [self.state[parameter]["square"] for parameter in moved]
-            rate = group["lr"] * group["scale"]
-            kept = 1 - rate * group["weight_decay"]
-            if kernels.dense([*moved, *gradients, *means, *squares]):
-                kernels.adamw(
-                    moved,
-                    gradients,
-                    means,
-                    squares,
-                    rate=rate / first,
-                    kept=kept,
-                    betas=self._betas,
-                    root=second**0.5,
-                    epsilon=self._epsilon,
-                )
-                continue
-            torch._foreach_lerp_(means, gradients, 1 - beta1)
-            torch._foreach_mul_(squares, beta2)
-            torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-            divisors = torch._foreach_sqrt(squares)
-            torch._foreach_div_(divisors, second**0.5)
-            torch._foreach_add_(divisors, self._epsilon)
-            torch._foreach_mul_(moved, kept)
-            torch._foreach_addcdiv_(moved, means, divisors, -rate / first)
+                    self.state[parameter] = {name: torch.zeros_like(parameter) for name in rule.moments}
+            rule.update(
+                moved,
+                [parameter.grad for parameter in moved if parameter.grad is not None],
+                [[self.state[parameter][name] for parameter in moved] for name in rule.moments],
+                rate=group["lr"] * group["scale"],
+                decay=group["weight_decay"],
+                updates=self.updates,
+            )
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next update, which each group scales."""
@@ -79,7 +66,7 @@ class AdamW(torch.optim.Optimizer):
             group["lr"] = rate
 
     def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
-        """The moments by parameter name, `<name>.mean` and `<name>.square`, for a checkpoint."""
+        """The moments by parameter name, such as `<name>.mean` and `<name>.square`, for a checkpoint."""
         found: dict[str, Tensor] = {}
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -94,48 +81,113 @@ class AdamW(torch.optim.Optimizer):
         """
         self.updates = updates
         known = {name: parameter for parameter, name in names.items()}
+        rules = {parameter: group["rule"] for group in self.param_groups for parameter in group["params"]}
         for key, value in tensors.items():
             name, kind = key.rsplit(".", 1)
             parameter = known.get(name)
             if parameter is None or parameter.shape != value.shape:
                 raise CheckpointError(f"the optimizer's '{key}' {tuple(value.shape)} fits no parameter of this run")
+            rule: UpdateRule = rules[parameter]
+            if kind not in rule.moments:
+                raise CheckpointError(f"the checkpoint has '{key}', but the weight is updated by '{rule.name}', which has none")
+            missing = [other for other in rule.moments if f"{name}.{other}" not in tensors]
+            if missing:
+                raise CheckpointError(f"the optimizer has '{key}' but no '{name}.{missing[0]}'")
             state = self.state[parameter] or {}
             state[kind] = value.to(parameter.device)
             self.state[parameter] = state
-        for key in tensors:
-            name, kind = key.rsplit(".", 1)
-            other = f"{name}.{'square' if kind == 'mean' else 'mean'}"
-            if other not in tensors:
-                raise CheckpointError(f"the optimizer has '{key}' but no '{other}'")
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Put every trainable parameter into exactly one group, according to weight decay and layer.
+    """Put every trainable parameter into exactly one group, according to rule, weight decay and layer.
 
+    With optimizer 'muon', hidden matrices are updated by Muon, and all other parameters by AdamW.
     Vectors (biases, LayerNorm) are not decayed; matrices and embeddings are. With `layer_decay` the learning rate falls
     by that factor per layer, from the heads down to the embeddings. The embeddings of a network are scaled by its own number of
     layers, shared ones by the larger number.
 
     Reference: Clark et al. 2020, appendix A. The released code skips a depth above the top layer: `layer_decay_gap`.
+
+    Raises:
+        ConfigError: the model has no matrix that Muon could update.
     """
+    matrices = hidden_matrices(model) if config.name == "muon" else {}
+    if config.name == "muon" and not matrices:
+        raise ConfigError(
+            f"optimizer.name is 'muon', but {type(model).__name__} has no hidden matrix (a weight of an nn.Linear)",
+            hint="set optimizer.name=adamw",
+        )
+    rest = adam_rule(config)
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     tops = _tops(name for all_names in names.values() for name in all_names)
-    groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
+    groups: dict[tuple[str, int, bool, int], list[nn.Parameter]] = {}
     for _, parameter in named:
         below = max(_below(name, tops, config.layer_decay_gap) for name in names[parameter])
-        groups.setdefault((parameter.ndim > 1, below), []).append(parameter)
+        parts = matrices.get(parameter, 0)
+        groups.setdefault((Muon.name if parts else rest.name, parts, parameter.ndim > 1, below), []).append(parameter)
     assert sum(len(group) for group in groups.values()) == len(named)
     return [
         {
             "params": parameters,
             "weight_decay": config.weight_decay if decayed else 0.0,
             "scale": config.layer_decay**below,
+            "rule": Muon(parts) if parts else rest,
         }
-        for (decayed, below), parameters in sorted(groups.items())
+        for (_, parts, decayed, below), parameters in sorted(groups.items())
     ]
+
+
+def hidden_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
+    """The trainable weights that Muon may update, with the number of matrices that each of them holds.
+
+    They are the weights of linear layers between hidden states. Embeddings, also as the output matrix of a head, the last layers
+    of heads (a vector, or an `output` with one row per class), biases, norms and the vectors of an XLNet's attention are not.
+
+    Reference: Jordan et al. 2024: Muon is for the hidden layers; the first and the last are better updated by AdamW.
+    """
+    encoders = [part for part in model.modules() if isinstance(part, Encoder)]
+    inside = {part for encoder in encoders for part in encoder.modules()}
+    stacked = {id(layer.weight): parts for encoder in encoders for layer, parts in encoder.stacked_layers().items()}
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    found: dict[nn.Parameter, int] = {}
+    for name, part in model.named_modules():
+        if not isinstance(part, nn.Linear) or id(part.weight) in tables or not part.weight.requires_grad:
+            continue
+        last = part not in inside and name.rpartition(".")[2] == "output"
+        if not last and min(part.weight.shape) > 1:
+            found[cast(nn.Parameter, part.weight)] = stacked.get(id(part.weight), 1)
+    return found
+
+
+def counts_by_rule(model: nn.Module, config: OptimizerConfig) -> dict[str, dict[str, int]]:
+    """Number of tensors and of parameters that each rule updates: {"muon": {"tensors": 12, "parameters": 9000}, ...}."""
+    found: dict[str, dict[str, int]] = {}
+    for group in parameter_groups(model, config):
+        counts = found.setdefault(group["rule"].name, {"tensors": 0, "parameters": 0})
+        counts["tensors"] += len(group["params"])
+        counts["parameters"] += sum(parameter.numel() for parameter in group["params"])
+    return found
+
+
+def counts_text(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """`counts_by_rule` in words."""
+    ordered = sorted(counts.items(), key=lambda item: item[0] != Muon.name)
+    kinds = {rule: "matrices" if rule == Muon.name else "tensors" for rule in counts}
+    return "; ".join(
+        f"{rule} updates {each['tensors']:,} {kinds[rule]} with {each['parameters']:,} parameters" for rule, each in ordered
+    )
+
+
+def moment_bytes(model: nn.Module, config: OptimizerConfig) -> int:
+    """Memory of the optimizer's moments, in float32."""
+    return sum(
+        4 * len(group["rule"].moments) * parameter.numel()
+        for group in parameter_groups(model, config)
+        for parameter in group["params"]
+    )
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:

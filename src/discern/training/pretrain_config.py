@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_va
 from discern.config.base import Section
 from discern.config.layers import Settings, collect, read_file
 from discern.config.presets import preset_names
-from discern.config.resolve import Clamp, Resolved, resolve
+from discern.config.resolve import Clamp, Fit, Resolved, resolve
 from discern.config.schema import Variant
 from discern.config.tree import diff
 from discern.data.config import DataConfig
@@ -22,6 +22,7 @@ from discern.models.embeddings import PlacedEmbeddings
 from discern.objectives import objectives
 from discern.objectives.config import ObjectiveConfig
 from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.schedule import SCHEDULE_KEYS, fitted_schedule
 
 if TYPE_CHECKING:
     from discern.models.base import Encoder
@@ -118,7 +119,7 @@ def resolve_pretrain_config(settings: Settings) -> Resolved[PretrainConfig]:
     Raises:
         ConfigError: they are invalid; the message lists all problems.
     """
-    return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS)
+    return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS, _FITS)
 
 
 def differences(left: str, right: str) -> list[tuple[str, Any, Any]]:
@@ -146,6 +147,13 @@ def _has_no_position_table(model: ModelConfig) -> bool:
 
 
 _CLAMPS = (Clamp("data.sequence_length", limit="model.max_positions", unless=_has_no_position_table),)
+
+
+def _fit_schedule(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
+    return fitted_schedule(sections["optimizer"], sections["train"], user_set)
+
+
+_FITS = (Fit(SCHEDULE_KEYS, "train.max_steps", _fit_schedule, ("optimizer", "train")),)
 
 
 def _objective_config(name: str) -> type[BaseModel]:

@@ -1,0 +1,247 @@
+"""How an optimizer updates the weights of a group: AdamW, StableAdamW and Muon."""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from discern import kernels
+from discern.training.config import OptimizerConfig
+
+MOMENTUM = 0.95
+NEWTON_SCHULZ_STEPS = 5
+# Jordan 2024: the slope at zero is as steep as possible, so that five steps suffice; singular values end between 0.7 and 1.2.
+_COEFFICIENTS = 3.4445, -4.7750, 2.0315
+_SMALLEST_NORM = 1e-7
+# The RMS of AdamW's updates is between 0.2 and 0.4 in practice (Liu et al. 2025, section 2.2).
+_RMS = 0.2
+
+
+@dataclass(frozen=True)
+class UpdateRule(abc.ABC):
+    """How weights are updated, given their gradients.
+
+    Attributes:
+        name: as in `optimizer.name`.
+        moments: names of the tensors that are kept for each weight, of its shape and zero at first.
+    """
+
+    name: ClassVar[str]
+    moments: ClassVar[tuple[str, ...]]
+
+    @abc.abstractmethod
+    def update(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        moments: list[list[Tensor]],
+        *,
+        rate: float,
+        decay: float,
+        updates: int,
+    ) -> None:
+        """Update weights and moments in place.
+
+        Args:
+            moments: one sequence for each name in `moments`.
+            rate: learning rate.
+            decay: weight decay, multiplied by the rate.
+            updates: number of this update, counted from 1.
+        """
+
+    def refuses(self, parameter: Tensor) -> str | None:
+        """The reason for which the rule cannot update a tensor of this shape; None if it can."""
+        return None
+
+
+@final
+@dataclass(frozen=True)
+class AdamW(UpdateRule):
+    """Adam with decoupled weight decay, with or without bias correction; epsilon is added outside the square root.
+
+    Differs from torch.optim.AdamW: bias correction is optional, as BERT and ELECTRA were trained without it. Without it the first
+    updates are larger: for a constant gradient |update| / learning rate is 3.16, 4.25, 4.95, ... and falls towards 1.
+
+    Reference: Loshchilov and Hutter 2019; google-research/bert, optimization.py.
+    """
+
+    name = "adamw"
+    moments = ("mean", "square")
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    bias_correction: bool
+
+    def update(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        moments: list[list[Tensor]],
+        *,
+        rate: float,
+        decay: float,
+        updates: int,
+    ) -> None:
+        means, squares = moments
+        first, second = _corrections(self, updates)
+        kept = 1 - rate * decay
+        if kernels.dense([*parameters, *gradients, *means, *squares]):
+            kernels.adamw(
+                parameters,
+                gradients,
+                means,
+                squares,
+                rate=rate / first,
+                kept=kept,
+                betas=(self.beta1, self.beta2),
+                root=second**0.5,
+                epsilon=self.epsilon,
+            )
+            return
+        divisors = _roots(self, gradients, means, squares, second)
+        torch._foreach_add_(divisors, self.epsilon)
+        torch._foreach_mul_(parameters, kept)
+        torch._foreach_addcdiv_(parameters, means, divisors, -rate / first)
+
+
+@final
+@dataclass(frozen=True)
+class StableAdamW(UpdateRule):
+    """AdamW whose rate is divided, for each tensor apart, by the RMS of gradient / sqrt(second moment) wherever that exceeds 1.
+
+    The RMS is large when a gradient is much larger than those before it, which the second moment does not reflect yet. Weight
+    decay is multiplied by the reduced rate, too.
+
+    Reference: Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-language models", section 3.4;
+    the optimi library, with which ModernBERT was trained.
+    """
+
+    name = "stable-adamw"
+    moments = ("mean", "square")
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    bias_correction: bool
+
+    def update(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        moments: list[list[Tensor]],
+        *,
+        rate: float,
+        decay: float,
+        updates: int,
+    ) -> None:
+        means, squares = moments
+        first, second = _corrections(self, updates)
+        divisors = _roots(self, gradients, means, squares, second)
+        relative = torch._foreach_div(gradients, torch._foreach_maximum(divisors, self.epsilon))
+        torch._foreach_add_(divisors, self.epsilon)
+        changes = torch._foreach_div(means, divisors)
+        for parameter, change, ratio in zip(parameters, changes, relative, strict=True):
+            # The rate stays a tensor: reading it would make the host wait for a GPU at every weight.
+            reduced = rate / (ratio.norm() / math.sqrt(ratio.numel())).clamp(min=1)
+            parameter.mul_(1 - reduced * decay)
+            parameter.sub_(change * (reduced / first))
+
+
+@final
+@dataclass(frozen=True)
+class Muon(UpdateRule):
+    """Momentum whose matrix is replaced by the nearest orthogonal one, so that all directions of a matrix are learned equally.
+
+    An update is scaled by 0.2 sqrt(max(rows, columns)), which gives it about the RMS of AdamW's updates: the same learning rate
+    and weight decay then suit both. The orthogonal matrix is computed approximately, by five Newton-Schulz iterations, in float32
+    on a CPU and in bfloat16 on a GPU.
+
+    Args:
+        parts: number of matrices of equal height that each weight holds, one below the other, such as query, key and value.
+            They are orthogonalized apart.
+
+    Reference: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Liu et al. 2025, "Muon is scalable for LLM
+    training", for scale and weight decay. `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` computes the same, in bfloat16.
+    """
+
+    name = "muon"
+    moments = ("momentum",)
+
+    parts: int = 1
+
+    def update(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        moments: list[list[Tensor]],
+        *,
+        rate: float,
+        decay: float,
+        updates: int,
+    ) -> None:
+        (momenta,) = moments
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's
+        torch._foreach_mul_(parameters, 1 - rate * decay)
+        by_shape: dict[torch.Size, list[int]] = {}
+        for number, parameter in enumerate(parameters):
+            by_shape.setdefault(parameter.shape, []).append(number)
+        for (rows, columns), numbers in by_shape.items():
+            # Matrices of one shape in one product: a network has dozens, and each alone is too small to keep a GPU busy.
+            stacked = torch.cat([directions[number] for number in numbers]).view(-1, rows // self.parts, columns)
+            dtype = torch.bfloat16 if stacked.device.type == "cuda" else torch.float32
+            changes = orthogonalized(stacked, dtype).to(stacked.dtype).reshape(len(numbers), rows, columns)
+            scale = _RMS * math.sqrt(max(rows // self.parts, columns))
+            torch._foreach_add_([parameters[number] for number in numbers], changes.unbind(), alpha=-rate * scale)
+
+    def refuses(self, parameter: Tensor) -> str | None:
+        if parameter.ndim != 2:
+            return f"it updates matrices only, and this one has {parameter.ndim} dimensions"
+        if len(parameter) % self.parts:
+            return f"its {len(parameter)} rows cannot be divided into {self.parts} matrices"
+        return None
+
+
+def orthogonalized(matrices: Float[Tensor, "N R C"], dtype: torch.dtype) -> Float[Tensor, "N R C"]:
+    """The matrices with all singular values between about 0.7 and 1.2, computed in `dtype`; zero matrices stay zero."""
+    linear, cubic, quintic = _COEFFICIENTS
+    tall = matrices.shape[1] > matrices.shape[2]
+    current = matrices.to(dtype)
+    if tall:  # the products below are of the size of the shorter side
+        current = current.mT
+    current = current / torch.linalg.matrix_norm(current, keepdim=True).clamp(min=_SMALLEST_NORM)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = current @ current.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic)
+        current = torch.baddbmm(current, polynomial, current, beta=linear)
+    return current.mT if tall else current
+
+
+def adam_rule(config: OptimizerConfig) -> AdamW | StableAdamW:
+    """The rule for all weights, or with 'muon' for those that are no hidden matrices."""
+    kind = StableAdamW if config.name == "stable-adamw" else AdamW
+    return kind(config.beta1, config.beta2, config.epsilon, config.bias_correction)
+
+
+def _corrections(rule: AdamW | StableAdamW, updates: int) -> tuple[float, float]:
+    """Divisors of the two moments, which begin at zero."""
+    return (1 - rule.beta1**updates, 1 - rule.beta2**updates) if rule.bias_correction else (1.0, 1.0)
+
+
+def _roots(
+    rule: AdamW | StableAdamW, gradients: list[Tensor], means: list[Tensor], squares: list[Tensor], second: float
+) -> tuple[Tensor, ...]:
+    """Update both moments in place. Return the root of the second one, corrected."""
+    torch._foreach_lerp_(means, gradients, 1 - rule.beta1)
+    torch._foreach_mul_(squares, rule.beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - rule.beta2)
+    divisors = torch._foreach_sqrt(squares)
+    torch._foreach_div_(divisors, second**0.5)
+    return divisors
