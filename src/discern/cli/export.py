@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -49,6 +49,18 @@ def export(
     precision: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option("--precision", help="Data type of the stored weights.")
     ] = "float32",
+    refit_head: Annotated[
+        bool,
+        typer.Option(
+            "--refit-head",
+            help="Fit a dense head on the frozen states of a discriminator with a bilinear term, so that transformers loads it "
+            "whole, and report the loss of AUC.",
+        ),
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DATA", help="Data set for --refit-head (default: the one that the run was trained on)."),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Export a network of a run, or a fine-tuned model, as a folder that transformers loads, with tokenizer and model card.
@@ -61,26 +73,39 @@ def export(
         from discern.artifacts.run import is_finetuned
 
         if is_finetuned(run):
-            if network is not None or all_networks:
+            if network is not None or all_networks or refit_head:
                 raise ConfigError(
-                    "--network and --all-networks are for runs; a fine-tuned model has one network", hint="leave them out"
+                    "--network, --all-networks and --refit-head are for runs; a fine-tuned model has one network with its head",
+                    hint="leave them out",
                 )
             _export_task(console, run, out=out, task=task, seed=seed, precision=precision)
             return
         if task is not None or seed is not None:
             raise ConfigError(f"--task and --seed are for fine-tuned models, and {run} is not one", hint="leave them out")
+        if data is not None and not refit_head:
+            raise ConfigError("--data is for --refit-head, and no head is fitted without it", hint="leave out --data, or add it")
+        if refit_head and network not in (None, "discriminator"):
+            raise ConfigError(f"--refit-head is for the discriminator, not the {network}", hint="leave out --refit-head")
+        from discern.artifacts.export_folder import check_target
         from discern.convert.export import export as export_networks
 
+        dense_head = None
+        if refit_head:
+            from discern.pretrain.refit import refit_head as fit
+
+            check_target(out, run)  # before any work
+            dense_head = fit(run, data=data, progress=console.progress, warn=console.warn)
         done = export_networks(
             run,
             out=out,
             network=network,
             all_networks=all_networks,
             precision=precision,
+            dense_head=dense_head,
             progress=console.progress,
             warn=console.warn,
         )
-        values = {
+        values: dict[str, Any] = {
             "out": done.folder,
             "network": done.networks[0],
             "networks": done.networks,
@@ -90,7 +115,14 @@ def export(
             "step": done.step,
             "bytes": done.num_bytes,
         }
-        console.result(values, text=_text(done, precision))
+        text = _text(done, precision)
+        if dense_head is not None:
+            values |= {"discriminator_auc": dense_head.auc, "discriminator_auc_with_term": dense_head.auc_with_term}
+            text = (
+                f"The dense head, fitted in {dense_head.updates:,} updates, has an AUC of {dense_head.auc:.4f} on held-out text; "
+                f"the trained head with its bilinear term has {dense_head.auc_with_term:.4f}.\n{text}"
+            )
+        console.result(values, text=text)
 
 
 def _export_task(console: Console, model: Path, *, out: Path, task: str | None, seed: int | None, precision: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from discern import __version__
+from discern.artifacts.dense_head import DenseHead
 from discern.artifacts.export_folder import CARD_NAME, SETTINGS_NAME, check_target, publish
 from discern.artifacts.model_folder import TEXT_LICENSE
 from discern.artifacts.run import RunFolder, is_run, load_run
@@ -31,6 +32,7 @@ from discern.interop.tokenizer import (
     to_huggingface_tokenizer,
     tokenizer_files,
 )
+from discern.models.base import Network
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
 from discern.storage.files import sync_folder, write_file
@@ -84,6 +86,7 @@ def export(
     network: str | None = None,
     all_networks: bool = False,
     precision: str = "float32",
+    dense_head: DenseHead | None = None,
     progress: Progress,
     warn: Callable[[str], None],
 ) -> Exported:
@@ -95,6 +98,7 @@ def export(
         network: name of the network; None: the first of the objective, which is the one to fine-tune.
         all_networks: also write the other networks, each in a folder of its name, so that the export can be evaluated.
         precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
+        dense_head: head for the discriminator of a run, in place of its own with a bilinear term.
         warn: receives a message for every damaged checkpoint that was skipped.
 
     Raises:
@@ -111,7 +115,7 @@ def export(
     if (source / CONFIG_NAME).is_file() and not is_run(source):
         contents = _from_export(source, title, network, all_networks, precision)
     else:
-        contents = _from_run(load_run(source, warn=warn), title, network, all_networks, precision)
+        contents = _from_run(load_run(source, warn=warn), title, network, all_networks, precision, dense_head)
     progress.advance(1)
     (_, first), *others = contents.models.items()
 
@@ -154,8 +158,16 @@ def folder_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _from_run(run: RunFolder, title: str, network: str | None, all_networks: bool, precision: str) -> _Contents:
-    networks, objective = run.objective.networks(), run.config.objective.name
+def _from_run(
+    run: RunFolder, title: str, network: str | None, all_networks: bool, precision: str, dense_head: DenseHead | None
+) -> _Contents:
+    networks, objective = dict(run.objective.networks()), run.config.objective.name
+    settings = run.config
+    if dense_head is not None:
+        judge = networks["discriminator"]
+        networks["discriminator"] = Network(judge.encoder, dense_head.head)
+        dense = settings.objective.model_copy(update={"discriminator_head": "dense"})
+        settings = settings.model_copy(update={"objective": dense})
     if network is not None and network not in networks:
         raise ConfigError(f"objective '{objective}' has no network '{network}'", hint=did_you_mean(network, networks))
     hint = f"leave out --network; the {network} will be in the folder '{network}'"
@@ -169,8 +181,8 @@ def _from_run(run: RunFolder, title: str, network: str | None, all_networks: boo
     family = family_of(networks[names[0]].encoder)
     length = run.config.data.sequence_length
     tokenizer = to_huggingface_tokenizer(run.tokenizer_path, length, family.frame, has_segments=family.has_segments)
-    card = model_card(facts_of_run(run, models, title))
-    return _Contents(models, tokenizer, to_toml(run.config).encode(), card, run.step)
+    card = model_card(replace(facts_of_run(run, models, title), dense_head=dense_head))
+    return _Contents(models, tokenizer, to_toml(settings).encode(), card, run.step)
 
 
 def _mark(run: RunFolder, networks: list[str]) -> dict[str, object]:

@@ -50,7 +50,7 @@ def evaluate(
     trained = open_model(model, warn=warn)
     objective, config = trained.objective, trained.evaluation_config
     assert config is not None  # the objective was built from it
-    opened = _open_data(model, trained, data)
+    opened = open_data(model, trained, data)
     stream = heldout_stream(opened, config)
     if stream is None:
         raise DataError(
@@ -88,7 +88,7 @@ def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None
         warn(f"the metrics are not stored for the report: {run / EVALUATION_FILE}: {problem.strerror}")
 
 
-def _open_data(model: Path, trained: ModelFolder, data: Path | None) -> TokenData:
+def open_data(model: Path, trained: ModelFolder, data: Path | None) -> TokenData:
     """The data set to evaluate on, after checking that it was made with the model's tokenizer."""
     folder = data or trained.data
     prepare = f"discern prepare TEXT --out DATA --tokenizer {trained.tokenizer_path} --heldout 0.5"

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from tokenizers import Tokenizer
 
 from discern import __version__
+from discern.artifacts.dense_head import DenseHead
 from discern.artifacts.model_folder import TEXT_LICENSE
 from discern.artifacts.run import RunFolder
 from discern.config.presets import preset_names
@@ -72,6 +73,7 @@ class ModelFacts:
         versions: versions of Python and the libraries.
         language: language code of the text.
         text_license: license of the text.
+        dense_head: the head that was fitted for the export; None: the network has its own.
     """
 
     title: str
@@ -92,6 +94,7 @@ class ModelFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     language: str | None = None
     text_license: str | None = None
+    dense_head: DenseHead | None = None
 
 
 @dataclass(frozen=True)
