@@ -40,8 +40,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(work: Path) -> dict[str, Any]:
+    (folder := work / "dev").mkdir()
+    (folder / "known.txt").write_text("The model 7 reads the file of a tensor.\nNobody ever saw the file of this old tensor\n")
     options: dict[str, Any] = {"train_tokenizer": "bpe", "vocab_size": 300, "heldout": 0.1, "workers": 1}
-    return discern.prepare(work / "text.txt", out=work / "data", language="en", license=LICENSE, **options)
+    return discern.prepare(
+        work / "text.txt", out=work / "data", language="en", license=LICENSE, against=folder / "known.txt", **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,12 @@ def test_from_text_to_an_export(work: Path, data: dict[str, Any], run: dict[str,
     assert discern.evaluate(work / "run", device="cpu")["discriminator_auc"] > 0
     assert discern.export(work / "run", out=work / "exported") == work / "exported"
     assert discern.load(work / "exported").encode(["a tensor"]).shape == (1, 32)
-    assert f"| License of the text | {LICENSE} |" in (work / "exported" / "README.md").read_text()
+    card = (work / "exported" / "README.md").read_text()
+    assert f"| License of the text | {LICENSE} |" in card
+    assert [each["share"] for each in data["overlap"]] == [0.5]
+    assert "| examples that share 13 words in a row with the text: `known.txt`: 50.00% of 2 |" in card
+    recorded = json.loads((work / "run" / "run.json").read_text())["overlap"]
+    assert [each.keys() & {"share", "found"} for each in recorded] == [{"share"}], "no text of evaluation sets in the run"
     again = discern.export(work / "exported", out=work / "again")
     assert json.loads((again / "config.json").read_text())["discern"]["text_license"] == LICENSE
     planned = discern.pretrain(data=work / "data", out=work / "never", preset="tiny", settings=SETTINGS, dry_run=True)

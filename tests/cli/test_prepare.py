@@ -60,6 +60,29 @@ def test_an_unknown_language_is_refused(
     assert "did you mean 'zh' (Chinese)?" in capsys.readouterr().err
 
 
+def test_the_overlap_with_evaluation_files_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("Once more: a cat sat\non the mat, near the old house.\n\nAnother document.\n")
+    (tmp_path / "dev.csv").write_text("id,sentence\n1,A cat sat on THE mat near the door\n2,a cat sat on the mat near\n3,no\n")
+    asked = (tmp_path / "text.txt", "--check", "--against", tmp_path / "dev.csv", "--workers", 1)
+    assert call(monkeypatch, *asked, "--against-field", "sentence", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["overlap"]
+    assert (found["examples"], found["checked"], found["too_short"], found["overlapping"]) == (3, 1, 2, 0)
+    (tmp_path / "dev.csv").write_text("id,sentence\n1,A cat sat on THE mat near the\n2,no\n")
+    assert call(monkeypatch, *asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "dev.csv: 1 of 1 examples (100.00%); 1 of fewer than 8 words not checked" in said
+    assert "line 2: '1 a cat sat on the mat near the'" not in said, "each field is a text of its own"
+    assert f"line 2: 'a cat sat on the mat near the' in {tmp_path / 'text.txt'}, document 1 ('Once more: a cat sat" in said
+    assert call(monkeypatch, tmp_path / "text.txt", "--check", "--against-field", "sentence") == 2
+    assert "add --against FILE" in capsys.readouterr().err
+    assert call(monkeypatch, *asked, "--against-field", "sentense") == 2
+    assert "did you mean 'sentence'?" in capsys.readouterr().err
+    assert call(monkeypatch, tmp_path / "text.txt", "--check", "--against", tmp_path / "absent.csv") == 1
+    assert "absent.csv cannot be read" in capsys.readouterr().err
+
+
 def test_an_output_folder_is_asked_for(
     chinese: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,14 @@ def test_each_line_is_a_score_a_tab_and_the_sentence(
 ) -> None:
     assert call(monkeypatch, "score", run, sentences, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"scorer", "quantity", "unit", "scores"}
+    means = {"num_tokens", "num_characters", "score_per_token", "score_per_character"}
+    assert set(found) == {"scorer", "quantity", "unit", "scores", "scores_per_token", "scores_per_character", *means}
+    assert found["num_characters"] == sum(map(len, TEXTS)) == 42
+    assert found["scores_per_character"] == pytest.approx(
+        [score / len(text) for score, text in zip(found["scores"], TEXTS, strict=True)]
+    )
+    assert found["score_per_character"] == pytest.approx(sum(found["scores"]) / 42)
+    assert found["score_per_token"] == pytest.approx(sum(found["scores"]) / found["num_tokens"])
     assert found["unit"] == "nats"
     assert found["quantity"].startswith("unnormalized pseudo-log-likelihood")
     assert found["scorer"] == "electric"
@@ -54,6 +61,7 @@ def test_each_line_is_a_score_a_tab_and_the_sentence(
     captured = capsys.readouterr()
     assert "scorer 'electric': unnormalized pseudo-log-likelihood" in captured.err
     assert "in nats" in captured.err
+    assert f"{found['score_per_character']:.4g} per character (42)" in captured.err
     printed = [each.split("\t", 1) for each in captured.out.splitlines()]
     assert [text for _, text in printed] == TEXTS
     assert [float(value) for value, _ in printed] == pytest.approx(found["scores"], abs=1e-4)
@@ -77,7 +85,13 @@ def test_tokens_come_as_json_lines_and_sum_up_to_the_score(
     assert call(monkeypatch, "score", run, sentences, "--tokens") == 0
     records = [json.loads(each) for each in capsys.readouterr().out.splitlines()]
     for record, text in zip(records, TEXTS, strict=True):
-        assert set(record) == {"score", "text", "num_tokens", "tokens", "offsets", "token_scores"}
+        means = {"num_characters", "score_per_token", "score_per_character"}
+        assert set(record) == {"score", "text", "num_tokens", "tokens", "offsets", "token_scores", *means}
+        assert record["score_per_token"] == pytest.approx(record["score"] / record["num_tokens"])
+        assert (record["num_characters"], record["score_per_character"]) == (
+            len(text),
+            pytest.approx(record["score"] / len(text)),
+        )
         assert record["text"] == text
         assert record["num_tokens"] == len(record["tokens"]) == len(record["offsets"]) == len(record["token_scores"])
         assert sum(record["token_scores"]) == pytest.approx(record["score"])
@@ -92,7 +106,10 @@ def test_a_file_is_written_whole(
     out = tmp_path / "out.jsonl"
     assert call(monkeypatch, "score", run, sentences, "--out", out, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
-    assert set(summary) == {"scorer", "quantity", "unit", "sentences", "out"}
+    means = {"num_tokens", "num_characters", "score_per_token", "score_per_character"}
+    assert set(summary) == {"scorer", "quantity", "unit", "sentences", "out", *means}
+    records = [json.loads(each) for each in out.read_text(encoding="utf-8").splitlines()]
+    assert summary["num_characters"] == sum(record["num_characters"] for record in records)
     assert (summary["scorer"], summary["sentences"], summary["out"]) == ("electric", 2, str(out))
     assert [json.loads(each)["text"] for each in out.read_text(encoding="utf-8").splitlines()] == TEXTS
     sentences.write_text("cats\n\nthe meal\n")

@@ -11,7 +11,7 @@ import torch
 from discern.data.tokenizer import vocab_size
 from discern.inference import scorers
 from discern.inference.likelihood_scorers import PseudoLikelihood, TwoTowerLikelihood, generator_likelihood
-from discern.inference.scoring import Perplexity, Score, ScoredWindow, ScoringModel
+from discern.inference.scoring import CorpusScore, Score, ScoredWindow, ScoringModel
 from discern.models.base import Network
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.models.xlnet.two_stream import Factorization
@@ -99,14 +99,26 @@ def test_the_generator_of_a_model_is_found_and_asked_at_its_temperature() -> Non
 
 def test_the_pseudo_perplexity_by_hand() -> None:
     """Three texts of 2, 1 and 0 tokens with probabilities 1/2, 1/8 and 1/4: exp of the mean over tokens, not over texts."""
-    perplexity = Perplexity()
+    together = CorpusScore()
     scores = [[math.log(1 / 2), math.log(1 / 8)], [math.log(1 / 4)], []]
-    perplexity.add([Score("", sum(each), ["x"] * len(each), [], each, 1) for each in scores[:2]])
-    perplexity.add([Score("", 0.0, [], [], scores[2], 0)])
-    assert (perplexity.value(), perplexity.tokens) == (pytest.approx(64 ** (1 / 3)), 3)
-    assert Perplexity().value() == 1.0
-    perplexity.add([Score("", -1e6, ["x"], [], [-1e6], 1)])
-    assert perplexity.value() == math.inf
+    texts = ["Ab c", "é\u0301"]  # 4 characters with the space, and 2: the accent on an accent is one of its own
+    together.add([Score(text, sum(each), ["x"] * len(each), [], each, 1) for text, each in zip(texts, scores, strict=False)])
+    together.add([Score("", 0.0, [], [], scores[2], 0)])
+    assert (together.perplexity, together.tokens) == (pytest.approx(64 ** (1 / 3)), 3)
+    assert together.per_token == pytest.approx(-math.log(64) / 3)
+    assert (together.per_character, together.characters) == (pytest.approx(-math.log(64) / 6), 6)
+    assert (CorpusScore().perplexity, CorpusScore().per_token, CorpusScore().per_character) == (1.0, 0.0, 0.0)
+    together.add([Score("", -1e6, ["x"], [], [-1e6], 1)])
+    assert together.perplexity == math.inf
+
+
+def test_the_length_is_that_of_the_text_as_given() -> None:
+    """Lower-casing and stripping accents change the tokens, not the number of characters."""
+    text = " ÉCLAIRS eat\u00a0İ "
+    (score,) = make_scorer(make_objective("mlm"), "pll").score([text])
+    assert score.num_characters == 15
+    assert score.per_character == pytest.approx(score.total / 15)
+    assert score.per_token == pytest.approx(sum(score.token_scores) / len(score.tokens))
 
 
 def test_only_masking_one_token_at_a_time_gives_a_pseudo_perplexity() -> None:

@@ -42,6 +42,8 @@ def test_a_pair_is_right_where_the_acceptable_sentence_scores_higher() -> None:
         "by_paradigm": {"a1": 1 / 2, "a2": 1.5 / 2, "b1": 1.0},
         "pairs": 5,
         "ties": 1,
+        "ties_by_phenomenon": {"a": 1, "b": 0},
+        "ties_by_paradigm": {"a1": 0, "a2": 1, "b1": 0},
     }
 
 
@@ -136,6 +138,7 @@ def test_accuracies_are_those_of_the_scores(world: Path) -> None:
     assert found["accuracy"] == share
     assert found["by_paradigm"] == {"first": share, "second": share}
     assert found["by_phenomenon"] == {"agreement": share}
+    assert (found["ties_by_paradigm"], found["ties_by_phenomenon"]) == ({"first": 1, "second": 1}, {"agreement": 2})
     assert found["by_scorer"].keys() == {"rtd"}
 
 

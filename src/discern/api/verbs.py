@@ -19,6 +19,7 @@ from discern.convert.export import export as export_networks
 from discern.convert.export_finetuned import export_task
 from discern.data import prepare as preparing
 from discern.data.dataset.build import BuildOptions
+from discern.data.overlap import EvaluationFiles
 from discern.data.sources.documents import CorpusOptions, DocumentRule
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import TokenizerKind
@@ -59,6 +60,8 @@ def prepare(
     heldout: float = 0.01,
     seed: int = 0,
     workers: int | None = None,
+    against: PathLike | Sequence[PathLike] = (),
+    against_field: str | Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -71,6 +74,8 @@ def prepare(
         train_tokenizer: kind of tokenizer to train on the input, with `vocab_size` entries: 'wordpiece', 'bpe' or 'unigram'.
         language: language code of the text. If neither tokenizer argument is given, a tokenizer that suits it is trained.
         license: license of the text, for the model cards of models trained on it.
+        against: evaluation files to look for in the text, for `overlap` in the result and the model cards.
+        against_field: fields or columns of those files to read; empty: all.
 
     Returns:
         Counts of the data set: `documents`, `tokens`, `vocab_size`, `unknown_fraction` and others.
@@ -83,6 +88,10 @@ def prepare(
     asked = TokenizerChoice(_model(tokenizer, listener), train_tokenizer, vocab_size, lowercase)
     choice, chosen, code = preparing.in_language(language, asked, segmenter, lambda line: listener.note(f"warning: {line}"))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
+    paths = [against] if isinstance(against, str | Path) else against
+    fields = [against_field] if isinstance(against_field, str) else against_field
+    if fields and not paths:
+        raise ConfigError("against_field names fields of evaluation files, and none is given", hint="add against=FILE")
     report = preparing.prepare(
         tuple(map(str, named)),
         out=Path(out),
@@ -92,6 +101,7 @@ def prepare(
         overwrite=overwrite,
         language=code,
         license=license,
+        against=EvaluationFiles([Path(each) for each in paths], fields) if paths else None,
         progress=listener,
     )
     for line in (*map(str, report.manifest.problems), *preparing.warnings_of(report.manifest)):

@@ -329,6 +329,14 @@ class _Replay(Record):
     share: float
 
 
+class _Overlap(Record):
+    file: str
+    checked: Annotated[int, Field(ge=0)]
+    too_short: Annotated[int, Field(ge=0)]
+    overlapping: Annotated[int, Field(ge=0)]
+    share: float | None
+
+
 class _Run(Record):
     """The required content of run.json."""
 
@@ -344,6 +352,7 @@ class _Run(Record):
     start: _Start | None = None
     replay: _Replay | None = None
     discern: str = ""
+    overlap: list[_Overlap] | None = None
 
     @model_validator(mode="after")
     def _special_tokens_are_entries(self) -> _Run:
@@ -362,7 +371,11 @@ def arithmetic(device: torch.device, precision: str) -> dict[str, Any]:
 def make_record(data: TokenData, objective: Objective, computed: dict[str, Any]) -> dict[str, Any]:
     """The content of run.json: data set, tokenizer, settings that affect rounding, and library versions."""
     said = {"language": "language", "license": TEXT_LICENSE}
-    told = {theirs: value for ours, theirs in said.items() if (value := data.manifest.configuration.get(ours)) is not None}
+    told: dict[str, Any] = {
+        theirs: value for ours, theirs in said.items() if (value := data.manifest.configuration.get(ours)) is not None
+    }
+    if (overlap := data.manifest.overlap) is not None:
+        told["overlap"] = [each.model_dump(mode="json", exclude={"found"}) for each in overlap]
     return {
         "format": FORMAT,
         "discern": __version__,

@@ -11,6 +11,7 @@ from discern.cli.console import Console, JsonOption, command
 from discern.cli.next_steps import after_prepare
 
 if TYPE_CHECKING:
+    from discern.data.overlap import FileOverlap
     from discern.data.prepare import CheckReport, PrepareReport
 
 
@@ -97,6 +98,25 @@ def prepare(
             help="Number of processes that tokenize; the result does not depend on it. [default: number of cores]",
         ),
     ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--against",
+            metavar="FILE",
+            help="Evaluation file to look for in the text: plain text with one example per line, CSV, TSV or JSON lines. Reports "
+            "the examples that share 13 words in a row with the text, and records them for model cards. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    against_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--against-field",
+            metavar="NAME",
+            help="Field or column of the evaluation files to read. Default: all of them. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Check the input for problems without writing anything.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set in DATA.")] = False,
     json_output: JsonOption = False,
@@ -106,14 +126,20 @@ def prepare(
     Example: discern prepare wiki/ --out DATA --train-tokenizer wordpiece --vocab-size 8000
 
     Example: discern prepare reviews.csv --text-field review --out DATA --language zh
+
+    Example: discern prepare wiki/ --check --against glue/RTE/dev.tsv
     """
     with command(json_output=json_output) as console:
         from discern.data import prepare as work
         from discern.data.dataset.build import BuildOptions
+        from discern.data.overlap import EvaluationFiles
         from discern.data.sources.documents import CorpusOptions
         from discern.data.tokenizer.choice import TokenizerChoice
         from discern.errors import ConfigError
 
+        if against_field and not against:
+            raise ConfigError("--against-field names fields of evaluation files, and none is given", hint="add --against FILE")
+        evaluation = EvaluationFiles(against, against_field or ()) if against else None
         if tokenizer is not None:
             tokenizer = console.local_model(tokenizer)
         asked = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
@@ -121,7 +147,15 @@ def prepare(
         corpus = CorpusOptions(documents, text_field)
         build = BuildOptions(chosen, heldout, seed, workers=workers or work.available_cores())
         if check:
-            found = work.check(inputs, tokenizer=choice, corpus=corpus, build=build, exclude=out, progress=console.progress)
+            found = work.check(
+                inputs,
+                tokenizer=choice,
+                corpus=corpus,
+                build=build,
+                exclude=out,
+                against=evaluation,
+                progress=console.progress,
+            )
             _show_check(found, console)
         else:
             if out is None:
@@ -136,6 +170,7 @@ def prepare(
                 overwrite=overwrite,
                 language=code,
                 license=license,
+                against=evaluation,
                 progress=console.progress,
             )
             for problem in report.manifest.problems:
@@ -163,13 +198,29 @@ def _text(report: PrepareReport, tokenizer: Path | None) -> str:
             f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of "
             f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens per word",
             f"  lengths     median document {median:,} tokens, longest {longest:,}",
+            *(f"  {line}" for line in _overlap_lines(manifest.overlap)),
             after_prepare(report.folder, tokenizer=tokenizer, words=manifest.configuration.get("segmenter") == "jieba"),
         ]
     )
 
 
+def _overlap_lines(overlap: tuple[FileOverlap, ...] | None) -> list[str]:
+    """The overlap with each evaluation file, and its first examples."""
+    if overlap is None:
+        return []
+    lines = ["overlap with evaluation files: examples that share 13 words in a row with the text"]
+    for each in overlap:
+        lines.append(f"  {each}")
+        lines += [
+            f"    line {found.line:,}: '{found.words}' in {found.input}, document {found.document:,} ({found.begins!r})"
+            for found in each.found
+        ]
+    return lines
+
+
 def _show_check(report: CheckReport, console: Console) -> None:
     """Print the result of a check. Fails if `prepare` would."""
+    from discern.data.prepare import overlap_values
     from discern.errors import DataError
 
     found = [f"error: {error}" for error in report.errors] + [str(problem) for problem in report.problems]
@@ -185,8 +236,10 @@ def _show_check(report: CheckReport, console: Console) -> None:
         "statistics": report.statistics.model_dump() if report.statistics is not None else None,
         "problems": [problem.model_dump() for problem in report.problems],
         "errors": list(report.errors),
+        "overlap": overlap_values(report.overlap),
     }
-    console.result(values, text="\n".join([counted, *(found or ["no problems found"])]))
+    lines = [counted, *(found or ["no problems found"]), *_overlap_lines(report.overlap)]
+    console.result(values, text="\n".join(lines))
     if report.errors or not report.documents:
         reason = f"{len(report.errors)} of the inputs cannot be read" if report.errors else "the input contains no text"
         raise DataError(f"`discern prepare` would stop: {reason}", hint="see the problems listed above")

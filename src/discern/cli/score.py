@@ -37,7 +37,8 @@ def score(
 ) -> None:
     """Score sentences: pseudo-log-likelihoods in nats, higher is likelier.
 
-    Prints score, tab, sentence. Empty lines are errors, except at the end.
+    Prints score, tab, sentence, and on standard error the mean per token and per character. Empty lines are errors, except at
+    the end.
 
     Examples: discern score runs/first sentences.txt
 
@@ -47,7 +48,7 @@ def score(
         model = console.local_model(model)
         if str(file) == "-" and sys.stdin.isatty():
             raise ConfigError("there is no sentence to score", hint="give a FILE, or pipe in sentences, one per line")
-        from discern.inference.scoring import UNIT, Perplexity, load_scorer, score_lines
+        from discern.inference.scoring import UNIT, CorpusScore, load_scorer, score_lines
         from discern.storage.guard import check_output
 
         check_output("--out", out, "scores.jsonl", model, file)
@@ -55,26 +56,39 @@ def score(
         if not json_output:
             console.progress.note(chosen.described)
         named: dict[str, object] = {"scorer": chosen.name, "quantity": chosen.method.quantity, "unit": UNIT}
-        written, perplexity = 0, Perplexity()
-        totals: list[float] = []
+        written, together = 0, CorpusScore()
+        by_sentence: dict[str, list[float]] = {"scores": [], "scores_per_token": [], "scores_per_character": []}
         by_token: list[dict[str, object]] = []
         with _written(console, out, tokens=tokens) as write:
             for scores in score_lines(chosen, file, console.progress, console.warn):
                 write(scores)
                 written += len(scores)
-                perplexity.add(scores)
+                together.add(scores)
                 if json_output and out is None:
-                    totals += [each.total for each in scores]
+                    by_sentence["scores"] += [each.total for each in scores]
+                    by_sentence["scores_per_token"] += [each.per_token for each in scores]
+                    by_sentence["scores_per_character"] += [each.per_character for each in scores]
                     by_token += [_of_tokens(each) for each in scores if tokens]
         name = chosen.method.perplexity_name
-        perplexities = {} if name is None else {name: perplexity.value()}
-        if name is not None and not json_output:
-            console.progress.note(f"{name.replace('_', '-')} {perplexity.value():.4g} over {perplexity.tokens:,} tokens")
+        perplexities = {} if name is None else {name: together.perplexity}
+        means = {
+            "num_tokens": together.tokens,
+            "num_characters": together.characters,
+            "score_per_token": together.per_token,
+            "score_per_character": together.per_character,
+        }
+        if not json_output:
+            console.progress.note(
+                f"mean score {together.per_token:.4g} {UNIT} per token ({together.tokens:,}), "
+                f"{together.per_character:.4g} per character ({together.characters:,})"
+            )
+            if name is not None:
+                console.progress.note(f"{name.replace('_', '-')} {together.perplexity:.4g} over {together.tokens:,} tokens")
         if out is not None:
-            summary = {**named, "sentences": written, "out": out, **perplexities}
+            summary = {**named, "sentences": written, "out": out, **means, **perplexities}
             console.result(summary, text=f"{out}: {written:,} sentences by scorer '{chosen.name}'")
         elif json_output:
-            found: dict[str, object] = {**named, "scores": totals, **perplexities}
+            found: dict[str, object] = {**named, **by_sentence, **means, **perplexities}
             console.result(found | ({"tokens": by_token} if tokens else {}), text="")
 
 
@@ -97,7 +111,14 @@ def _written(console: Console, out: Path | None, *, tokens: bool) -> Iterator[Ca
 
 
 def _record(score: Score, *, tokens: bool) -> dict[str, object]:
-    record: dict[str, object] = {"score": score.total, "text": score.text, "num_tokens": len(score.tokens)}
+    record: dict[str, object] = {
+        "score": score.total,
+        "text": score.text,
+        "num_tokens": len(score.tokens),
+        "num_characters": score.num_characters,
+        "score_per_token": score.per_token,
+        "score_per_character": score.per_character,
+    }
     return record | (_of_tokens(score) if tokens else {})
 
 

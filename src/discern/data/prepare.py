@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.data.dataset.build import BuildOptions, build_shards, survey
+from discern.data.dataset.build import BuildOptions, build_shards, search_only, survey
 from discern.data.dataset.manifest import Manifest, Statistics
 from discern.data.dataset.publish import (
     configuration,
@@ -21,6 +21,7 @@ from discern.data.dataset.publish import (
     repair,
     write_header,
 )
+from discern.data.overlap import EvaluationFiles, FileOverlap, OverlapSearch
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import Problem, ProblemLog
@@ -73,7 +74,7 @@ class PrepareReport:
     """The result of `prepare`.
 
     Attributes:
-        unchanged: whether the data set already existed with identical content.
+        unchanged: whether the data set already existed with identical content. Its record of `overlap` may be new.
         repaired: names of the files that were damaged or missing in an existing data set and have been replaced.
     """
 
@@ -97,6 +98,7 @@ class PrepareReport:
             "tokenizer": manifest.tokenizer.model_dump(),
             "fingerprint": manifest.fingerprint,
             "problems": [problem.model_dump() for problem in manifest.problems],
+            "overlap": overlap_values(manifest.overlap),
             "unchanged": self.unchanged,
             "repaired": list(self.repaired),
             "seconds": self.seconds,
@@ -106,7 +108,12 @@ class PrepareReport:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The result of `check`. Errors would stop `prepare`, problems would not. `statistics` is None without a tokenizer."""
+    """The result of `check`. Errors would stop `prepare`, problems would not.
+
+    Attributes:
+        statistics: None without a tokenizer.
+        overlap: None without evaluation files.
+    """
 
     documents: int
     sentences: int
@@ -115,6 +122,12 @@ class CheckReport:
     statistics: Statistics | None
     problems: tuple[Problem, ...]
     errors: tuple[str, ...]
+    overlap: tuple[FileOverlap, ...] | None = None
+
+
+def overlap_values(overlap: tuple[FileOverlap, ...] | None) -> list[dict[str, Any]] | None:
+    """The overlap as `--json` prints it; None if the text was not compared with evaluation files."""
+    return None if overlap is None else [each.model_dump(mode="json") for each in overlap]
 
 
 def prepare(
@@ -127,6 +140,7 @@ def prepare(
     overwrite: bool = False,
     language: str | None = None,
     license: str | None = None,
+    against: EvaluationFiles | None = None,
     progress: Progress,
 ) -> PrepareReport:
     """Make a data set from text. `out` is either complete or absent.
@@ -139,10 +153,11 @@ def prepare(
         overwrite: replace another data set in `out`.
         language: code of the language of the text, for model cards.
         license: license of the text, for model cards.
+        against: evaluation files to look for in the text; their overlap is recorded in the manifest, for model cards.
 
     Raises:
         ConfigError: the arguments contradict each other, the segmenter is not installed, or `out` holds something else.
-        DataError: the input or the tokenizer cannot be used, or `out` cannot be written.
+        DataError: the input, the tokenizer or an evaluation file cannot be used, or `out` cannot be written.
     """
     began = time.monotonic()
     corpus, build = corpus or CorpusOptions(), build or BuildOptions(workers=available_cores())
@@ -155,6 +170,7 @@ def prepare(
     target = out.resolve()
     before = existing_data_set(target, settings, overwrite)
     text = Corpus(inputs, corpus, exclude=target)
+    search = OverlapSearch(against) if against is not None else None
     problems = ProblemLog()
     with _advising_on_interruption(out, progress), OutputFolder(target).staged() as folder:
         trained = None
@@ -162,14 +178,16 @@ def prepare(
             trained = train_on(text, tokenizer, build.seed, build.workers, progress)
             encoder = trained.tokenizer
         reading = CorpusProgress(progress, "tokenizing", text)
-        built = build_shards(reading.read(problems), encoder, build, folder.path, reading)
+        built = build_shards(reading.read(problems), encoder, build, folder.path, reading, search)
         for line in problems.notes:
             progress.note(line)
         if not built.statistics.documents:
             found = "".join(f"; {problem}" for problem in problems.summary())
             raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
         info = describe(encoder, trained)
-        manifest = write_header(folder.path, encoder, info, built, tuple(inputs), settings, problems.summary())
+        # What is known of the same text is kept.
+        overlap = search.results() if search is not None else before.overlap if before is not None else None
+        manifest = write_header(folder.path, encoder, info, built, tuple(inputs), settings, problems.summary(), overlap)
         unchanged = before is not None and before.fingerprint == manifest.fingerprint
         if before is not None and not unchanged:
             raise other_data_set(out, "made of other text")
@@ -188,17 +206,19 @@ def check(
     corpus: CorpusOptions | None = None,
     build: BuildOptions | None = None,
     exclude: Path | None = None,
+    against: EvaluationFiles | None = None,
     progress: Progress,
 ) -> CheckReport:
     """Read the input and, if a tokenizer is given, tokenize it, to find what `prepare` would report. Writes nothing.
 
     Args:
         exclude: folder that is not input although it may lie in one.
+        against: evaluation files to look for in the text.
 
     Raises:
         ConfigError: the arguments contradict each other, or the segmenter is not installed.
-        DataError: the tokenizer cannot be used, or an input does not exist. Problems inside the input are in
-            the report instead.
+        DataError: the tokenizer or an evaluation file cannot be used, or an input does not exist. Problems inside the input
+            are in the report instead.
     """
     choice, build = tokenizer or TokenizerChoice(), build or BuildOptions(workers=available_cores())
     if choice.path or choice.train:
@@ -206,11 +226,15 @@ def check(
     check_segmenter(build.segmenter)
     encoder = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
     problems, errors = ProblemLog(), list[DiscernError]()
-    reading = CorpusProgress(progress, "reading", Corpus(inputs, corpus or CorpusOptions(), exclude=exclude))
+    text = Corpus(inputs, corpus or CorpusOptions(), exclude=exclude)
+    search = OverlapSearch(against) if against is not None else None
+    reading = CorpusProgress(progress, "reading", text)
     documents = reading.read(problems, errors)
     statistics = None
     if encoder is not None:
-        statistics = survey(documents, encoder, build, reading)
+        statistics = survey(documents, encoder, build, reading, search)
+    elif search is not None:
+        search_only(documents, search, build, reading)
     else:
         for _ in documents:
             reading.show()
@@ -218,7 +242,8 @@ def check(
     for line in problems.notes:
         progress.note(line)
     totals = (reading.documents, reading.sentences, reading.characters, reading.bytes_read)
-    return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)))
+    overlap = search.results() if search is not None else None
+    return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)), overlap)
 
 
 def warnings_of(manifest: Manifest) -> list[str]:

@@ -41,6 +41,7 @@ class MinimalPair:
 class _Count:
     pairs: int = 0
     right: float = 0.0
+    ties: int = 0
 
     def share(self) -> float:
         return self.right / self.pairs
@@ -49,8 +50,9 @@ class _Count:
 class Preferences:
     """Counts of the pairs whose acceptable sentence has the higher score.
 
-    Equal scores count one half, so that a scorer without any preference is at 0.5, as by guessing. They occur, for example,
-    where a tokenizer makes the same tokens of both sentences.
+    Equal scores count one half, so that a scorer without any preference is at 0.5, as by guessing. They occur where a tokenizer
+    makes the same tokens of both sentences, and, with a model that ignores context, where both have the same words in another
+    order. A program that takes the first of equals, usually the acceptable sentence, would count all of these as right.
 
     Differs: the paper does not mention ties; its strict inequality would count them as wrong.
     Reference: Warstadt et al. 2020 (BLiMP), section 4: the fraction of pairs whose acceptable sentence is more likely.
@@ -60,7 +62,6 @@ class Preferences:
         self._all = _Count()
         self._phenomena: dict[str, _Count] = {}
         self._paradigms: dict[str, _Count] = {}
-        self._ties = 0
 
     def add(self, pair: MinimalPair, good: float, bad: float) -> None:
         """Add the scores of a pair."""
@@ -72,16 +73,18 @@ class Preferences:
         for count in counts:
             count.pairs += 1
             count.right += 1.0 if good > bad else 0.5 if good == bad else 0.0
-        self._ties += good == bad
+            count.ties += good == bad
 
     def metrics(self) -> dict[str, Any]:
-        """`accuracy` over all pairs, `by_phenomenon`, `by_paradigm`, the number of `pairs` and of `ties` among them."""
+        """`accuracy` over all pairs, `by_phenomenon`, `by_paradigm`; the number of `pairs`, and of `ties`, also of each group."""
         return {
             "accuracy": self._all.share(),
             "by_phenomenon": {name: count.share() for name, count in sorted(self._phenomena.items())},
             "by_paradigm": {name: count.share() for name, count in sorted(self._paradigms.items())},
             "pairs": self._all.pairs,
-            "ties": self._ties,
+            "ties": self._all.ties,
+            "ties_by_phenomenon": {name: count.ties for name, count in sorted(self._phenomena.items())},
+            "ties_by_paradigm": {name: count.ties for name, count in sorted(self._paradigms.items())},
         }
 
 

@@ -58,6 +58,21 @@ class Score:
     token_scores: list[float]
     windows: int
 
+    @property
+    def num_characters(self) -> int:
+        """Length of the text as given, in Unicode code points: spaces count, and lower-casing and stripping don't matter."""
+        return len(self.text)
+
+    @property
+    def per_token(self) -> float:
+        """Mean score of a token; 0 for a text without tokens."""
+        return self.total / max(len(self.tokens), 1)
+
+    @property
+    def per_character(self) -> float:
+        """Score divided by `num_characters`: comparable between vocabularies, unlike the mean over tokens."""
+        return self.total / max(self.num_characters, 1)
+
 
 @dataclass(frozen=True)
 class ScoredWindow:
@@ -111,28 +126,41 @@ def kind_of(network: Network) -> str:
     return "a two-tower generator" if isinstance(network.encoder, TwoTowerEncoder) else "a masked language model"
 
 
-class Perplexity:
-    """exp of the negative mean score of the tokens of many texts.
+class CorpusScore:
+    """The score of many texts together: the sum of their scores over the sum of their lengths, not a mean over texts.
 
     Attributes:
         tokens: number of tokens of all texts so far.
-
-    Reference: Salazar et al. 2020, section 2.3, for pseudo-log-likelihoods: PPPL = exp(-(1/N) sum of PLL), N all tokens.
+        characters: number of characters of all texts so far, as in `Score.num_characters`.
     """
 
     def __init__(self) -> None:
         self._total = 0.0
-        self.tokens = 0
+        self.tokens = self.characters = 0
 
     def add(self, scores: Sequence[Score]) -> None:
         """Add the scores of some texts."""
         self._total += math.fsum(score.total for score in scores)
         self.tokens += sum(len(score.tokens) for score in scores)
+        self.characters += sum(score.num_characters for score in scores)
 
-    def value(self) -> float:
-        """Perplexity of all texts so far; infinite if it overflows, 1 without tokens."""
-        mean = -self._total / max(self.tokens, 1)
-        return math.exp(mean) if mean < 700 else math.inf
+    @property
+    def per_token(self) -> float:
+        """Mean score of a token; 0 without tokens."""
+        return self._total / max(self.tokens, 1)
+
+    @property
+    def per_character(self) -> float:
+        """Mean score of a character; 0 without characters."""
+        return self._total / max(self.characters, 1)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the negative mean score of a token; infinite if it overflows, 1 without tokens.
+
+        Reference: Salazar et al. 2020, section 2.3, for pseudo-log-likelihoods: PPPL = exp(-(1/N) sum of PLL), N all tokens.
+        """
+        return math.exp(-self.per_token) if self.per_token > -700 else math.inf
 
 
 class TokenScorer(abc.ABC):

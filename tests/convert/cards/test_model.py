@@ -66,12 +66,25 @@ def test_says_what_it_does_not_know() -> None:
         "| Tokens seen, repetitions included | not recorded |",
         "| Source of the text | not recorded |",
         "| License of the text | not stated |",
+        "| Overlap with evaluation sets | not checked |",
         "| Made with | not recorded |",
         "Differences from a published recipe: not recorded.",
         "Held-out metrics: not recorded.",
     ):
         assert line in card, line
     assert "None" not in card
+
+
+def test_says_what_evaluation_sets_overlap() -> None:
+    known = {"examples": 9, "checked": 8, "too_short": 1, "overlapping": 2, "share": 0.25}
+    none = {"examples": 3, "checked": 0, "too_short": 3, "overlapping": 0, "share": None}
+    card = model_card(facts(overlap=[{"file": "/home/me/RTE/dev.tsv", **known}, {"file": "/home/me/SST-2/dev.tsv", **none}]))
+    assert (
+        "| Overlap with evaluation sets | examples that share 13 words in a row with the text: `RTE/dev.tsv`: 25.00% of 8 "
+        "(1 too short to check); `SST-2/dev.tsv`: none can be checked (3 too short to check) |" in card
+    )
+    assert "/home/me" not in card
+    assert "text: `a|b`" not in model_card(facts(overlap=[{"file": "a|b", **known}])), "a bar ends the cell"
 
 
 def test_the_license_is_a_field_to_fill_in() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from markupsafe import Markup
@@ -74,6 +75,7 @@ class ModelFacts:
         language: language code of the text.
         text_license: license of the text.
         dense_head: the head that was fitted for the export; None: the network has its own.
+        overlap: overlap of the text with each evaluation file, as in the record of the run; None if it was not checked.
     """
 
     title: str
@@ -95,6 +97,7 @@ class ModelFacts:
     language: str | None = None
     text_license: str | None = None
     dense_head: DenseHead | None = None
+    overlap: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ def model_card(facts: ModelFacts) -> str:
         positions=positions,
         trained_positions=min(int(length), positions or int(length)) if length else None,
         others=other_networks(facts.others),
+        overlap=None if facts.overlap is None else list(zip(distinct_names(facts.overlap), facts.overlap, strict=True)),
         unknown_tokens=None if unknown_tokens is None else f"{unknown_tokens:.3%}",
         made_with=", ".join(f"{name} {version}" for name, version in facts.versions.items()),
     )
@@ -142,6 +146,15 @@ def language_code(language: str | None) -> str:
     if language is None or not re.fullmatch(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*", language):
         return ""
     return "'no'" if language == "no" else language  # YAML reads a bare `no`, Norwegian, as false
+
+
+def distinct_names(overlap: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the evaluation files: the shortest ends of their paths that are all different."""
+    paths = [PurePath(each["file"]).parts for each in overlap]
+    deepest = max(map(len, paths), default=1)
+    ends = ([path[-depth:] for path in paths] for depth in range(1, deepest + 1))
+    chosen = next((parts for parts in ends if len(set(parts)) == len(parts)), paths)
+    return ["/".join(parts) for parts in chosen]
 
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,6 +207,7 @@ def facts_of_run(run: RunFolder, models: Mapping[str, HuggingFaceModel], title: 
         data=run.record.get("statistics", {}),
         language=run.record.get("language"),
         text_license=run.record.get(TEXT_LICENSE),
+        overlap=run.record.get("overlap"),
         tokens_seen=records[-1].get("tokens") if records else None,
         evaluation=held_out_metrics(evaluated),
         evaluated_at=evaluated.get("step"),

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from discern.data.dataset.manifest import COUNTS_NAME, FileInfo, SplitInfo, SplitName, Statistics
 from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter
+from discern.data.overlap import OverlapSearch, finding_service
 from discern.data.processes import WorkerPool
 from discern.data.sources.corpus import CorpusProgress
 from discern.data.sources.documents import Document
@@ -159,6 +160,7 @@ def build_shards(
     options: BuildOptions,
     folder: Path,
     reading: CorpusProgress,
+    search: OverlapSearch | None = None,
 ) -> Built:
     """Tokenize the documents and write them to an existing folder.
 
@@ -168,6 +170,7 @@ def build_shards(
         options: how documents become shards.
         folder: existing folder for the shards and the counts.
         reading: progress of reading.
+        search: search for the examples of evaluation files in the documents, if asked for.
 
     Raises:
         DataError: a worker died, or the documents cannot be read.
@@ -184,7 +187,7 @@ def build_shards(
                 if split == "train":
                     np.add(counts, np.bincount(block.tokens, minlength=len(counts)), out=counts)
 
-        for chunk in stack.enter_context(closing(encoded(documents, tokenizer, options))):
+        for chunk in stack.enter_context(closing(encoded(documents, tokenizer, options, reading, search))):
             counter.add(chunk)
             write(chooser.place(chunk.block))
             reading.show(tokens=f"{counter.tokens:,}")
@@ -197,9 +200,16 @@ def build_shards(
         return Built(splits, written, counter.finish(reading.bytes_read))
 
 
-def survey(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions, reading: CorpusProgress) -> Statistics:
+def survey(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    options: BuildOptions,
+    reading: CorpusProgress,
+    search: OverlapSearch | None = None,
+) -> Statistics:
     """The statistics of the documents, without writing anything."""
-    with StatisticsCounter(special_ids(tokenizer)["unk"]) as counter, closing(encoded(documents, tokenizer, options)) as chunks:
+    found = encoded(documents, tokenizer, options, reading, search)
+    with StatisticsCounter(special_ids(tokenizer)["unk"]) as counter, closing(found) as chunks:
         for chunk in chunks:
             counter.add(chunk)
             reading.show(tokens=f"{counter.tokens:,}")
@@ -207,10 +217,32 @@ def survey(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOp
         return counter.finish(reading.bytes_read)
 
 
-def encoded(documents: Iterable[Document], tokenizer: Tokenizer, options: BuildOptions) -> Generator[EncodedChunk]:
-    """The documents tokenized in worker processes, in order. Closing the generator ends the processes."""
-    with WorkerPool(encoding_service, (tokenizer.to_str(), options.segmenter), options.workers) as pool:
-        yield from pool.map(_chunks(documents))
+def search_only(documents: Iterable[Document], search: OverlapSearch, options: BuildOptions, reading: CorpusProgress) -> None:
+    """Search the documents for the examples of evaluation files, in worker processes, without a tokenizer."""
+    with WorkerPool(finding_service, (search.index, None, ()), options.workers) as pool:
+        for _, matches in pool.map(_chunks(documents)):
+            search.add(matches, reading.locate)
+            reading.show()
+    reading.finish()
+
+
+def encoded(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    options: BuildOptions,
+    reading: CorpusProgress,
+    search: OverlapSearch | None = None,
+) -> Generator[EncodedChunk]:
+    """The documents tokenized, and searched, in worker processes, in order. Closing the generator ends the processes."""
+    arguments = (tokenizer.to_str(), options.segmenter)
+    if search is None:
+        with WorkerPool(encoding_service, arguments, options.workers) as pool:
+            yield from pool.map(_chunks(documents))
+    else:
+        with WorkerPool(finding_service, (search.index, encoding_service, arguments), options.workers) as both:
+            for chunk, matches in both.map(_chunks(documents)):
+                search.add(matches, reading.locate)
+                yield chunk
 
 
 def dtype_name(tokenizer: Tokenizer) -> str:

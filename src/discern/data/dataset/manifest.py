@@ -7,12 +7,14 @@ manifest, byte for byte.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, model_serializer, model_validator
 
 from discern.config.base import Section
+from discern.data.overlap import FileOverlap
 from discern.data.sources.problems import Problem
 from discern.errors import DataError
 from discern.parsing import json_value
@@ -116,7 +118,10 @@ class Statistics(Section):
 
 
 class Manifest(Section):
-    """The manifest of a data set: configuration, versions, statistics and checksums."""
+    """The manifest of a data set: configuration, versions, statistics and checksums.
+
+    `overlap` is left out of the file if the text was not compared with evaluation files, as in data sets of older versions.
+    """
 
     format: str = FORMAT
     format_version: int = FORMAT_VERSION
@@ -130,6 +135,14 @@ class Manifest(Section):
     inputs: tuple[str, ...]
     configuration: dict[str, Setting]
     versions: dict[str, str]
+    overlap: tuple[FileOverlap, ...] | None = Field(None, description="Overlap with evaluation files; None: not checked.")
+
+    @model_serializer(mode="wrap")
+    def _without_empty_overlap(self, write: Callable[[Manifest], dict[str, Any]]) -> dict[str, Any]:
+        written = write(self)
+        if self.overlap is None:
+            written.pop("overlap", None)
+        return written
 
     @model_validator(mode="after")
     def _counts_fit_files(self) -> Manifest:

@@ -25,6 +25,7 @@ from discern.data.dataset.manifest import (
     is_data_set,
     read_manifest,
 )
+from discern.data.overlap import FileOverlap
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import Problem
 from discern.data.tokenizer import fingerprint, lowercases, special_ids, vocab_size
@@ -106,7 +107,9 @@ def repair(folder: StagedFolder, before: Manifest, made: Manifest) -> tuple[str,
         made.dtype,
     ):
         names.append(MANIFEST_NAME)
-    folder.replace_files(names)
+    # An overlap that was not checked before is recorded; nothing was damaged.
+    recorded = [MANIFEST_NAME] if before.overlap != made.overlap and MANIFEST_NAME not in names else []
+    folder.replace_files([*names, *recorded])
     return tuple(names)
 
 
@@ -160,6 +163,7 @@ def write_header(
     inputs: tuple[str, ...],
     settings: dict[str, Setting],
     problems: tuple[Problem, ...],
+    overlap: tuple[FileOverlap, ...] | None = None,
 ) -> Manifest:
     """Write `tokenizer.json` and `manifest.json` to the folder of the shards; returns the manifest."""
     write_file(folder / TOKENIZER_NAME, tokenizer.to_str(pretty=True).encode())
@@ -174,6 +178,7 @@ def write_header(
         inputs=inputs,
         configuration=settings,
         versions={"discern": discern.__version__, "tokenizers": version("tokenizers")},
+        overlap=overlap,
     )
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False)
     # A byte of a file name that is not UTF-8 becomes a JSON escape.

@@ -11,6 +11,7 @@ import glob
 import os
 import stat
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class Corpus:
         problems: ProblemLog,
         count_bytes: Callable[[int], None] = lambda _: None,
         errors: list[DiscernError] | None = None,
+        begin: Callable[[str], None] = lambda _: None,
     ) -> Iterator[Document]:
         """Every document in order.
 
@@ -88,12 +90,14 @@ class Corpus:
             problems: collects problems that do not stop the work.
             count_bytes: called with the number of bytes of each read.
             errors: collects errors, after which the next input is read; if None, errors are raised.
+            begin: called with the name of each input before its first document.
 
         Raises:
             DataError: an input cannot be read, is damaged, or is not text although the user named it.
             ConfigError: the records have no such field, or an optional package is missing.
         """
         for item in self.inputs:
+            begin(item.name)
             expansion = Expansion(item.name)
             context = ReadContext(item.name, item.explicit, self.options, problems, expansion)
             try:
@@ -166,15 +170,26 @@ class CorpusProgress:
         self._corpus = corpus
         self._progress = progress
         self._shown = 0
+        self._inputs: list[str] = []
+        self._firsts: list[int] = []
         progress.start(description, corpus.total_bytes, "bytes")
 
     def read(self, problems: ProblemLog, errors: list[DiscernError] | None = None) -> Iterator[Document]:
         """The documents of the corpus; see `Corpus.documents`."""
-        for document in self._corpus.documents(problems, self._count, errors):
+        for document in self._corpus.documents(problems, self._count, errors, self._begin):
             self.documents += 1
             self.sentences += len(document)
             self.characters += sum(map(len, document))
             yield document
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """The name of the input of a document that has been read, and the number of the document in it, from 1.
+
+        Args:
+            index: index of the document in the corpus.
+        """
+        place = bisect_right(self._firsts, index) - 1
+        return self._inputs[place], index - self._firsts[place] + 1
 
     def show(self, **metrics: str) -> None:
         """Move the bar to the current position, at most once per megabyte."""
@@ -189,6 +204,10 @@ class CorpusProgress:
     def _move(self, metrics: dict[str, str]) -> None:
         self._progress.advance(self.bytes_read - self._shown, **metrics)
         self._shown = self.bytes_read
+
+    def _begin(self, name: str) -> None:
+        self._inputs.append(name)
+        self._firsts.append(self.documents)
 
     def _count(self, size: int) -> None:
         self.bytes_read += size

@@ -46,7 +46,7 @@ def json_records(stream: Readable, name: str, field: str, limits: Limits, proble
         ConfigError: the first record has no such field.
         DataError: a line is longer than a record may be.
     """
-    for number, line in _byte_lines(stream, name, limits.record_bytes):
+    for number, line in byte_lines(stream, name, limits.record_bytes):
         where = f"{name}: line {number:,}"
         try:
             record = json_value(line)
@@ -59,7 +59,7 @@ def json_records(stream: Readable, name: str, field: str, limits: Limits, proble
         yield from record_lines(record, field, where, problems, first=number == 1)
 
 
-def _byte_lines(stream: Readable, name: str, limit: int) -> Iterator[tuple[int, bytes]]:
+def byte_lines(stream: Readable, name: str, limit: int) -> Iterator[tuple[int, bytes]]:
     """Numbers, from 1, and content of the lines of a stream. Blank lines are left out.
 
     Raises:

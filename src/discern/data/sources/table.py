@@ -79,7 +79,7 @@ def table_dialect(name: str, head: bytes) -> Dialect | None:
     lines = _whole_lines(head)
     if not lines:
         return None
-    marks = _ENDINGS.get(_ending(name))
+    marks = _ENDINGS.get(ending(name))
     if marks is not None:
         return Dialect(max(marks, key=lambda mark: len(_fields(lines[0], mark))), by_name=True)
     for mark in "\t,;|":
@@ -105,15 +105,10 @@ def table_records(
         ConfigError: there is no such column, or it is not clear which one holds the text.
         DataError: a quotation mark is never closed.
     """
-    rows = _rows(_strings(lines, name), name, dialect.delimiter)
-    number, first = next(rows, (0, []))
-    if not first:
+    columns, has_header, rows = table_rows(lines, name, dialect)
+    if not columns:
         return
-    has_header = _is_header(first)
-    columns = tuple((text.strip() if has_header else "") or f"column {place}" for place, text in enumerate(first, start=1))
     sample = list(islice(rows, _SAMPLE_ROWS))
-    if not has_header:
-        sample.insert(0, (number, first))
     fitting = [row for _, row in sample if len(row) == len(columns)]
     chosen = _chosen(columns, fitting, field, name, required=required)
     if chosen is None:
@@ -131,6 +126,23 @@ def table_records(
             yield Lines(text.split("\n"), ends_record=True)
         else:
             problems.add(f"record skipped, as it has no text in '{columns[chosen]}'", f"{name}: line {number:,}")
+
+
+def table_rows(
+    lines: Iterator[Lines], name: str, dialect: Dialect
+) -> tuple[tuple[str, ...], bool, Iterator[tuple[int, list[str]]]]:
+    """The names of the columns, whether they come from a header, and the rows with the line where each begins.
+
+    Without a header, the columns are "column 1", "column 2", ...; an empty file has none.
+
+    Raises:
+        DataError: a quotation mark is never closed.
+    """
+    rows = _rows(_strings(lines, name), name, dialect.delimiter)
+    number, first = next(rows, (0, list[str]()))
+    has_header = bool(first) and _is_header(first)
+    columns = tuple((text.strip() if has_header else "") or f"column {place}" for place, text in enumerate(first, start=1))
+    return columns, has_header, rows if has_header or not first else chain([(number, first)], rows)
 
 
 def _chosen(columns: Sequence[str], rows: list[list[str]], field: str | None, name: str, *, required: bool) -> int | None:
@@ -189,8 +201,8 @@ def _is_number(value: str) -> bool:
     return True
 
 
-def _ending(name: str) -> str:
-    """The extension without that of a compression: "csv" for "reviews.csv.gz"."""
+def ending(name: str) -> str:
+    """The extension of a file without that of a compression: "csv" for "reviews.csv.gz"."""
     parts = name.rsplit("/", 1)[-1].lower().split(".")[1:]
     while parts and parts[-1] in _COMPRESSED:
         parts.pop()
