@@ -145,13 +145,14 @@ class StableAdamW(UpdateRule):
         first, second = _corrections(self, updates)
         divisors = _roots(self, gradients, means, squares, second)
         relative = torch._foreach_div(gradients, torch._foreach_maximum(divisors, self.epsilon))
+        # The rates stay tensors: reading them would make the host wait for a GPU.
+        roots = torch.tensor([math.sqrt(each.numel()) for each in gradients], device=gradients[0].device)
+        rates = rate / (torch.stack(torch._foreach_norm(relative)) / roots).clamp(min=1)
         torch._foreach_add_(divisors, self.epsilon)
         changes = torch._foreach_div(means, divisors)
-        for parameter, change, ratio in zip(parameters, changes, relative, strict=True):
-            # The rate stays a tensor: reading it would make the host wait for a GPU at every weight.
-            reduced = rate / (ratio.norm() / math.sqrt(ratio.numel())).clamp(min=1)
-            parameter.mul_(1 - reduced * decay)
-            parameter.sub_(change * (reduced / first))
+        torch._foreach_mul_(changes, (rates / first).unbind())
+        torch._foreach_mul_(parameters, (1 - rates * decay).unbind())
+        torch._foreach_sub_(parameters, changes)
 
 
 @final
