@@ -21,7 +21,7 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.inference.predict import predict
 from discern.interop.names import HEAD_NAME
 from discern.progress import Silent
-from tests.small.finetuned import MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, make_finetuned
+from tests.small.finetuned import MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, make_finetuned
 from tests.small.run import make_run
 
 TEXTS = ["The chef cooked the meal.", "purple elephants ate, and [SEP] guests", "x", ""]
@@ -37,6 +37,12 @@ KINDS = {
     "tags": (TAGS, WORDS),
     "spans": (SPANS, QUESTIONS),
     "joint": (replace(SPANS, settings={"sequence_length": 48, "head": "joint"}), QUESTIONS),
+    "modern-mean": (replace(SINGLE, settings={"head": "prediction", "pooling": "mean"}), TEXTS),
+    "modern-multi": (replace(MULTI, settings={"head": "prediction"}), TEXTS),
+    "modern-number": (replace(NUMBER, settings={"head": "prediction"}), TEXTS),
+    "modern-tags": (replace(TAGS, settings={"head": "prediction"}), WORDS),
+    "modern-spans": (replace(SPANS, settings={"sequence_length": 48, "head": "prediction"}), QUESTIONS),
+    "modern-joint": (replace(SPANS, settings={"sequence_length": 48, "head": "joint"}), QUESTIONS),
     "maybe": (replace(SPANS, family="squad2", labels=replace(SPANS.labels, names=("answerable", "impossible"))), QUESTIONS),
 }
 
@@ -46,7 +52,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fine-tuning and its export, `-out`, of each kind."""
     root = tmp_path_factory.mktemp("tasks")
     for name, (made, _) in KINDS.items():
-        make_finetuned(root / name, own=made)
+        make_finetuned(root / name, model=MODERN if name.startswith("modern") else None, own=made)
         export_task(root / name, out=root / f"{name}-out", progress=Silent())
     make_finetuned(root / "several", seeds=2, first=SINGLE, second=NUMBER)
     return root
@@ -185,11 +191,13 @@ def test_folders_without_a_task(folders: Path, tmp_path: Path) -> None:
 def test_a_head_beside_the_encoder(folders: Path, tmp_path: Path) -> None:
     from transformers import AutoModel
 
+    assert export_task(folders / "modern-joint", out=tmp_path / "modern", progress=Silent()).architecture == "ModernBertModel"
     done = export_task(folders / "joint", out=tmp_path / "out", progress=Silent())
     assert done.architecture == "ElectraModel"
-    assert (tmp_path / "out" / HEAD_NAME).is_file()
-    _, info = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert {key: list(value) for key, value in info.items() if value} == {}
+    for folder in (tmp_path / "modern", tmp_path / "out"):
+        assert (folder / HEAD_NAME).is_file()
+        _, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+        assert {key: list(value) for key, value in info.items() if value} == {}
     (tmp_path / "out" / HEAD_NAME).unlink()
     with pytest.raises(CheckpointError, match=HEAD_NAME):
         open_model(tmp_path / "out", warn=pytest.fail).task_model()
@@ -228,15 +236,17 @@ def test_a_damaged_record_is_named(
 
 
 def small(kind: str, **options: Any) -> Any:
-    """The configuration of a tiny Electra or BERT."""
+    """The configuration of a tiny Electra, BERT or ModernBERT."""
     import transformers
 
+    if kind == "ModernBert":
+        options |= {"pad_token_id": 0, "classifier_pooling": "mean"}
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     vocabulary = load_tokenizer(Path(options.pop("tokenizer"))).get_vocab_size()
     return getattr(transformers, f"{kind}Config")(vocab_size=vocabulary, initializer_range=1.0, **sizes, **options)
 
 
-@pytest.mark.parametrize("kind", ["Electra", "Bert"])
+@pytest.mark.parametrize("kind", ["Electra", "Bert", "ModernBert"])
 @pytest.mark.parametrize("ending", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"])
 @torch.no_grad()
 def test_a_model_of_transformers(folders: Path, tmp_path: Path, kind: str, ending: str) -> None:
@@ -256,7 +266,8 @@ def test_a_model_of_transformers(folders: Path, tmp_path: Path, kind: str, endin
     model = discern.load(tmp_path, device="cpu")
     if ending == "ForQuestionAnswering":
         encoded = tokenizer.encode(*QUESTIONS[0])
-        out = theirs(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.type_ids]))
+        segments = {} if kind == "ModernBert" else {"token_type_ids": torch.tensor([encoded.type_ids])}
+        out = theirs(torch.tensor([encoded.ids]), **segments)
         (said,) = model.predict(QUESTIONS[:1])
         first = encoded.char_to_token(said["start"], 1)
         last = encoded.char_to_token(said["end"] - 1, 1)

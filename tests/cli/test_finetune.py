@@ -17,6 +17,7 @@ from discern.convert.export import export
 from discern.finetune import run as finetuning
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
+from tests.interop.small_tokenizers import small_tokenizer
 from tests.small.run import make_run
 from tests.small.task import Finetuning
 from tests.tasks.data_folder import write
@@ -403,6 +404,38 @@ def test_a_folder_of_something_else_is_left_alone(
     assert call(monkeypatch, model, *reviews, *FEW, "--out", tmp_path / "mine") == 1
     assert "is not empty and holds no fine-tuned model" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_modernbert_from_its_folder_to_an_export(
+    reviews: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fine-tuned from a masked language model of transformers, exported, and the same to transformers as to `predict`."""
+    import transformers
+
+    start, tuned, done = (tmp_path / name for name in ("start", "tuned", "done"))
+    config = transformers.ModernBertConfig(
+        vocab_size=220, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0
+    )
+    transformers.ModernBertForMaskedLM(config).save_pretrained(start)
+    small_tokenizer("wordpiece, lower-cased").save(str(start / "tokenizer.json"))
+    rate = ("--set", "optimizer.learning_rate=1e-2", "--set", "task.pooling=mean")
+    assert call(monkeypatch, start, *reviews, *FEW, *rate, "--out", tuned) == 0
+    record = json.loads((tuned / "finetuned.json").read_text())["tasks"]["own"]["config"]
+    assert (record["head"], record["pooling"]) == ("prediction", "mean")
+    capsys.readouterr()
+    for arguments in (["export", tuned, "--out", done], ["predict", tuned, reviews[3]]):
+        monkeypatch.setattr(sys, "argv", ["discern", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 0
+        said = capsys.readouterr().out
+    ours = [list(json.loads(line)["probabilities"].values()) for line in said.splitlines()]
+    classify = transformers.pipeline("text-classification", model=str(done), top_k=None)
+    texts = [row.split(",")[0] for row in ROWS * 2]
+    theirs = [[each["score"] for each in sorted(scores, key=lambda each: each["label"])] for scores in classify(texts)]
+    assert ours == [pytest.approx(row, abs=2e-6) for row in theirs]
+    assert len({row[0] for row in ours}) == 3, "predictions that hardly differ would prove nothing"
+    assert call(monkeypatch, done, *reviews, *FEW, "--out", tmp_path / "again") == 0
 
 
 def test_help_has_an_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from discern.inference.predict import predict
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
 from tests.interop.small_tokenizers import HARD
-from tests.small.finetuned import MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, Made, make_finetuned
+from tests.small.finetuned import MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, Made, make_finetuned
 
 # Without those that spell out a special token, which to transformers is one.
 TEXTS = [text for text in HARD if "[" not in text] + ["the chef cooked the meal " * 20]
@@ -35,6 +35,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, made in kinds.items():
         make_finetuned(root / name, own=made)
     make_finetuned(root / "joint", own=replace(SPANS, settings={"head": "joint"}))
+    for name in ("single", "pair", "number", "tags", "spans"):
+        settings = {**(kinds[name].settings or {}), "head": "prediction", **({"pooling": "mean"} if name == "single" else {})}
+        make_finetuned(root / f"modern-{name}", model=MODERN, own=replace(kinds[name], settings=settings))
+    make_finetuned(root / "modern-joint", model=MODERN, own=replace(SPANS, settings={"head": "joint"}))
     make_finetuned(root / "several", seeds=2, first=SINGLE, sst2=Made("classification", PAIR.labels, ("accuracy",)))
     return root
 
@@ -75,18 +79,30 @@ def test_transformers_gives_our_probabilities(folders: Path, tmp_path: Path) -> 
     exported(folders / "multi", tmp_path / "multi")
     ours = probabilities(said(folders / "multi", tmp_path / "b.jsonl", *({"text": text} for text in TEXTS)))
     torch.testing.assert_close(logits(tmp_path / "multi", TEXTS).sigmoid(), ours, atol=1e-5, rtol=0)
-    exported(folders / "number", tmp_path / "number")
-    scores = [record["score"] for record in said(folders / "number", tmp_path / "c.jsonl", *({"text": text} for text in TEXTS))]
-    torch.testing.assert_close(logits(tmp_path / "number", TEXTS)[:, 0], torch.tensor(scores), atol=1e-4, rtol=0)
+    for name in ("number", "modern-number"):
+        exported(folders / name, tmp_path / name)
+        scores = [record["score"] for record in said(folders / name, tmp_path / "c.jsonl", *({"text": text} for text in TEXTS))]
+        torch.testing.assert_close(logits(tmp_path / name, TEXTS)[:, 0], torch.tensor(scores), atol=1e-4, rtol=0)
 
 
-def test_pairs_are_framed_and_cut_alike(folders: Path, tmp_path: Path) -> None:
-    exported(folders / "pair", tmp_path / "out")
+def test_the_mean_of_the_states_of_a_modernbert(folders: Path, tmp_path: Path) -> None:
+    done = exported(folders / "modern-single", tmp_path / "out")
+    assert done.architecture == "ModernBertForSequenceClassification"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["classifier_pooling"] == "mean"
+    assert "token_type_ids" not in json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_input_names"]
+    ours = probabilities(said(folders / "modern-single", tmp_path / "a.jsonl", *({"review": text} for text in TEXTS)))
+    torch.testing.assert_close(logits(done.folder, TEXTS).softmax(-1), ours, atol=1e-5, rtol=0)
+    assert ours.std(0).min() > 1e-3, "predictions that hardly differ would prove nothing"
+
+
+@pytest.mark.parametrize("name", ["pair", "modern-pair"])
+def test_pairs_are_framed_and_cut_alike(folders: Path, tmp_path: Path, name: str) -> None:
+    exported(folders / name, tmp_path / "out")
     # Where both are too long and the second is the longer, transformers keeps one token more of it; the card says so.
     firsts = [*TEXTS[:4], "the chef " * 30, "hello", "the chef " * 30]
     seconds = [*TEXTS[4:8], "the meal", "guests ate " * 30, "the meal " * 20]
     rows = ({"a": first, "b": second} for first, second in zip(firsts, seconds, strict=True))
-    ours = probabilities(said(folders / "pair", tmp_path / "a.jsonl", *rows))
+    ours = probabilities(said(folders / name, tmp_path / "a.jsonl", *rows))
     torch.testing.assert_close(logits(tmp_path / "out", firsts, seconds).softmax(-1), ours, atol=1e-5, rtol=0)
 
 
@@ -165,7 +181,8 @@ def test_what_the_folder_holds(folders: Path, tmp_path: Path) -> None:
 
 
 def test_the_code_on_the_card_runs(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("single", "pair", "multi", "number", "tags", "spans", "joint"):
+    modern = [f"modern-{kind}" for kind in ("single", "pair", "number", "tags", "spans", "joint")]
+    for name in ("single", "pair", "multi", "number", "tags", "spans", "joint", *modern):
         folder = exported(folders / name, tmp_path / name, precision="bfloat16").folder
         code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
         monkeypatch.chdir(folder)

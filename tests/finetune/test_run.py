@@ -20,6 +20,7 @@ from discern.finetune import seed as finetune_seed
 from discern.finetune import sweep as sweeping
 from discern.finetune.seed import FinetunePlan
 from discern.finetune.settings import Recipe, given_settings, load_finetune_config
+from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.progress import Silent
 from discern.tasks import tasks
 from discern.tasks.tags import spans_of
@@ -337,3 +338,15 @@ def test_answers_have_a_head_that_transformers_has_unless_a_recipe_is_asked_for(
     both = load_finetune_config([squad, own], 256, given_settings(None, ()), recipe="google").config
     assert both.task_config("squad1").model_dump()["head"] == "joint"
     assert both.task_config("sst2").model_dump()["head"] == "linear"
+
+
+def test_an_encoder_decides_the_heads_unless_a_recipe_or_the_user_does() -> None:
+    def heads(recipe: Recipe, *overrides: str) -> list[str]:
+        named = [tasks.load(name) for name in ("squad2", "newsqa", "sst2", "ner")]
+        given = given_settings(None, overrides)
+        config = load_finetune_config(named, 256, given, recipe=recipe, encoder=ModernBertEncoder).config
+        return [config.task_config(each.name).model_dump()["head"] for each in named]
+
+    assert heads("auto") == ["prediction"] * 4
+    assert heads("paper") == ["joint", "joint", "prediction", "prediction"]
+    assert heads("auto", "tasks.squad2.head=span", "tasks.ner.head=linear") == ["span", "prediction", "prediction", "linear"]

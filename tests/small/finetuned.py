@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
-from discern.artifacts.encoder import encoder_of_preset
+from discern.artifacts.encoder import encoder_of_preset, loaded_encoder
 from discern.artifacts.finetuned import make_record, seed_folder, write_weights
+from discern.data.tokenizer import vocab_size
 from discern.finetune.user_files import Columns, UserFileSource
+from discern.models.base import build_embeddings, build_encoder
+from discern.models.config import ModelConfig, build_config
 from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Source, Task
@@ -62,11 +65,22 @@ SPANS = Made(
 )
 
 
-def make_finetuned(folder: Path, *, seeds: int = 1, **made: Made) -> Path:
-    """Write a fine-tuning of preset tiny with these tasks."""
+MODERN = build_config(
+    encoder="modernbert", num_layers=2, hidden_size=32, embedding_size=32, num_heads=2, feedforward_size=48, local_window=8
+)
+"""An encoder of ModernBERT, for `make_finetuned`."""
+
+
+def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = None, **made: Made) -> Path:
+    """Write a fine-tuning of preset tiny, or of an encoder with other settings, with these tasks."""
     folder.mkdir(parents=True)
-    small_tokenizer("wordpiece, lower-cased").save(str(folder / "tokenizer.json"))
-    loaded = encoder_of_preset("tiny", folder / "tokenizer.json", 0)
+    tokenizer, path = small_tokenizer("wordpiece, lower-cased"), folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    if model is None:
+        loaded = encoder_of_preset("tiny", path, 0)
+    else:
+        words = build_embeddings(vocab_size(tokenizer), model.embedding_size, model)
+        loaded = loaded_encoder(build_encoder(words, model), path, 32, "made by hand")
     tasks: dict[str, Task[Any]] = {}
     sources: dict[str, Source[Any]] = {}
     for name, each in made.items():

@@ -11,6 +11,7 @@ import torch
 
 from discern.data.tokenizer import special_tokens
 from discern.errors import DataError
+from discern.models.config import build_config
 from discern.tasks.base import Labels, TextEncoder
 from discern.tasks.classification import Classification, ClassificationConfig, frame_texts
 from discern.tasks.examples import ClassificationExample, Reading
@@ -140,7 +141,7 @@ def rows(**targets: Any) -> TaskRows:
     ],
 )
 def test_the_loss_of_even_outputs_by_hand(labels: Labels, targets: dict[str, Any], expected: float) -> None:
-    head = task(labels).head(4, 0.0)
+    head = task(labels).head(build_config(hidden_size=4), 0.0)
     torch.nn.init.zeros_(head.output.weight)
     torch.nn.init.zeros_(head.output.bias)
     loss, said = head(torch.randn(2, 3, 4), make_batch([[2, 5, 3], [2, 6, 3]]), rows(**targets))

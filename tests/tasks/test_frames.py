@@ -78,9 +78,18 @@ def test_the_summary_by_hand(activation: Literal["tanh", "gelu"], function: Call
     torch.testing.assert_close(said["logits"], state @ head.output.weight.T + head.output.bias)
 
 
+def test_the_mean_by_hand() -> None:
+    head = ClassificationHead(4, 0.0, Labels(("a", "b")), pooling="mean")
+    batch = token_batch([5, 2])
+    hidden = torch.randn(2, 5, 4).masked_fill(~batch.attention_mask[..., None], float("nan"))
+    states = torch.stack([hidden[0].mean(0), hidden[1, :2].mean(0)])
+    _, said = head(hidden, batch, TaskRows("t", torch.arange(2), torch.arange(2), {}))
+    torch.testing.assert_close(said["logits"], (states @ head.output.weight.T + head.output.bias).detach())
+
+
 def test_the_setting_decides_the_head() -> None:
     for name, activation in (("linear", None), ("summary", "tanh"), ("dense", "gelu")):
         task = Classification("t", ClassificationConfig(head=name), ("accuracy",), Labels(("a", "b")))
-        head = task.head(8, 0.1)
+        head = task.head(sizes(hidden_size=8), 0.1)
         assert (head.summary is not None) == (activation is not None)
         assert head.activation == activation

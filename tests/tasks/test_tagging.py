@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from discern.corruption.randomness import Randomness
 from discern.errors import DataError
+from discern.models.config import build_config
 from discern.tasks import families
 from discern.tasks.base import Labels
 from discern.tasks.examples import Reading, TaggingExample
@@ -289,7 +290,7 @@ def test_loss_is_the_sum_over_tagged_words() -> None:
     batch = TaskRowsInOrder(features).batch(np.arange(2), np.arange(2))
     (group,) = batch.groups
     assert task.items(group) == 8
-    head = task.head(4, 0.0)
+    head = task.head(build_config(hidden_size=4), 0.0)
     torch.nn.init.zeros_(head.output.weight)
     torch.nn.init.zeros_(head.output.bias)
     hidden = torch.randn(*batch.input_ids.shape, 4)

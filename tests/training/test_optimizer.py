@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from discern.errors import CheckpointError, ConfigError
-from discern.models.base import build_embeddings
+from discern.models.base import build_embeddings, build_encoder
+from discern.models.config import build_config
 from discern.models.electra.encoder import BertEncoder
+from discern.models.heads import PredictionLayers
 from discern.objectives import objectives
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import update_rules
@@ -228,6 +230,25 @@ def test_a_time_budget_ends_the_decay_when_the_time_does() -> None:
 def test_a_warmup_longer_than_the_run_is_not_an_error() -> None:
     config = OptimizerConfig(learning_rate=1.0, warmup_steps=1000)
     assert learning_rate(config, 99, 100) == pytest.approx(0.1)
+
+
+def test_layer_decay_of_a_modernbert_by_hand() -> None:
+    """The LayerNorm of the embeddings goes with them, the final one with the heads."""
+    config = build_config(encoder="modernbert", num_layers=2, hidden_size=32, embedding_size=32)
+    encoder = build_encoder(build_embeddings(50, 32, config), config)
+    model = torch.nn.ModuleDict({"encoder": encoder, "head": PredictionLayers(config)})
+    groups = parameter_groups(model, OptimizerConfig(layer_decay=0.5))
+    found = {id(p): group["scale"] for group in groups for p in group["params"]}
+    expected = {
+        "head.dense.weight": 1.0,
+        "encoder.final_norm.weight": 1.0,
+        "encoder.blocks.1.attention_norm.weight": 0.5,
+        "encoder.blocks.0.attention.query.weight": 0.25,
+        "encoder.embedding_norm.weight": 0.125,
+        "encoder.embeddings.word.weight": 0.125,
+    }
+    named = dict(model.named_parameters())
+    assert {key: found[id(named[key])] for key in expected} == expected
 
 
 def test_layer_decay_of_an_xlnet_by_hand() -> None:

@@ -34,7 +34,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
     data frame with one column (or two, for pairs); labels are a list, an array or a column of strings, integers or Booleans.
 
     Args:
-        model: a run, an export, a Hugging Face ELECTRA, BERT or XLNet folder, or, with `tokenizer`, the name of a preset.
+        model: a run, an export, a Hugging Face folder, or, with `tokenizer`, the name of a preset.
         settings: settings of the fine-tuning, over its recipe: `{"finetune.epochs": 5}`.
         seeds: number of seeds to train; the best on the held-out texts is used.
         tokenizer: tokenizer of a preset, which has none of its own.

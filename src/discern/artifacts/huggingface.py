@@ -1,4 +1,4 @@
-"""Folders with a config.json: what `discern export` and `discern import` write, and any ELECTRA, BERT or XLNet."""
+"""Folders with a config.json: what `discern export` and `discern import` write, and any ELECTRA, BERT, XLNet or ModernBERT."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class HuggingFaceFolder(ModelFolder):
         if self.config_json["model_type"] not in ENCODER_TYPES:
             raise ConfigError(
                 f"{self.folder} has only the two towers, and such training can only be continued from a run",
-                hint="give the run itself, or an ELECTRA, BERT or XLNet folder",
+                hint="give the run itself, or an ELECTRA, BERT, XLNet or ModernBERT folder",
             )
         if "objective" in self.mark:
             return self.networks()

@@ -19,7 +19,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def open_model(folder: Path, *, warn: Callable[[str], None]) -> ModelFolder:
-    """Open a run, an export, an import, a fine-tuned model, or an ELECTRA, BERT or XLNet in the format of transformers.
+    """Open a run, an export, an import, a fine-tuned model, or a Hugging Face folder of transformers.
 
     Args:
         warn: called with a message about each damaged checkpoint that is skipped.

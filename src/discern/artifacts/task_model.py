@@ -54,7 +54,10 @@ _CLASSIFIERS = {
     "xlnet": {"summary": "sequence_summary.summary", "output": "logits_proj"},
 }
 _LAYERS = {"tagging": {"output": "classifier"}, "span": {"output": "qa_outputs"}}
-_SUMMARIES = {"electra": "dense", "bert": "summary", "xlnet": "summary"}
+# ModernBERT has the same layers in every head.
+_MODERNBERT = "modernbert"
+_PREDICTION_LAYERS = {"inner.dense": "head.dense", "inner.norm": "head.norm", "output": "classifier"}
+_SUMMARIES = {"electra": "dense", "bert": "summary", "xlnet": "summary", _MODERNBERT: "prediction"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,13 +207,23 @@ def _as_stored(task: dict[str, Any], config: Mapping[str, Any], kind: str | None
     ELECTRA's classifier has two layers."""
     if kind != "classification":
         return task
-    head = _head_of(config)
-    return {**task, "labels": {**task["labels"], "scale": 1.0, "shift": 0.0}, "config": {**task["config"], "head": head}}
+    labels = {**task["labels"], "scale": 1.0, "shift": 0.0}
+    return {**task, "labels": labels, "config": {**task["config"], **_classifier_settings(config)}}
 
 
-def _head_of(config: Mapping[str, Any]) -> str:
+def _classifier_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a classification that its head in config.json determines."""
     family = config["model_type"]
-    return "linear" if family == "xlnet" and not config.get("summary_use_proj", True) else _SUMMARIES[family]
+    if family == _MODERNBERT:
+        return {"head": _SUMMARIES[family], "pooling": config.get("classifier_pooling", "cls")}
+    return {"head": "linear" if family == "xlnet" and not config.get("summary_use_proj", True) else _SUMMARIES[family]}
+
+
+def _layers(config: Mapping[str, Any], kind: str) -> Mapping[str, str]:
+    """The layers of a head, ours -> theirs."""
+    if config["model_type"] == _MODERNBERT:
+        return _PREDICTION_LAYERS
+    return _CLASSIFIERS[config["model_type"]] if kind == "classification" else _LAYERS[kind]
 
 
 def _frame(config: Mapping[str, Any]) -> FrameName:
@@ -227,11 +240,12 @@ def _told_by_head(folder: Path, config: Mapping[str, Any], kind: str, encoder: E
         if problem not in _PROBLEMS:
             raise CheckpointError(f"{folder / CONFIG_NAME}: unknown problem_type {problem!r}", hint="export the model again")
         labels["kind"] = _PROBLEMS[problem]
-        settings["head"] = _head_of(config)
+        settings |= _classifier_settings(config)
     elif kind == "tagging":
+        settings["head"] = "prediction" if config["model_type"] == _MODERNBERT else "linear"
         labels["scheme"] = "iob2" if (scheme := detect_scheme([names])) == "iob1" else scheme
     else:
-        settings["head"] = "span"
+        settings["head"] = "prediction" if config["model_type"] == _MODERNBERT else "span"
     if labels["kind"] in ("number", "spans"):
         labels["names"] = []
     family: Any = families.load(_FAMILIES[kind])
@@ -271,7 +285,7 @@ def _fill(head: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
             tensors = {name: weights.get_tensor(name) for name in parameters if name in present}
         _copy(parameters, tensors, folder / HEAD_NAME)
         return
-    layers = _CLASSIFIERS[config["model_type"]] if kind == "classification" else _LAYERS[kind]
+    layers = _layers(config, kind)
     with open_weight_files(folder) as stored:
         found = {ours: _read(stored, layers, ours) for ours in parameters}
         _copy(parameters, {ours: tensor for ours, tensor in found.items() if tensor is not None}, stored.path)

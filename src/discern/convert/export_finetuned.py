@@ -33,6 +33,7 @@ from discern.interop.finetuned import HeadWeights, Kind, OwnHead, Problem, Summa
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
 from discern.interop.names import HEAD_NAME
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_huggingface_tokenizer
+from discern.models.heads import PredictionLayers
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
 from discern.storage.files import write_file
@@ -148,10 +149,20 @@ def head_weights(task: Task[Any], head: nn.Module, frame: FrameName = "cls-first
     # transformers has no such head.
     if type(head) not in (ClassificationHead, TaggingHead, SpanHead) or not isinstance(output, nn.Linear):
         return OwnHead(kind, head.state_dict(), names, problem, frame)
-    summary = None
+    pooling = head.pooling if isinstance(head, ClassificationHead) else "cls"
+    return HeadWeights(
+        kind, output.weight, output.bias, names, problem, labels.scale, labels.shift, _summary(head), frame, pooling
+    )
+
+
+def _summary(head: nn.Module) -> Summary | None:
+    """The layers before the last one of a head, if it has any."""
+    inner = getattr(head, "inner", None)
+    if isinstance(inner, PredictionLayers):
+        return Summary(inner.dense.weight, inner.dense.bias, "gelu", inner.norm.weight, inner.norm.bias)
     if isinstance(head, ClassificationHead) and head.summary is not None and head.activation is not None:
-        summary = Summary(head.summary.weight, head.summary.bias, head.activation)
-    return HeadWeights(kind, output.weight, output.bias, names, problem, labels.scale, labels.shift, summary, frame)
+        return Summary(head.summary.weight, head.summary.bias, head.activation)
+    return None
 
 
 def bio_labels(names: Sequence[str]) -> tuple[str, ...]:

@@ -188,7 +188,8 @@ def load_finetune_config(
     published = {} if chosen == "auto" else _published_heads(definitions, chosen)
     fitted = is_fitted(chosen, given.keys())
     recipe_layer = _recipe_layer(definitions, hidden_size, chosen, fitted=fitted)
-    settings = recipe_layer | published | _encoder_layer(definitions, encoder) | given
+    # A recipe that was asked for determines the head of answers, whatever the encoder.
+    settings = recipe_layer | _encoder_layer(definitions, encoder) | published | given
     if len(definitions) > 1:
         _refuse_single_section(settings, definitions)
     resolved = resolve(_model(definitions), settings)
@@ -312,7 +313,7 @@ def _encoder_layer(definitions: Sequence[Definition[Any]], encoder: type[Encoder
         if section == "finetune":
             layer[key] = setting
         for each in definitions:
-            if each.family.family == section:
+            if section == each.family.family or (section == "questions" and _answers_questions(each)):
                 layer[f"task.{name}" if len(definitions) == 1 else f"tasks.{each.name}.{name}"] = setting
     return layer
 

@@ -1,8 +1,8 @@
-"""Export of fine-tuned models to the Hugging Face format: an ELECTRA or XLNet encoder with the head of a task.
+"""Export of fine-tuned models to the Hugging Face format: an ELECTRA, XLNet or ModernBERT encoder with the head of a task.
 
 A tagger becomes an `ElectraForTokenClassification`, a model that extracts spans an `ElectraForQuestionAnswering`, and a
 classifier or a regression an `ElectraForSequenceClassification`. The latter has one more layer than our head; its weights are
-chosen so that the outputs are the same.
+chosen so that the outputs are the same. The classes of XLNet and ModernBERT are the corresponding ones.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class HeadWeights:
     """The head of a fine-tuned model: maps a hidden state h to the C outputs `scale * (W h + b) + shift`.
 
     Attributes:
-        kind: 'classification' reads the state of [CLS]; 'tagging' and 'span' read the state of every token. The two outputs of
-            'span' are the logits of the start and the end.
+        kind: 'classification' reads one state, see `pooling`; 'tagging' and 'span' read the state of every token. The two
+            outputs of 'span' are the logits of the start and the end.
         weight: (C, D) W.
         bias: (C,) b.
         labels: names of the C outputs; empty if they have no names (span, regression).
@@ -75,8 +75,9 @@ class HeadWeights:
             the outputs themselves are the prediction.
         scale: factor that undoes a normalization of the targets.
         shift: offset that undoes it, in the unit of the targets.
-        summary: layer before the head of a classification; None if there is none.
+        summary: layer before W; None if there is none. Only ModernBERT has one in heads of another kind than classification.
         frame: position of [CLS] in the input.
+        pooling: state that a classification reads: that of [CLS], or the mean over all tokens.
     """
 
     kind: Kind
@@ -88,6 +89,7 @@ class HeadWeights:
     shift: float = 0.0
     summary: Summary | None = None
     frame: Frame = "cls-first"
+    pooling: Literal["cls", "mean"] = "cls"
 
     def __post_init__(self) -> None:
         if self.labels and len(self.labels) != len(self.bias):
@@ -133,21 +135,37 @@ def finetuned_to_huggingface(
 
     Raises:
         ConfigError: ELECTRA cannot represent the model: the encoder is not BERT-style with a LayerNorm after each residual, or
-            the head has a summary layer with tanh or too many classes.
+            the head has a summary layer with tanh or a LayerNorm, pools by the mean, or has too many classes.
     """
     if isinstance(head, OwnHead):
         return _bare(encoder, head, vocabulary, precision)
-    if head.summary is not None and head.summary.activation != "gelu":
-        raise ConfigError(
-            f"{ARCHITECTURES[head.kind]} has no summary layer, and this head has one",
-            hint="fine-tune with --set task.head=linear to export; `discern predict` accepts this model without an export",
-        )
+    _check_layers(head, ARCHITECTURES[head.kind], ("gelu",))
     tensors = encoder_weights(encoder) | _head_tensors(head)
     dtype = PRECISIONS[precision]
     stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
     config = encoder_config(encoder, vocabulary, ARCHITECTURES[head.kind], precision)
     config |= head_config(head) | {"classifier_dropout": encoder.config.hidden_dropout}
     return HuggingFaceModel(config, stored)
+
+
+def _check_layers(head: HeadWeights, architecture: str, activations: tuple[str, ...]) -> None:
+    """Raise a ConfigError if a head pools or has a layer that the class of transformers lacks.
+
+    Args:
+        activations: activations of the layer that the class has before the last one in a classification.
+    """
+    without = "; `discern predict` accepts this model without an export"
+    if head.pooling != "cls":
+        raise ConfigError(
+            f"{architecture} reads the state of [CLS], and this head the mean of all states",
+            hint=f"fine-tune with --set task.pooling=cls to export{without}",
+        )
+    summary = head.summary
+    hint = f"fine-tune with --set task.head={'span' if head.kind == 'span' else 'linear'} to export{without}"
+    if summary is not None and summary.norm_weight is not None:
+        raise ConfigError(f"{architecture} has no LayerNorm before its last layer, and this head has one", hint=hint)
+    if summary is not None and (head.kind != "classification" or summary.activation not in activations):
+        raise ConfigError(f"{architecture} has no summary layer, and this head has one", hint=hint)
 
 
 def _bare(encoder: BertEncoder, head: OwnHead, vocabulary: Vocabulary, precision: str) -> HuggingFaceModel:
@@ -235,9 +253,13 @@ def xlnet_to_huggingface(
 
     Args:
         precision: data type of the stored weights, one of `PRECISIONS`.
+
+    Raises:
+        ConfigError: XLNet's classes lack a layer of the head or its pooling.
     """
     tensors = xlnet.encoder_tensors(encoder)
     if isinstance(head, HeadWeights):
+        _check_layers(head, XLNET_ARCHITECTURES[head.kind], ("tanh", "gelu"))
         tensors |= _summary_tensors(head) | linear_tensors(head, _XLNET_LAYERS[head.kind])
     dtype = PRECISIONS[precision]
     stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
@@ -302,4 +324,5 @@ def modernbert_to_huggingface(
         bare = modernbert.encoder_config(encoder, vocabulary, MODERNBERT_ENCODER_CLASS, precision)
         return HuggingFaceModel(bare, stored, head.stored(precision))
     config = modernbert.encoder_config(encoder, vocabulary, MODERNBERT_ARCHITECTURES[head.kind], precision)
-    return HuggingFaceModel(config | head_config(head), stored)
+    config |= head_config(head) | {"classifier_dropout": encoder.config.hidden_dropout, "classifier_pooling": head.pooling}
+    return HuggingFaceModel(config, stored)

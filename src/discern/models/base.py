@@ -38,7 +38,7 @@ class Encoder(nn.Module, abc.ABC):
         head_class: class of the head that predicts words from its states.
         one_way: whether it can be built with a `direction`, so that a token does not attend to what is behind, or ahead of, it.
         fine_tuning: its default settings of fine-tuning, by dotted key; `classification.head` and the like apply to tasks of
-            that family.
+            that family, `questions.head` and the like to every task of question answering.
         limits_positions: whether rows are limited to `config.max_positions`, because it has a table of positions.
         reads_backwards: whether its `forward` also takes `is_reversed`, (B,) True = the row's text runs backwards.
     """

@@ -112,6 +112,30 @@ class CopyMLMHead(nn.Module):
         return logits
 
 
+class PredictionLayers(nn.Module):
+    """The layers of ModernBERT's task heads before the last one: dense, GELU, LayerNorm.
+
+    Args:
+        config: settings of the encoder, which decide the biases.
+
+    Reference: Warner et al. 2024 (ModernBERT), released code, `ModernBertPredictionHead`.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size, layers = config.hidden_size, config.head_layers()
+        self.dense = nn.Linear(size, size, bias=layers.bias)
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon, bias=layers.norm_bias)
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per state."""
+        return parts_flops(length, self.dense)
+
+    def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        """The states that the last layer of the head reads."""
+        return normalized(self.norm, linear_gelu(self.dense, hidden)).operand
+
+
 class TokenHead(nn.Module, abc.ABC):
     """One number per token: dense, GELU, dense; in ModernBERT a LayerNorm before the last. Subclasses define its meaning."""
 

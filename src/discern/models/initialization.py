@@ -28,11 +28,11 @@ def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfi
             if id(part) in glorot:
                 nn.init.xavier_uniform_(part.weight, generator=generator)
             else:
-                _truncated_normal(part.weight, generator, stds.get(id(part), config.linear_std(part.in_features)))
+                truncated_normal(part.weight, generator, stds.get(id(part), config.linear_std(part.in_features)))
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
         elif isinstance(part, nn.Embedding):
-            _truncated_normal(part.weight, generator, config.initializer_range)
+            truncated_normal(part.weight, generator, config.initializer_range)
         elif isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
             if part.bias is not None:
@@ -67,5 +67,6 @@ def _stds(module: nn.Module, config: ModelConfig) -> dict[int, float]:
     return found
 
 
-def _truncated_normal(weight: Tensor, generator: torch.Generator, std: float) -> None:
+def truncated_normal(weight: Tensor, generator: torch.Generator, std: float) -> None:
+    """Fill a matrix from a normal that is truncated at two standard deviations."""
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)

@@ -11,6 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discern.models.dropout import Dropout
+from discern.models.heads import PredictionLayers
 from discern.tasks.base import TaskHead
 from discern.tasks.features import TaskRows
 from discern.types import TokenBatch
@@ -115,20 +117,26 @@ class SpanHead(TaskHead):
 
     Args:
         candidates: number of starts, and of ends, in the search.
+        inner: ModernBERT's layers before the last one; None: there are none.
+        dropout: dropout before the last layer.
 
-    Reference: Devlin et al. 2019, section 4.2; `ElectraForQuestionAnswering` of Hugging Face has the same layer.
+    Reference: Devlin et al. 2019, section 4.2; `ElectraForQuestionAnswering` of Hugging Face has the same layer, and
+        `ModernBertForQuestionAnswering` those before it.
     """
 
-    def __init__(self, hidden_size: int, candidates: int) -> None:
+    def __init__(self, hidden_size: int, candidates: int, inner: PredictionLayers | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         self.candidates = candidates
+        self.inner = inner
+        self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, 2)
 
     def forward(
         self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         allowed = allowed_positions(tokens)
-        start_logits, end_logits = (_masked(logits, allowed) for logits in self.output(hidden).unbind(-1))
+        states = hidden if self.inner is None else self.inner(hidden)
+        start_logits, end_logits = (_masked(logits, allowed) for logits in self.output(self.dropout(states)).unbind(-1))
         loss = None
         if "start" in rows.targets:
             loss = 0.5 * (

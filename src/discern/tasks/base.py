@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from discern.config.base import Section
+from discern.models.config import ModelConfig
 from discern.tasks.examples import Reading
 from discern.tasks.features import Features, TaskRows
 from discern.tasks.metrics import Scores
@@ -134,8 +135,12 @@ class Task(abc.ABC, Generic[E]):
         """The rows of the examples, with targets if `labeled`."""
 
     @abc.abstractmethod
-    def head(self, hidden_size: int, dropout: float) -> TaskHead:
-        """A new head, without initialized weights."""
+    def head(self, encoder: ModelConfig, dropout: float) -> TaskHead:
+        """A new head, without initialized weights.
+
+        Args:
+            encoder: settings of the encoder that the head is for.
+        """
 
     @abc.abstractmethod
     def items(self, rows: TaskRows) -> int:

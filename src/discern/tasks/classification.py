@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.errors import DataError, nearest
+from discern.models.config import ModelConfig
 from discern.models.dropout import Dropout
+from discern.models.heads import PredictionLayers
 from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
 from discern.tasks.examples import ClassificationExample, Reading, label_counts
 from discern.tasks.features import Features, Ragged, TaskRows
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 # Number of texts tokenized at a time: the id lists of a large file take more memory than its rows.
 _BLOCK = 10_000
-_ACTIVATIONS: dict[str, Literal["tanh", "gelu"] | None] = {"linear": None, "summary": "tanh", "dense": "gelu"}
+_ACTIVATIONS: dict[str, Literal["tanh", "gelu"]] = {"summary": "tanh", "dense": "gelu"}
 
 
 class ClassificationConfig(TaskConfig):
@@ -38,11 +40,16 @@ class ClassificationConfig(TaskConfig):
         "none",
         description="Weights of the classes in the loss. 'balanced': number of examples / (classes x examples of the class).",
     )
-    head: Literal["linear", "summary", "dense"] = Field(
+    head: Literal["linear", "summary", "dense", "prediction"] = Field(
         "linear",
         description="'linear': one linear layer on the state of [CLS]. 'summary': preceded by a layer of the same width and "
-        "tanh, "
-        "as in XLNet and BERT. 'dense': with GELU instead of tanh, as ELECTRA in Hugging Face transformers.",
+        "tanh, as in XLNet and BERT. 'dense': with GELU instead of tanh, as ELECTRA in Hugging Face transformers. "
+        "'prediction': with GELU and a LayerNorm, as in ModernBERT, for which it is the default.",
+    )
+    pooling: Literal["cls", "mean"] = Field(
+        "cls",
+        description="State that the head reads. 'cls': that of [CLS]. 'mean': the mean over all tokens, [CLS] and [SEP] "
+        "included, which only ModernBERT has in Hugging Face transformers.",
     )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."
@@ -50,25 +57,36 @@ class ClassificationConfig(TaskConfig):
 
 
 class ClassificationHead(TaskHead):
-    """Dropout and one linear layer on the state of [CLS]; with a summary, preceded by a dense layer and an activation.
+    """Dropout and one linear layer on the state of [CLS], or on the mean of all states, possibly preceded by other layers.
 
     Reference: google-research/electra, finetune/classification; Hugging Face has a dense layer and GELU in between. The
     summary: zihangdai/xlnet, modeling.py, `summarize_sequence`.
 
     Args:
         labels: labels, which decide the number of outputs and the loss.
-        activation: activation of the summary, tanh or the exact GELU; None: no summary.
+        activation: activation of a summary, a dense layer before the last: tanh or the exact GELU; None: no summary.
+        inner: ModernBERT's layers before the last one, instead of a summary.
+        pooling: 'cls': the head reads the state of [CLS]; 'mean': the mean over all tokens.
     """
 
     weights: Tensor
 
     def __init__(
-        self, hidden_size: int, dropout: float, labels: Labels, *, activation: Literal["tanh", "gelu"] | None = None
+        self,
+        hidden_size: int,
+        dropout: float,
+        labels: Labels,
+        *,
+        activation: Literal["tanh", "gelu"] | None = None,
+        inner: PredictionLayers | None = None,
+        pooling: Literal["cls", "mean"] = "cls",
     ) -> None:
         super().__init__()
         self.kind = labels.kind
         self.activation = activation
+        self.pooling = pooling
         self.summary = nn.Linear(hidden_size, hidden_size) if activation is not None else None
+        self.inner = inner
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, max(1, len(labels.names)))
         weights = labels.weights or (1.0,) * max(1, len(labels.names))
@@ -77,10 +95,12 @@ class ClassificationHead(TaskHead):
     def forward(
         self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        state = hidden[:, 0]
+        state = hidden[:, 0] if self.pooling == "cls" else _mean(hidden, tokens.attention_mask)
         if self.summary is not None:
             state = self.summary(state)
             state = state.tanh() if self.activation == "tanh" else F.gelu(state)
+        if self.inner is not None:
+            state = self.inner(state)
         logits = self.output(self.dropout(state)).float()
         loss = None
         if "class" in rows.targets:
@@ -94,7 +114,7 @@ class ClassificationHead(TaskHead):
 
 
 class Classification(Task[ClassificationExample]):
-    """One class (softmax), several classes (sigmoids) or a number (squared error), predicted from the state of [CLS].
+    """One class (softmax), several classes (sigmoids) or a number (squared error), predicted from one state of the row.
 
     A pair that is too long is truncated at the end of its longer text, as in BERT.
     """
@@ -174,9 +194,16 @@ class Classification(Task[ClassificationExample]):
             table[row, [places[name] for name in cast(tuple[str, ...], example.label)]] = 1
         return {"classes": table}
 
-    def head(self, hidden_size: int, dropout: float) -> ClassificationHead:
-        chosen = cast(ClassificationConfig, self.config).head
-        return ClassificationHead(hidden_size, dropout, self.labels, activation=_ACTIVATIONS[chosen])
+    def head(self, encoder: ModelConfig, dropout: float) -> ClassificationHead:
+        settings = cast(ClassificationConfig, self.config)
+        return ClassificationHead(
+            encoder.hidden_size,
+            dropout,
+            self.labels,
+            activation=_ACTIVATIONS.get(settings.head),
+            inner=PredictionLayers(encoder) if settings.head == "prediction" else None,
+            pooling=settings.pooling,
+        )
 
     def items(self, rows: TaskRows) -> int:
         return len(rows.rows)
@@ -248,6 +275,13 @@ class Classification(Task[ClassificationExample]):
         from discern.tasks.baselines.texts import text_baselines
 
         return text_baselines(self.labels)
+
+
+def _mean(hidden: Float[Tensor, "R L D"], real: Bool[Tensor, "R L"]) -> Float[Tensor, "R D"]:
+    """The mean state of the tokens of each row."""
+    # Masked by value: the states of padding are undefined, and 0 * inf is not 0. The sum in float32: bf16 has 8 bits.
+    total = hidden.masked_fill(~real[..., None], 0.0).sum(1, dtype=torch.float32)
+    return (total / real.sum(1, keepdim=True)).to(hidden.dtype)
 
 
 def _classes(example: ClassificationExample) -> tuple[str, ...]:

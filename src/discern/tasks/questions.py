@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from discern.errors import DataError
+from discern.models.config import ModelConfig
+from discern.models.heads import PredictionLayers
 from discern.tasks.answer_heads import JointHead, SpanHead
 from discern.tasks.answer_spans import (
     ContextWindow,
@@ -48,10 +50,11 @@ class QuestionConfig(TaskConfig):
     sequence_length: int = Field(
         384, ge=8, description="Tokens per row: question, window of the context, three special tokens. ELECTRA: 512."
     )
-    head: Literal["joint", "span"] = Field(
+    head: Literal["joint", "span", "prediction"] = Field(
         "span",
-        description="'span': one linear layer as in BERT, which Hugging Face can load. 'joint': as in ELECTRA, used by --recipe "
-        "paper and google; the end depends on the start, and separate layers predict whether there is an answer.",
+        description="'span': one linear layer as in BERT, which Hugging Face can load. 'prediction': preceded by a layer of "
+        "the same width, GELU and a LayerNorm, as in ModernBERT, for which it is the default. 'joint': as in ELECTRA, used by "
+        "--recipe paper and google; the end depends on the start, and separate layers predict whether there is an answer.",
     )
     max_query_length: int = Field(64, ge=1, description="Maximum number of tokens of a question, at most a third of the row.")
     doc_stride: int = Field(
@@ -66,7 +69,7 @@ class QuestionConfig(TaskConfig):
     no_answer_threshold: float | None = Field(
         None,
         description="The answer is empty if `no_answer`, in logits, exceeds this threshold (default: -2.75 for the joint head, "
-        "as in the released code, 0 for the span head). The score with the best threshold is reported as well.",
+        "as in the released code, 0 for the others). The score with the best threshold is reported as well.",
     )
 
     @property
@@ -123,12 +126,14 @@ class Questions(Task[QuestionExample]):
             rows.add(examples[start : start + _BLOCK])
         return rows.features(labeled=labeled, impossible=self.has_impossible)
 
-    def head(self, hidden_size: int, dropout: float) -> TaskHead:
-        # No dropout before either head, as in the released code and in BERT for question answering.
-        settings = self.settings
+    def head(self, encoder: ModelConfig, dropout: float) -> TaskHead:
+        settings, size = self.settings, encoder.hidden_size
+        if settings.head == "prediction":
+            return SpanHead(size, settings.n_best, PredictionLayers(encoder), dropout)
+        # No dropout before the other heads, as in the released code and in BERT for question answering.
         if settings.head == "span":
-            return SpanHead(hidden_size, settings.n_best)
-        return JointHead(hidden_size, settings.beam_size, settings.answerable_weight if self.has_impossible else None)
+            return SpanHead(size, settings.n_best)
+        return JointHead(size, settings.beam_size, settings.answerable_weight if self.has_impossible else None)
 
     def items(self, rows: TaskRows) -> int:
         return len(rows.rows)
@@ -149,7 +154,7 @@ class Questions(Task[QuestionExample]):
             null_score = None
             if self.has_impossible:
                 null_score = no_answer_score(
-                    [float(each["null"]) for each in outputs_of_windows], answers, relative=settings.head == "span"
+                    [float(each["null"]) for each in outputs_of_windows], answers, relative=settings.head != "joint"
                 )
             predictions.append(self._prediction(example.id, answers, null_score))
         return predictions

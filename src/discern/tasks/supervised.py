@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from discern.corruption.randomness import Randomness, key_of
 from discern.errors import NumericsError
 from discern.models.base import Encoder, Network
+from discern.models.config import HeadLayers
+from discern.models.heads import PredictionLayers
+from discern.models.initialization import truncated_normal
 from discern.objectives.base import Evaluator, Objective
 from discern.tasks.base import Outputs, Task
 from discern.tasks.features import Features, TaskBatch, TaskRows
@@ -58,7 +61,7 @@ class SupervisedObjective(Objective):
         super().__init__()
         self.encoder = encoder
         self.tasks = dict(tasks)
-        self.heads = nn.ModuleDict({name: task.head(encoder.config.hidden_size, dropout) for name, task in tasks.items()})
+        self.heads = nn.ModuleDict({name: task.head(encoder.config, dropout) for name, task in tasks.items()})
         self.heldout = dict(heldout or {})
         self._frame = FRAMES[frame]
         self._sums = reduction == "sum"
@@ -66,12 +69,17 @@ class SupervisedObjective(Objective):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Initialize the heads, Glorot uniform with zero biases. The encoder keeps its weights."""
+        """Initialize the heads: Glorot uniform with zero biases, or as the encoder prescribes. The encoder is unchanged."""
         generator = torch.Generator().manual_seed(key_of(seed, "heads"))
+        stds = _stds(self.heads, self.encoder.config.head_layers())
         for part in self.heads.modules():
             if isinstance(part, nn.Linear):
-                nn.init.xavier_uniform_(part.weight, generator=generator)
-                nn.init.zeros_(part.bias)
+                if id(part) in stds:
+                    truncated_normal(part.weight, generator, stds[id(part)])
+                else:
+                    nn.init.xavier_uniform_(part.weight, generator=generator)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         """The batch unchanged: supervised training corrupts nothing."""
@@ -189,6 +197,17 @@ def refuse_non_finite(task: str, outputs: Outputs, loss: float) -> None:
             f"{task}: the outputs of the network are not finite (loss {loss:.4g})",
             hint="try a lower optimizer.learning_rate or a longer warm-up",
         )
+
+
+def _stds(heads: nn.Module, layers: HeadLayers) -> dict[int, float]:
+    """Standard deviations of the initial weights of prediction heads, by the identity of the layer; none if Glorot uniform."""
+    found: dict[int, float] = {}
+    for head in heads.modules():
+        inner, output = getattr(head, "inner", None), getattr(head, "output", None)
+        if isinstance(inner, PredictionLayers):
+            stds = {id(inner.dense): layers.dense_std, id(output): layers.output_std}
+            found |= {layer: std for layer, std in stds.items() if std is not None}
+    return found
 
 
 def _chosen(tokens: TaskBatch, group: TaskRows) -> TokenBatch:

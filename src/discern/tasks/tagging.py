@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.errors import DataError, did_you_mean
+from discern.models.config import ModelConfig
 from discern.models.dropout import Dropout
+from discern.models.heads import PredictionLayers
 from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
 from discern.tasks.examples import Reading, TaggingExample, tag_counts
 from discern.tasks.features import IGNORED, Features, Ragged, TaskRows
@@ -38,27 +40,35 @@ class TaggingConfig(TaskConfig):
 
     word_column: int = Field(0, description="Column of the words in CoNLL files, from 0; negative numbers count from the right.")
     tag_column: int = Field(-1, description="Column of the tags in CoNLL files; -1 is the last column.")
+    head: Literal["linear", "prediction"] = Field(
+        "linear",
+        description="'linear': one linear layer on the state of every token. 'prediction': preceded by a layer of the same "
+        "width, GELU and a LayerNorm, as in ModernBERT, for which it is the default.",
+    )
     overlap: int = Field(64, ge=0, description="Overlap in tokens of the windows of a long sentence, at most half a window.")
 
 
 class TaggingHead(TaskHead):
-    """Dropout and one linear layer on the state of every token.
+    """Dropout and one linear layer on the state of every token, possibly preceded by other layers.
 
     Differs: google-research/electra has no dropout here.
 
     Args:
         num_tags: number of outputs per token.
+        inner: ModernBERT's layers before the last one; None: there are none.
     """
 
-    def __init__(self, hidden_size: int, dropout: float, num_tags: int) -> None:
+    def __init__(self, hidden_size: int, dropout: float, num_tags: int, inner: PredictionLayers | None = None) -> None:
         super().__init__()
+        self.inner = inner
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, num_tags)
 
     def forward(
         self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        logits = self.output(self.dropout(hidden)).float()
+        states = hidden if self.inner is None else self.inner(hidden)
+        logits = self.output(self.dropout(states)).float()
         loss = None
         if "tags" in rows.targets:
             targets = rows.targets["tags"]
@@ -176,8 +186,9 @@ class Tagging(Task[TaggingExample]):
     def _in_scheme(self, tags: Sequence[str], scheme: Scheme) -> list[str]:
         return convert(tags, scheme) if self._marks_spans else list(tags)
 
-    def head(self, hidden_size: int, dropout: float) -> TaggingHead:
-        return TaggingHead(hidden_size, dropout, len(self.labels.names))
+    def head(self, encoder: ModelConfig, dropout: float) -> TaggingHead:
+        inner = PredictionLayers(encoder) if cast(TaggingConfig, self.config).head == "prediction" else None
+        return TaggingHead(encoder.hidden_size, dropout, len(self.labels.names), inner)
 
     def items(self, rows: TaskRows) -> int:
         return int((rows.targets["tags"] != IGNORED).sum()) if "tags" in rows.targets else 0

@@ -232,5 +232,5 @@ def _below(name: str, tops: Mapping[str, int], gap: int) -> int:
     top, block = tops.get(_network(name), max(tops.values(), default=1)), _block(name)
     if block is not None:
         return top + gap - (block + 1)
-    # The embeddings, their projection and the initial query are below all blocks.
-    return top + gap if re.search(r"\b((embeddings|projection)\.|query_embedding$)", name) else 0
+    # The embeddings, their projection and LayerNorm, and the initial query are below all blocks.
+    return top + gap if re.search(r"\b((embeddings|projection|embedding_norm)\.|query_embedding$)", name) else 0

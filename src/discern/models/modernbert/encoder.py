@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -117,6 +120,11 @@ class ModernBertEncoder(Encoder):
     Config = ModernBertConfig
     config: ModernBertConfig
     embeddings_class = WordEmbeddings
+    fine_tuning: ClassVar[Mapping[str, object]] = {
+        "classification.head": "prediction",
+        "tagging.head": "prediction",
+        "questions.head": "prediction",
+    }
     disentangled_class = DisentangledWords
     one_way = True
     limits_positions = False
