@@ -301,7 +301,7 @@ BAD: dict[str, tuple[dict[str, list[str]], list[str], int, list[str]]] = {
         {"a.conll": ["it O", "rains"]},
         ["--train", "a.conll"],
         1,
-        ["a.conll:2 has 1 columns, line 1 has 2", "every word needs the same number of columns"],
+        ["a.conll:2 has 1 columns, but line 1 has 2", "every word needs the same number of columns"],
     ),
     "a score that is none": (
         {"a.csv": ["text,score", "x,1.5", "y,nan"]},
