@@ -92,7 +92,7 @@ def test_it_learns_and_both_networks_go_out_and_in(run: Path, data: Path, tmp_pa
 def test_a_refitted_head_is_told_and_exported_whole(run: Path, data: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-    found = refit_head(run, updates=60, progress=Silent(), warn=pytest.fail)
+    found = refit_head(run, updates=40, progress=Silent(), warn=pytest.fail)
     assert found.auc_with_term == pytest.approx(measured(run, data)["discriminator_auc"], abs=1e-6)
     assert 0.6 < found.auc <= found.auc_with_term + 0.05
     export(run, out=tmp_path / "out", all_networks=True, dense_head=found, progress=Silent(), warn=pytest.fail)

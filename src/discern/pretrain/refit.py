@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from discern.artifacts.dense_head import DenseHead
 from discern.artifacts.opening import open_model
@@ -29,7 +30,7 @@ _RATE, _TOKENS_PER_UPDATE = 1e-3, 4096
 
 
 def refit_head(
-    run: Path, *, data: Path | None = None, updates: int = 500, progress: Progress, warn: Callable[[str], None]
+    run: Path, *, data: Path | None = None, updates: int = 200, progress: Progress, warn: Callable[[str], None]
 ) -> DenseHead:
     """Fit a dense head on the states of a discriminator, whose weights stay as they are.
 
@@ -76,6 +77,8 @@ def refit_head(
     stream = training_rows(opened.split("train"), opened.special_tokens, config.data, seed)
     head = copy.deepcopy(network.head).train()
     optimizer = torch.optim.AdamW(head.parameters(), lr=_RATE, weight_decay=0.01)
+    states: list[Tensor] = []
+    watching = network.encoder.register_forward_hook(lambda _, given, found: states.append(found))
     progress.start("fitting the head", updates, "updates")
     for update in range(updates):
         places = np.arange(update * rows, (update + 1) * rows)
@@ -84,7 +87,8 @@ def refit_head(
         corrupted = objective.corrupt(batch, randomness).to(ranks.device)
         with torch.no_grad():
             seen = objective(corrupted, randomness.to(ranks.device)).observations
-            hidden = network.encoder(seen["corrupted_ids"], *corrupted.tokens.context)
+        hidden = states[-1]  # of the discriminator's pass, which is the last one of an encoder that is the generator's too
+        states.clear()
         counted = seen.get("loss_mask", corrupted.tokens.attention_mask)
         term = replaced_token_loss(head(hidden), seen["is_replaced"], counted, int(counted.sum()), 1.0)
         optimizer.param_groups[0]["lr"] = _RATE * (1 - update / updates)
@@ -92,6 +96,7 @@ def refit_head(
         (term.total / max(term.count, 1)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         progress.advance(1)
+    watching.remove()
     before = _auc(objective, heldout, ranks)
     setattr(objective, _HEAD, head.eval())
     setattr(objective, _TERM, None)
