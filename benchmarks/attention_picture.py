@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from discern.artifacts.run import RunFolder, build_objective, load_run
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.models.attention import SelfAttention
+from discern.models.modernbert.encoder import RotaryAttention
 from discern.objectives.base import Objective
 
 TEXT = "the river flows through the old town and joins the sea near the harbour"
@@ -75,11 +77,14 @@ def attention(objective: Objective, network: str, ids: Tensor) -> list[Tensor]:
     """Attention probabilities of each layer, (heads, L, L)."""
     found: list[Tensor] = []
 
-    def note(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def note(part: nn.Module, inputs: tuple[Any, ...]) -> None:
         assert isinstance(part, SelfAttention)
         query, key = (
             projection(inputs[0])[0].unflatten(-1, (part.num_heads, -1)).transpose(0, 1) for projection in (part.query, part.key)
         )
+        if isinstance(part, RotaryAttention):
+            rotate = inputs[2]
+            query, key = rotate(query[None])[0], rotate(key[None])[0]
         found.append((query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1))
 
     encoder = objective.eval().networks()[network].encoder
