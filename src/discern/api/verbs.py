@@ -181,7 +181,7 @@ def adapt(
     """Continue the pre-training of a model on your own text, as `discern adapt` does.
 
     Args:
-        model: a run, an export, or a Hugging Face ELECTRA or BERT.
+        model: a run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT.
         data: data set of your text, made with the model's tokenizer.
         out: folder of the new run.
         replay: data set of general text, to mix in and to measure forgetting.

@@ -32,7 +32,9 @@ def adapt(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="A run, an export, or a Hugging Face ELECTRA, BERT or XLNet folder.", show_default=False
+            metavar="MODEL",
+            help="A run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT folder.",
+            show_default=False,
         ),
     ],
     *,

@@ -30,7 +30,8 @@ def finetune(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A run, an export, a Hugging Face ELECTRA or BERT (folder or name on the Hub), or a preset."
+            metavar="MODEL",
+            help="A run, an export, a Hugging Face ELECTRA, BERT, XLNet or ModernBERT (folder or name on the Hub), or a preset.",
         ),
     ],
     *,

@@ -24,7 +24,8 @@ def pretrain(
         typer.Option(
             "--init-from",
             metavar="MODEL",
-            help="Start from the weights of a run, export, or Hugging Face ELECTRA or BERT folder; no preset is needed then.",
+            help="Start from the weights of a run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT folder; no "
+            "preset is needed then.",
         ),
     ] = None,
     decay_from: Annotated[

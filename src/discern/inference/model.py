@@ -40,8 +40,8 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
     used; an error is raised if the folder has none.
 
     Args:
-        path: folder of a run, a fine-tuned model, an export of either, or a Hugging Face ELECTRA or BERT; or the name of
-            such a model on the Hugging Face Hub, which is downloaded once.
+        path: folder of a run, a fine-tuned model, an export of either, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT; or
+            the name of such a model on the Hugging Face Hub, which is downloaded once.
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
 
     Raises:

@@ -1,4 +1,4 @@
-"""Imports the networks of other libraries: ELECTRA, BERT and XLNet folders, or weights under Hugging Face's names from any file.
+"""Imports networks of other libraries: ELECTRA, BERT, XLNet and ModernBERT folders, or weights by Hugging Face's names.
 
 BERT's masked language model is imported completely, as it computes the same as an ELECTRA generator whose embeddings have the
 hidden size. Nothing here imports transformers.

@@ -97,7 +97,7 @@ def adapt(
     `before` describes the model at the start of this run: with the added tokens, and a new generator if it had none.
 
     Args:
-        model: a run, an export, or a Hugging Face ELECTRA, BERT or XLNet folder.
+        model: a run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT folder.
         data: data set of the domain, made with the model's tokenizer or an extension of it.
         out: folder of the new run.
         config: TOML file of settings that override those of the model.
