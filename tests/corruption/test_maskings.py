@@ -36,7 +36,7 @@ def choose(name: str, tokens: TokenBatch, step: int = 0, mask_probability: float
 
 
 def test_the_released_maskings_are_there() -> None:
-    assert NAMES == ["rarity", "span", "uniform", "whole-word", "with-replacement"]
+    assert NAMES == ["entropy", "rarity", "span", "uniform", "whole-word", "with-replacement"]
 
 
 @pytest.mark.parametrize("name", NAMES)

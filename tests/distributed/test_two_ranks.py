@@ -20,6 +20,7 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from tests.training.test_loop import OPTIMIZERS, context
+from tests.training.test_step_sizes import scheduled
 from discern.objectives import objectives
 from tests.support import MODELS, settings
 from discern.training.loop import train
@@ -36,15 +37,21 @@ with join_ranks("cpu") as ranks:
         objective.initialize(0)
         options = OPTIMIZERS.get(optimizer, dict())
         steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5)
-        run = context(out / (run_name if ranks.writes else "other"), objective, micro_batch_size=micro, **steps, **options)
+        folder = out / (run_name if ranks.writes else "other")
+        if optimizer == "growing":
+            own = dict(masking="entropy") if "masking" in factory.Config.model_fields else dict()
+            run = scheduled(folder, name, own=own, model=model, micro_batch_size=micro, **steps)
+        else:
+            run = context(folder, objective, micro_batch_size=micro, **steps, **options)
         object.__setattr__(run, "ranks", ranks)
         train(run, State())
 # a thread of a group that lives on may abort the process at its end
 threads = [Path("/proc/self/task", number, "comm").read_text().strip() for number in os.listdir("/proc/self/task")]
 assert not [name for name in threads if "gloo" in name], threads
 """
-NAMES = [*objectives.names(), *(f"{name}+muon" for name in objectives.names()), "rtd+stable-adamw"]
-"""Objectives, some with the optimizer of `OPTIMIZERS` after a plus."""
+GROWING = ["rtd+growing", "electric+growing", "permutation-lm+growing"]
+NAMES = [*objectives.names(), *(f"{name}+muon" for name in objectives.names()), "rtd+stable-adamw", *GROWING]
+"""Objectives, some with the optimizer of `OPTIMIZERS` after a plus; 'growing': with schedules and masking 'entropy'."""
 
 
 def run_ranks(processes: int, program: Path, *arguments: str) -> None:

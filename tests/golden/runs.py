@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from discern import kernels
-from discern.data.batching.rows import training_rows
+from discern.data.batching.successive import scheduled_rows
 from discern.data.config import DataConfig
 from discern.objectives import objectives
 from discern.progress import Silent
@@ -28,6 +28,7 @@ from discern.training.interrupt import StopRequest
 from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.parallel import Ranks
+from discern.training.step_sizes import step_sizes
 from tests.support import MODELS, SPECIAL, MemorySplit, settings
 
 FOLDER = Path(__file__).parent
@@ -57,6 +58,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mask_probability_steps": 30,
         },
     ),
+    "rtd-growing": ("rtd", {}),
+    "mlm-entropy": (
+        "mlm",
+        {"masking": "entropy", "mask_probability": 0.4, "mask_probability_end": 0.15, "mask_probability_steps": 30},
+    ),
+    "rtd-entropy": ("rtd", {"masking": "entropy", "temperature": 2.0, "temperature_end": 0.7, "temperature_steps": 30}),
     "rtd-modernbert": ("rtd", {"tying": "gradient-disentangled"}),
     "rtd-modernbert-local": ("rtd", {}),
     "mlm-with-replacement": ("mlm", {"masking": "with-replacement"}),
@@ -80,6 +87,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 # Decay of the averaged weights of a variant, which are evaluated on the rows of training every ten steps.
 AVERAGES = {"rtd-wsd-averaged": 0.9}
 
+
+# How the steps of a variant grow.
+GROWING: dict[str, dict[str, Any]] = {
+    "rtd-growing": {"batch_schedule": ((0, 128), (3200, 256)), "length_schedule": ((0, 16), (6000, 32))}
+}
 
 VARIANT_MODELS: dict[str, dict[str, Any]] = {
     "rtd-modernbert": {"encoder": "modernbert", "local_window": 8},
@@ -117,15 +129,19 @@ def record(name: str) -> list[dict[str, float]]:
     model = VARIANT_MODELS.get(name, {})
     optimizer, average = OPTIMIZERS.get(name, {}), AVERAGES.get(name, 0.0)
     loop: dict[str, Any] = {"weight_average": average, "evaluate_every_steps": 10, "evaluate_sequences": 16} if average else {}
+    growing = GROWING.get(name, {})
     name, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
     factory, given = objectives.load(name), settings(**MODELS.get(name, {}), **model)
     counted = replace(given.vocabulary, token_counts=torch.arange(1, given.vocabulary.size + 1))
     objective = factory(factory.Config(name=name, **options), replace(given, vocabulary=counted))
     objective.initialize(0)
-    slots = 8 if objective.config.reads_in_order else None
-    source = training_rows(
-        text(long_words="masking" in options), SPECIAL, DataConfig(sequence_length=32, **ROWS.get(name, {})), 0, slots=slots
-    )
+    lengths = {"length_schedule": growing["length_schedule"]} if growing else {}
+    batch = {"batch_schedule": growing["batch_schedule"]} if growing else {}
+    data = DataConfig(sequence_length=32, **lengths, **ROWS.get(name, {}))
+    steps = TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4, **loop, **batch)
+    sizes = step_sizes(steps, data)
+    in_slots = objective.config.reads_in_order
+    source = scheduled_rows(text(long_words="masking" in options), SPECIAL, data, 0, sizes.row_stretches, in_slots=in_slots)
     with tempfile.TemporaryDirectory() as folder:
         train(
             TrainContext(
@@ -133,7 +149,8 @@ def record(name: str) -> list[dict[str, float]]:
                 source=source,
                 heldout=source if average else None,
                 optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=10, **optimizer),
-                train=TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4, **loop),
+                train=steps,
+                sizes=sizes,
                 ranks=Ranks(0, 1, torch.device("cpu")),
                 precision="float32",
                 folder=Path(folder),

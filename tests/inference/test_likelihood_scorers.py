@@ -83,7 +83,7 @@ def test_two_towers_tell_every_token_in_one_pass(text: str) -> None:
 
 def test_the_generator_of_a_model_is_found_and_asked_at_its_temperature() -> None:
     built = make_objective("rtd", temperature=2.0)
-    model = ScoringModel(built.networks(), SPECIAL, 0.15, sampling=built.config.sampling)
+    model = ScoringModel(built.networks(), SPECIAL, 0.15, sampling=built.config.sampling_at(0))
     method = generator_likelihood(model)
     assert isinstance(method, PseudoLikelihood)
     (expected,) = make_scorer(built, "pll").score(["purple elephants"])

@@ -76,7 +76,7 @@ def _expected_reward(objective: ReplacedTokenDetection, tokens: TokenBatch) -> t
     assert int(positions.sum()) == 1
     networks, original = objective.networks(), tokens.input_ids[positions]
     logits = networks["generator"].token_logits(corrupted.masked_ids, *tokens.context)[positions]
-    probabilities = torch.softmax(objective.config.sampling.logits(logits, original), -1)[0]
+    probabilities = torch.softmax(objective.config.sampling_at(0).logits(logits, original), -1)[0]
     rewards = []
     for token in range(VOCABULARY):
         replaced = replace_positions(tokens.input_ids, positions, torch.tensor([token]))

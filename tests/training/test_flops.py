@@ -24,6 +24,7 @@ from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Phase, Vocabulary
 from discern.training.flops import MASKED_SHARE, Flops, PaperTransformer, RunFlops, executed_flops, run_flops, step_flops
 from discern.training.pretrain_config import load_pretrain_config
+from discern.training.step_sizes import step_sizes
 from discern.types import SpecialTokens
 from tests.support import MODELS, settings
 
@@ -82,8 +83,7 @@ def test_the_presets_cost_what_the_paper_prints(preset: str, printed: str) -> No
     config = load_pretrain_config(None, preset).config
     with torch.device("meta"):
         objective = build_objective(config, Vocabulary(BERT_VOCABULARY, SpecialTokens(0, 100, 101, 102, 103)))
-    length, sequences = config.data.sequence_length, config.train.sequences_per_step
-    total = run_flops(objective, config.train.max_steps, length, sequences).total
+    total = run_flops(objective, config.train.max_steps, step_sizes(config.train, config.data)).total
     assert f"{total.paper:.4e}" == printed
 
 

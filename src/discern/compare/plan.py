@@ -22,6 +22,7 @@ from discern.storage.output import OutputFolder
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import Flops, run_flops
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
+from discern.training.step_sizes import BATCH_KEY, LENGTH_KEY, step_sizes
 
 CONVENTION = "executed: multiplications and additions of the matrix products that run, forward and backward"
 _NOTICEABLE = 0.03
@@ -206,7 +207,7 @@ class _Planner:
         networks = objective.networks()
         if spec.network is not None and spec.network not in networks:
             raise ConfigError(f"run '{spec.name}' has no network '{spec.network}'", hint=did_you_mean(spec.network, networks))
-        train, length = config.train, config.data.sequence_length
+        train, sizes = config.train, step_sizes(config.train, config.data)
         return PlannedRun(
             spec=spec,
             preset=preset,
@@ -214,8 +215,8 @@ class _Planner:
             overrides=overrides,
             config=config,
             steps=train.max_steps,
-            flops=run_flops(objective, train.max_steps, length, train.sequences_per_step).total,
-            tokens=train.max_steps * length * train.sequences_per_step,
+            flops=run_flops(objective, train.max_steps, sizes).total,
+            tokens=sizes.positions_before(train.max_steps),
             parameters=sum(parameter.numel() for parameter in objective.parameters()),
             network=spec.network or next(iter(networks)),
             own=frozenset({*spec.set} | (_set_by_file(resolved) if spec.config is not None else set())),
@@ -262,7 +263,8 @@ def _scaled(run: PlannedRun, steps: int) -> list[str]:
     """The settings that name steps (warm-up, phases, freezing, schedules), rescaled to the run's length unless it sets them."""
     factor = steps / run.config.train.max_steps
     own = flatten(run.config)
-    keys = [key for key in own if key.startswith(("optimizer.", "objective.")) and key not in run.own]
+    named = ("optimizer.", "objective.", BATCH_KEY, LENGTH_KEY)
+    keys = [key for key in own if key.startswith(named) and key not in run.own]
     stretched = {key: _rescaled(key, own[key], factor) for key in keys}
     return as_overrides({key: value for key, value in stretched.items() if value is not None and value != own[key]})
 

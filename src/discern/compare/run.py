@@ -63,6 +63,7 @@ from discern.training.parallel import Ranks, choose_device
 from discern.training.precision import shape_of, shared_precision
 from discern.training.pretrain_config import read_written_config
 from discern.training.rank_environment import require_single_process
+from discern.training.step_sizes import step_sizes
 
 COMPARISON_FILE, PAGE_FILE = "comparison.json", "comparison.html"
 _POLL_SECONDS = 5.0  # between checks of a run that another process works on
@@ -246,15 +247,15 @@ def _pretrained(plan: ComparisonPlan, unit: Unit, progress: Progress) -> dict[st
     config, step = read_written_config(folder / CONFIG_FILE), int(last.get("step", 0))
     with torch.device("meta"):
         objective = build_objective(config, vocabulary_of(plan.data))
-    train, length = config.train, config.data.sequence_length
-    spent = run_flops(objective, train.max_steps, length, train.sequences_per_step).after(step)
+    sizes = step_sizes(config.train, config.data)
+    spent = run_flops(objective, config.train.max_steps, sizes).after(step)
     return {
         **({} if failure is None else {"failure": failure}),
         **_made_of(plan, unit, read_record(folder)),
         **({} if hours is None else {"max_hours": hours}),
         "steps": step,
         "tokens": last.get("tokens", 0),
-        "positions": step * length * train.sequences_per_step,
+        "positions": sizes.positions_before(step),
         "seconds": last.get("seconds", 0.0),
         "flops": spent.executed,
         "flops_paper_convention": spent.paper,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from discern.config.layers import DEFAULT, Origin, Setting, Settings
 from discern.config.problems import InvalidConfigError, Problem, quoted, translated, unknown_key, wrong_value
 from discern.config.schema import Schema, Variant, section_model, takes_none, takes_number_only
-from discern.config.tree import NONE, flatten, nest
+from discern.config.tree import NONE, flatten, nest, plain
 from discern.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -38,14 +38,14 @@ class Fit:
 
     Attributes:
         keys: dotted keys of the values.
-        to: what they are fitted to, for the origin of a changed value: "train.max_steps".
+        to: what they are fitted to, for the origin of a changed value: "train.max_steps". None: to the other keys.
         changes: returns the values to change by dotted key, given the validated sections by name and the dotted keys that the
             user set. Raises ConfigError if the user's values do not suit.
         sections: names of the sections that `changes` reads.
     """
 
     keys: Sequence[str]
-    to: str
+    to: str | None
     changes: Callable[[Mapping[str, Any], frozenset[str]], Mapping[str, object]]
     sections: Sequence[str]
 
@@ -244,8 +244,9 @@ class _Resolution:
         for key, value in changes.items():
             section, _, name = key.partition(".")
             origin, values = self.origin(key), self.parts[section].model_dump()
-            shown = format(values[name], "g") if isinstance(values[name], float) else values[name]
-            label = f"{origin.label}, fitted from {shown} to {fit.to}"
+            shown = format(values[name], "g") if isinstance(values[name], float) else plain(values[name])
+            to = fit.to or ", ".join(other for other in fit.keys if other not in changes)
+            label = f"{origin.label}, fitted from {shown} to {to}"
             self.settings[key] = Setting(NONE if value is None else value, replace(origin, label=label))
             self._validate(section, {**values, name: value})
 

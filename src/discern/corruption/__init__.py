@@ -18,6 +18,10 @@ maskings.register("with-replacement", "discern.corruption.masking:with_replaceme
 maskings.register("whole-word", "discern.corruption.words:whole_word")
 maskings.register("span", "discern.corruption.words:span")
 maskings.register("rarity", "discern.corruption.masking:rarity")
+maskings.register("entropy", "discern.corruption.masking:entropy")
 
 MASKINGS_OF_WORDS = frozenset({"whole-word"})
 """Maskings that equal `uniform` if every token is a word."""
+
+MASKINGS_BY_TOKEN = frozenset({"rarity", "entropy"})
+"""Maskings that choose some tokens more often than others."""

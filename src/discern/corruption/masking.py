@@ -17,6 +17,7 @@ Sample = Callable[[Float[Tensor, "N V"], Float[Tensor, "N"]], Int[Tensor, "N"]]
 """Samples one id per row of logits, given a uniform number in [0, 1) for each."""
 _EXACT = frozenset({"uniform", "whole-word", "span"})
 """Maskings that choose exactly `quota` positions and favor no token."""
+_LEAST_ENTROPY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class MaskingContext:
         randomness: the numbers of this step and these rows.
         token_counts: (V,) number of occurrences of each id in the training split; None if unknown.
         rarity_exponent: for masking 'rarity'.
+        token_entropies: (V,) for masking 'entropy': mean entropy of the predictions of each token; None: unknown, as at first.
+        entropy_exponent: for masking 'entropy'.
         span_stop_probability: for masking 'span': probability that a span ends after each of its words.
         span_max_words: for masking 'span': maximum number of words of a span.
     """
@@ -36,6 +39,8 @@ class MaskingContext:
     randomness: Randomness
     token_counts: Int[Tensor, "V"] | None = None
     rarity_exponent: float = 0.5
+    token_entropies: Float[Tensor, "V"] | None = None
+    entropy_exponent: float = 1.0
     span_stop_probability: float = 0.2
     span_max_words: int = 10
 
@@ -103,8 +108,29 @@ def rarity(batch: TokenBatch, context: MaskingContext) -> Chosen:
         )
     maskable = maskable_positions(batch)
     counts = context.token_counts.to(batch.input_ids.device)[batch.input_ids].clamp(min=1).double()
+    return _first_to_ring(maskable, counts**context.rarity_exponent, context)
+
+
+def entropy(batch: TokenBatch, context: MaskingContext) -> Chosen:
+    """Draw positions without replacement, exactly `quota` per sequence, each with weight `entropy^entropy_exponent`.
+
+    `entropy` is the recent mean entropy of the model's predictions of that token, at least 0.001 nats (`TokenEntropies`).
+    Positions are drawn evenly with exponent 0, and while the entropies are unknown.
+
+    Reference: for weighted draws by exponential numbers, Efraimidis and Spirakis 2006.
+    """
+    maskable = maskable_positions(batch)
+    times = torch.ones_like(batch.input_ids, dtype=torch.float64)
+    if context.token_entropies is not None:
+        entropies = context.token_entropies.to(batch.input_ids.device)[batch.input_ids]
+        times = entropies.double().clamp(min=_LEAST_ENTROPY) ** -context.entropy_exponent
+    return _first_to_ring(maskable, times, context)
+
+
+def _first_to_ring(maskable: Bool[Tensor, "B L"], times: Float[Tensor, "B L"], context: MaskingContext) -> Chosen:
+    """Draw positions without replacement, exactly `quota` per sequence, with weights that are the reciprocals of `times`."""
     # Of several exponential clocks, one with rate w is the first to ring with probability w / (sum of all rates).
-    keys = context.randomness.exponentials("masked positions", maskable.shape[1]) * counts**context.rarity_exponent
+    keys = context.randomness.exponentials("masked positions", maskable.shape[1]) * times
     keys = keys.masked_fill(~maskable, torch.inf)
     return Chosen(smallest(keys, quota(maskable, context.mask_probability)))
 
@@ -175,7 +201,7 @@ def chosen_share(masking: str, mask_probability: float, row_length: int) -> floa
         row_length: positions of a row, [CLS] and [SEP] included; at least 3.
 
     Returns:
-        None if there is no single number: `rarity` chooses rare tokens more often than frequent ones, and the maskings of
+        None if there is no single number: `rarity` and `entropy` choose some tokens more often than others, and the maskings of
         other packages are unknown.
     """
     available = row_length - 2

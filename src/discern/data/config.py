@@ -7,7 +7,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from discern.config.base import Section
+from discern.config.stages import Stage, check_stages
 
+_SHORTEST = 8
 _SHORTEST_TWO_PART = 10  # a token for each of A and B beside [SEP] [SEP] [CLS] in the second half
 
 
@@ -15,7 +17,13 @@ class DataConfig(Section):
     """How the tokens of a data set become rows."""
 
     sequence_length: int = Field(
-        128, ge=8, le=1 << 20, description="Positions per row. ELECTRA, table 6: 128 small, 512 base and large."
+        128, ge=_SHORTEST, le=1 << 20, description="Positions per row. ELECTRA, table 6: 128 small, 512 base and large."
+    )
+    length_schedule: tuple[Stage, ...] = Field(
+        (),
+        description="Positions per row, in stages that begin after a number of tokens: [[0, 128], [40_000_000, 512]]. The "
+        "number of tokens per update stays the same. Empty: sequence_length throughout; otherwise that is the last length, which "
+        "held-out rows always have.",
     )
     packing: Literal["segments", "packed", "two-part"] = Field(
         "segments",
@@ -43,6 +51,22 @@ class DataConfig(Section):
         "Default: half of the row, the only length at which the memory has not seen the text to predict.",
     )
     reversed_rows: bool = Field(True, description="'two-part' only: read the text backwards in half of the rows. XLNet: true.")
+
+    def at_length(self, sequence_length: int) -> DataConfig:
+        """These settings for rows of one length.
+
+        Raises:
+            ValueError: the packing has no rows of this length.
+        """
+        if not self.length_schedule and sequence_length == self.sequence_length:
+            return self
+        changed = {"sequence_length": sequence_length, "length_schedule": (), "reuse_length": None}
+        return DataConfig.model_validate(self.model_dump() | changed)
+
+    @model_validator(mode="after")
+    def _rows_grow(self) -> DataConfig:
+        check_stages("length_schedule", self.length_schedule, _SHORTEST)
+        return self
 
     @model_validator(mode="after")
     def _parts_are_halves(self) -> DataConfig:

@@ -196,6 +196,7 @@ def load_finetune_config(
     if not fitted:
         _refuse_unseen_best(resolved.config)
     _refuse_part_of_a_split(resolved.config)
+    _refuse_growing_batch(resolved.config)
     return resolved
 
 
@@ -229,6 +230,15 @@ def _refuse_part_of_a_split(config: FinetuneConfig) -> None:
         raise ConfigError(
             f"train.evaluate_sequences is {rows}, but fine-tuning evaluates on the whole dev file",
             hint="leave it out; a larger train.evaluate_every_steps, or a shorter dev file, saves time",
+        )
+
+
+def _refuse_growing_batch(config: FinetuneConfig) -> None:
+    """Raise a ConfigError for a batch schedule, which counts the positions of rows that all have one length."""
+    if config.train.batch_schedule:
+        raise ConfigError(
+            "train.batch_schedule is for pre-training; fine-tuning has updates of the same number of rows",
+            hint="leave it out, and set train.sequences_per_step",
         )
 
 

@@ -117,7 +117,7 @@ class Inversion(TokenScorer):
         if ReplacedTokenOdds.lacks(model) or generator_likelihood(model) is None:
             return "a discriminator and a generator with weights of its own, as a run of objective 'rtd' has"
         if not model.chosen_evenly:
-            return "uniformly chosen positions: with masking 'rarity' the probability depends on the token"
+            return "uniformly chosen positions: with masking 'rarity' or 'entropy' the probability depends on the token"
         if model.chosen_share is None:
             return "a discriminator that was trained on every token, not only on masked ones"
         if model.sampling.cuts:

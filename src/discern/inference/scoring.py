@@ -99,7 +99,7 @@ class ScoringModel:
         special: ids of the special tokens.
         chosen_share: expected fraction of the tokens for which the generator drew a sample when the discriminator was trained;
             None if there is no discriminator, it was not trained on all tokens, or the fraction is not defined.
-        chosen_evenly: False if the probability of masking depended on the token, as with masking 'rarity'.
+        chosen_evenly: False if the probability of masking depended on the token, as with maskings 'rarity' and 'entropy'.
         sampling: how the replacements were sampled.
         is_permuted: whether an XLNet among the networks was trained to predict by its query stream, in permuted orders, rather
             than as a masked language model.
@@ -390,7 +390,7 @@ def _served(loaded: ModelFolder, special: SpecialTokens) -> ScoringModel:
     networks, objective = loaded.networks(), loaded.pretraining_objective
     if objective is not None and objective.detects_every_token:
         share = objective.replaced_share(loaded.step or 0, loaded.max_length)
-        return ScoringModel(networks, special, share, share is not None, objective.sampling)
+        return ScoringModel(networks, special, share, share is not None, objective.sampling_at(loaded.step or 0))
     if objective is None:
         width = max(network.encoder.config.hidden_size for network in networks.values())
         masked = next(probability for widest, probability in _RELEASED_MASK_PROBABILITIES if width <= widest)

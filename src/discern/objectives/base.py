@@ -17,6 +17,7 @@ from discern.models.config import ModelConfig
 from discern.models.heads import LanguageHead
 from discern.models.initialization import initialize
 from discern.objectives.config import ObjectiveConfig
+from discern.objectives.entropies import TokenEntropies, entropy_sums
 from discern.types import CorruptedBatch, SpecialTokens, StepOutput, TokenBatch
 
 ConfigT = TypeVar("ConfigT", bound=ObjectiveConfig)
@@ -208,6 +209,20 @@ class Objective(nn.Module, abc.ABC):
         """State to keep from step to step in addition to the parameters; saved with the checkpoint."""
         return {}
 
+    def tally(self, output: StepOutput) -> dict[str, Tensor]:
+        """Sums over the rows of a batch, by name, that `absorb` wants of the whole step."""
+        return {}
+
+    def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
+        """Take note of a step after its forward passes.
+
+        Args:
+            sums: results of `tally`, summed over all micro-batches and ranks.
+        """
+
+    def forget_rows(self) -> None:
+        """Drop what is kept of earlier rows: from now on the slots of the batch read elsewhere in the text."""
+
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `carry_state` returned."""
         if state:
@@ -222,9 +237,38 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
         self.config = config
         self.vocabulary = settings.vocabulary
         self._model = settings.model
+        by_entropy = getattr(config, "masking", None) == "entropy"
+        self._entropies = TokenEntropies(settings.vocabulary.size) if by_entropy else None
 
     def initialize(self, seed: int) -> None:
         initialize(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
+
+    def token_entropies(self, step: int) -> Tensor | None:
+        """The mean entropies by token that decide the masks of a step; None without masking 'entropy', and if unknown.
+
+        Held-out rows are masked as at step 0, evenly.
+        """
+        return None if self._entropies is None else self._entropies.at(step)
+
+    def tally(self, output: StepOutput) -> dict[str, Tensor]:
+        if self._entropies is None:
+            return {}
+        seen = output.observations
+        name = "generator" if "generator_logits" in seen else "mlm"
+        return {"entropies": entropy_sums(seen[f"{name}_logits"], seen[f"{name}_targets"])}
+
+    def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
+        if self._entropies is not None:
+            self._entropies.update(step, sums["entropies"])
+
+    def carry_state(self) -> dict[str, Tensor]:
+        return {} if self._entropies is None else self._entropies.state()
+
+    def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
+        if self._entropies is None:
+            super().load_carry_state(state)
+        else:
+            self._entropies.load(state)
 
 
 def predicts_words(network: Network) -> bool:

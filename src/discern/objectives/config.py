@@ -45,9 +45,8 @@ class ObjectiveConfig(Section):
         """Whether a discriminator is trained to classify every token as original or replaced."""
         return False
 
-    @property
-    def sampling(self) -> Sampling:
-        """How replacements are drawn from a generator's logits."""
+    def sampling_at(self, step: int) -> Sampling:
+        """How replacements are drawn from a generator's logits at a step."""
         return Sampling()
 
     @property
@@ -97,13 +96,18 @@ class ObjectiveConfig(Section):
         return {name: needed for name, needed in self.unread().items() if getattr(self, name) != fields[name].default}
 
 
+def ramp(start: float, end: float, steps: int, step: int) -> float:
+    """A value at a step, counted from 0, that changes linearly from `start` to `end` over the first `steps` steps."""
+    return start + (end - start) * min(1.0, step / steps)
+
+
 class PositionsConfig(ObjectiveConfig):
     """Settings of the objectives that choose positions."""
 
     masking: str = Field(
         "uniform",
         description="How positions are chosen: 'uniform', 'with-replacement' (the released code), 'whole-word', 'span' "
-        "(SpanBERT), 'rarity' (rare tokens more often).",
+        "(SpanBERT), 'rarity' (rare tokens more often), 'entropy' (tokens more often whose recent predictions were uncertain).",
     )
     mask_probability: float = Field(
         0.15,
@@ -123,6 +127,13 @@ class PositionsConfig(ObjectiveConfig):
     rarity_exponent: float = Field(
         0.5, ge=0, le=2, description="'rarity' only: a token is drawn with weight count^-exponent. 0: evenly; word2vec: 0.5."
     )
+    entropy_exponent: float = Field(
+        1.0,
+        ge=0,
+        le=4,
+        description="'entropy' only: a token is drawn with weight entropy^exponent, where entropy is a running mean of the "
+        "entropy of the generator's (of 'mlm': the encoder's) predictions of this token. 0: evenly.",
+    )
     span_stop_probability: float = Field(
         0.2, gt=0, lt=1, description="'span' only: chance that a span ends after each of its words. SpanBERT: 0.2."
     )
@@ -136,8 +147,7 @@ class PositionsConfig(ObjectiveConfig):
         """Fraction of the maskable tokens that is chosen at this step, counted from 0."""
         if self.mask_probability_end is None or self.mask_probability_steps is None:
             return self.mask_probability
-        progress = min(1.0, step / self.mask_probability_steps)
-        return self.mask_probability + (self.mask_probability_end - self.mask_probability) * progress
+        return ramp(self.mask_probability, self.mask_probability_end, self.mask_probability_steps, step)
 
     def continued_at(self, step: int) -> dict[str, Any]:
         if self.mask_probability_end is None:
@@ -146,7 +156,12 @@ class PositionsConfig(ObjectiveConfig):
         return super().continued_at(step) | {"mask_probability": self.probability_at(step)} | constant
 
     def unread(self) -> dict[str, str]:
-        readers = {"rarity_exponent": "rarity", "span_stop_probability": "span", "span_max_words": "span"}
+        readers = {
+            "rarity_exponent": "rarity",
+            "entropy_exponent": "entropy",
+            "span_stop_probability": "span",
+            "span_max_words": "span",
+        }
         found = {name: f"masking = '{masking}'" for name, masking in readers.items() if self.masking != masking}
         return super().unread() | found
 
@@ -161,9 +176,18 @@ class PositionsConfig(ObjectiveConfig):
 
     @model_validator(mode="after")
     def _end_and_steps_go_together(self) -> PositionsConfig:
-        if (self.mask_probability_end is None) != (self.mask_probability_steps is None):
-            raise ValueError("mask_probability_end and mask_probability_steps go together: set both, or neither")
+        check_ramp(self, "mask_probability")
         return self
+
+
+def check_ramp(config: ObjectiveConfig, name: str) -> None:
+    """Check that the final value of a setting and the number of steps until then are both set, or neither is.
+
+    Raises:
+        ValueError: one of them is missing.
+    """
+    if (getattr(config, f"{name}_end") is None) != (getattr(config, f"{name}_steps") is None):
+        raise ValueError(f"{name}_end and {name}_steps go together: set both, or neither")
 
 
 class MaskingConfig(PositionsConfig):

@@ -79,8 +79,9 @@ class Electric(PretrainingObjective[ElectricConfig]):
         self.generator, self.generator_head = generator.encoder, generator.head
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        positions = choose_positions(batch, self.config, self.vocabulary, randomness).positions
-        return unmasked_batch(batch, positions)
+        entropies = self.token_entropies(randomness.step)
+        chosen = choose_positions(batch, self.config, self.vocabulary, randomness, entropies)
+        return unmasked_batch(batch, chosen.positions)
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         maskable = int(maskable_positions(batch.tokens).sum())

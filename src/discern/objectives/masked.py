@@ -7,7 +7,7 @@ from typing import TypeVar
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discern.corruption import maskings
+from discern.corruption import MASKINGS_BY_TOKEN, maskings
 from discern.corruption.masking import Chosen, MaskingContext, Sample, average_samples, hide
 from discern.corruption.randomness import Randomness
 from discern.models.base import Network
@@ -22,7 +22,7 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
     """An objective that masks chosen positions and predicts their tokens."""
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        return mask_batch(batch, self.config, self.vocabulary, randomness)
+        return mask_batch(batch, self.config, self.vocabulary, randomness, self.token_entropies(randomness.step))
 
     def head_share(self, network: Network, phase: Phase) -> float:
         """Heads over the vocabulary run at the masked positions only, all others at every position."""
@@ -39,13 +39,22 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
             shown: fraction of these positions at which the encoder sees a word.
             correct: fraction of the shown words that are the original; None: that of the generator's samples.
         """
-        if self.config.masking == "rarity":  # chooses rare tokens more often than they occur
+        if self.config.masking in MASKINGS_BY_TOKEN:  # chooses some tokens more often than they occur
             return None
         return WordTargets("mlm_loss", self.vocabulary, shown, correct, hides_all=self.config.mask_token_probability == 1)
 
 
-def choose_positions(batch: TokenBatch, config: PositionsConfig, vocabulary: Vocabulary, randomness: Randomness) -> Chosen:
+def choose_positions(
+    batch: TokenBatch,
+    config: PositionsConfig,
+    vocabulary: Vocabulary,
+    randomness: Randomness,
+    token_entropies: Float[Tensor, "V"] | None = None,
+) -> Chosen:
     """The positions that the configured masking chooses.
+
+    Args:
+        token_entropies: mean entropy of the predictions of each token, for masking 'entropy'; None: unknown.
 
     Raises:
         ConfigError: the masking needs something that the batch or the vocabulary does not have.
@@ -55,19 +64,30 @@ def choose_positions(batch: TokenBatch, config: PositionsConfig, vocabulary: Voc
         randomness=randomness,
         token_counts=vocabulary.token_counts,
         rarity_exponent=config.rarity_exponent,
+        token_entropies=token_entropies,
+        entropy_exponent=config.entropy_exponent,
         span_stop_probability=config.span_stop_probability,
         span_max_words=config.span_max_words,
     )
     return maskings.load(config.masking)(batch, context)
 
 
-def mask_batch(batch: TokenBatch, config: MaskingConfig, vocabulary: Vocabulary, randomness: Randomness) -> CorruptedBatch:
+def mask_batch(
+    batch: TokenBatch,
+    config: MaskingConfig,
+    vocabulary: Vocabulary,
+    randomness: Randomness,
+    token_entropies: Float[Tensor, "V"] | None = None,
+) -> CorruptedBatch:
     """The batch with positions chosen and masked, and all denominators counted.
+
+    Args:
+        token_entropies: as for `choose_positions`.
 
     Raises:
         ConfigError: the masking needs something that the batch or the vocabulary does not have.
     """
-    chosen = choose_positions(batch, config, vocabulary, randomness)
+    chosen = choose_positions(batch, config, vocabulary, randomness, token_entropies)
     positions, draws = chosen.positions, chosen.draws
     shares = (config.mask_token_probability, config.random_token_probability)
     masked_ids = hide(batch.input_ids, positions, shares, (vocabulary.special.mask, vocabulary.size), randomness, draws)

@@ -225,6 +225,9 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
         self._memory.load(state)
 
+    def forget_rows(self) -> None:
+        self._memory.load({})
+
 
 class PermutationLMEvaluator(SumEvaluator):
     """Loss and accuracy of the targets, and of next-sentence prediction if it is part of the loss.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from jaxtyping import Bool, Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
@@ -19,7 +19,7 @@ from discern.models.config import ModelConfig
 from discern.models.embeddings import TokenEmbeddings, WordTable
 from discern.models.heads import BilinearTerm, CopyMLMHead, LanguageHead, gather_positions
 from discern.objectives.base import BuildSettings
-from discern.objectives.config import MaskingConfig
+from discern.objectives.config import MaskingConfig, check_ramp, ramp
 from discern.objectives.losses import masked_token_loss
 from discern.objectives.masked import MaskingObjective, sample_replacements
 from discern.types import CorruptedBatch, LossTerm
@@ -39,6 +39,30 @@ class GeneratorConfig(MaskingConfig):
     )
     generator_weight: float = Field(1.0, ge=0, description="Factor of the generator's loss.")
     temperature: float = Field(1.0, gt=0, description="Divides the generator's logits before sampling, not in its loss.")
+    temperature_end: float | None = Field(
+        None,
+        gt=0,
+        description="Temperature that changes from temperature to this value, linearly over the first temperature_steps steps. "
+        "Fast-ELECTRA lets that of a frozen generator fall. Held-out metrics are always at temperature.",
+    )
+    temperature_steps: int | None = Field(None, ge=1, description="Steps until temperature_end is reached.")
+
+    def temperature_at(self, step: int) -> float:
+        """Temperature of the samples at this step, counted from 0."""
+        if self.temperature_end is None or self.temperature_steps is None:
+            return self.temperature
+        return ramp(self.temperature, self.temperature_end, self.temperature_steps, step)
+
+    def continued_at(self, step: int) -> dict[str, Any]:
+        if self.temperature_end is None:
+            return super().continued_at(step)
+        constant = {"temperature_end": None, "temperature_steps": None}
+        return super().continued_at(step) | {"temperature": self.temperature_at(step)} | constant
+
+    @model_validator(mode="after")
+    def _temperatures_go_together(self) -> GeneratorConfig:
+        check_ramp(self, "temperature")
+        return self
 
 
 class RestorationConfig(GeneratorConfig):
@@ -95,7 +119,7 @@ class ReplacementObjective(MaskingObjective[GeneratorConfigT]):
         hidden = self.generator(batch.masked_ids, *tokens.context)
         logits = self.generator_head(gather_positions(hidden, positions))
         targets = tokens.input_ids[positions]
-        sample = partial(sample_tokens, temperature=self.config.temperature)
+        sample = partial(sample_tokens, temperature=self.config.temperature_at(randomness.step))
         sampled = sample_replacements(batch, logits.detach(), randomness, sample)
         corrupted_ids = replace_positions(tokens.input_ids, positions, sampled)
         is_replaced = corrupted_ids != tokens.input_ids

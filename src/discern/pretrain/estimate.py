@@ -15,7 +15,7 @@ from discern.models.base import Encoder, Network
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import ForwardPass, Objective
 from discern.pretrain.resolved_run import ResolvedRun, Resume, resolve_run
-from discern.pretrain.run import notes_on_rows, precision_of, training_stream
+from discern.pretrain.run import epochs_of, notes_on_rows, precision_of, training_stream
 from discern.training.average import average_warning
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import RunFlops, run_flops
@@ -23,6 +23,7 @@ from discern.training.optimizer import counts_by_rule, counts_text, moment_bytes
 from discern.training.parallel import Ranks, choose_device
 from discern.training.pretrain_config import PretrainConfig
 from discern.training.products import fastest_product
+from discern.training.step_sizes import step_sizes
 
 # Fraction of the speed of plain matrix products that a whole training step reached in measurements on CPUs.
 _SHARE_OF_PRODUCTS = 0.6
@@ -77,14 +78,13 @@ def _estimate(resolved: ResolvedRun, device: torch.device) -> Estimate:
     with torch.device("meta"):
         objective = build_objective(config, vocabulary)
     parameters = sum(parameter.numel() for parameter in objective.parameters())
-    rows = training_stream(data, config).num_rows
-    length = config.data.sequence_length
-    whole = run_flops(objective, config.train.max_steps, length, config.train.sequences_per_step)
+    sizes = step_sizes(config.train, config.data)
+    whole = run_flops(objective, config.train.max_steps, sizes)
     speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS
     steps = _steps_in_time(config, whole, speed)
     begin = 0 if resolved.decay is None else resolved.decay.step
     flops = whole.after(steps) - whole.after(begin)
-    sequences = config.train.sequences_per_step * steps
+    epochs = epochs_of(training_stream(data, config), sizes.examples_before(steps))
     values = {
         "steps": steps - begin,
         "parameters": parameters,
@@ -95,10 +95,10 @@ def _estimate(resolved: ResolvedRun, device: torch.device) -> Estimate:
         "memory_bytes": _memory(objective, config, parameters, precision),
         "slot_memory_bytes": _slot_memory(objective, config),
         "estimated_seconds": flops.executed / speed,
-        "epochs": sequences / rows,
+        "epochs": epochs,
         "precision": precision,
         "device": str(device),
-        "warnings": _warnings(config, steps, sequences / rows) + notes_on_rows(data, config),
+        "warnings": _warnings(config, steps, epochs) + notes_on_rows(data, config),
     }
     return Estimate(values, _text(config, values))
 
@@ -154,10 +154,10 @@ def _of_a_row(encoder: Encoder, length: int, step: ForwardPass | None) -> float:
 
 def _slot_memory(objective: Objective, config: PretrainConfig) -> int:
     """Bytes of the memory that the slots of the batch carry from step to step, in float32, over all processes."""
-    found = 0
+    found, slots = 0, max(stretch.rows for stretch in step_sizes(config.train, config.data).stretches)
     for each in {id(each.network.encoder): each for each in _passes(objective, config)}.values():
         sizes = each.network.encoder.config
-        found += 4 * config.train.sequences_per_step * each.remembered * sizes.num_layers * sizes.hidden_size
+        found += 4 * slots * each.remembered * sizes.num_layers * sizes.hidden_size
     return found
 
 

@@ -182,6 +182,11 @@ def _open_replay(replay: Replay, config: PretrainConfig, data: TokenData) -> Tok
             f"--replay mixes whole rows, and objective '{config.objective.name}' builds each row from two parts of one text",
             hint="leave out --replay, or prepare one data set from both texts: discern prepare DOMAIN GENERAL --out DATA",
         )
+    if config.data.length_schedule:
+        raise ConfigError(
+            "--replay mixes rows of one length, but data.length_schedule changes it during the run",
+            hint="leave out --replay, or --set data.length_schedule=[]",
+        )
     replayed = TokenData.open(replay.data)
     same = replayed.tokenizer_fingerprint == data.tokenizer_fingerprint
     if not same and pieces_of_added(replayed.tokenizer(), data.tokenizer()) is None:

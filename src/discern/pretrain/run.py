@@ -25,8 +25,9 @@ from discern.artifacts.run import (
 )
 from discern.config.tree import flatten
 from discern.data.batching.mixture import MixedStream
-from discern.data.batching.rows import RowStream, heldout_rows, training_rows
+from discern.data.batching.rows import RowStream, heldout_rows
 from discern.data.batching.stream import ExampleStream
+from discern.data.batching.successive import SuccessiveRows, scheduled_rows
 from discern.data.batching.two_part import TwoPartStream
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError
@@ -62,6 +63,7 @@ from discern.training.parallel import Ranks, join_ranks
 from discern.training.precision import Precision, cpu_has_bfloat16, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.schedule import unused_by_schedule
+from discern.training.step_sizes import step_sizes
 
 # With a smaller fraction of rows in which B follows A (half is intended), the next-sentence task is hardly learned.
 _LEAST_FOLLOWING = 0.4
@@ -189,7 +191,7 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
 def _train(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dict[str, Any]:
     """Put the parts together and run the loop."""
     config, data, objective, state = run.resolved.config, run.resolved.data, run.objective, run.state
-    out, steps = run.resolved.out, config.train.max_steps
+    out, steps, sizes = run.resolved.out, config.train.max_steps, step_sizes(config.train, config.data)
     metrics_log = MetricsLog(out, state.step, tensorboard=config.train.tensorboard) if ranks.writes else None
     display = _timed(progress, config.train, state.seconds) if ranks.writes else Silent()
     display.start("pre-training", steps, "steps")
@@ -211,8 +213,9 @@ def _train(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dic
         stop=stop,
         header={"data_fingerprint": data.fingerprint, "tokenizer_fingerprint": data.tokenizer_fingerprint},
         health_monitor=_health_monitor(config, objective, run.start_norm),
-        flops=run_flops(objective, steps, config.data.sequence_length, config.train.sequences_per_step),
+        flops=run_flops(objective, steps, sizes),
         time_budget=_time_budget(run.resolved, state.seconds),
+        sizes=sizes,
     )
     try:
         return train(context, state)
@@ -306,8 +309,14 @@ def _rows(resolved: ResolvedRun) -> BatchSource:
 
 def training_stream(data: TokenData, config: PretrainConfig) -> RowStream:
     """Rows to train on: shuffled, or in order within each slot of the batch if the objective has a memory."""
-    slots = config.train.sequences_per_step if config.objective.reads_in_order else None
-    return training_rows(data.split("train"), data.special_tokens, config.data, config.train.seed, slots=slots)
+    stretches = step_sizes(config.train, config.data).row_stretches
+    in_slots = config.objective.reads_in_order
+    return scheduled_rows(data.split("train"), data.special_tokens, config.data, config.train.seed, stretches, in_slots=in_slots)
+
+
+def epochs_of(rows: RowStream, examples: int) -> float:
+    """Number of times that the first `examples` rows read the text."""
+    return rows.epochs(examples) if isinstance(rows, SuccessiveRows) else examples / rows.num_rows
 
 
 def heldout_stream(data: TokenData, config: PretrainConfig) -> RowStream | None:
@@ -321,6 +330,8 @@ def heldout_stream(data: TokenData, config: PretrainConfig) -> RowStream | None:
 def notes_on_rows(data: TokenData, config: PretrainConfig) -> list[str]:
     """Notes about the rows, for the user to read before training."""
     rows = training_stream(data, config)
+    if isinstance(rows, SuccessiveRows):
+        rows = rows.streams[0]  # of the shortest rows, in which sentences end least often
     if not isinstance(rows, TwoPartStream) or not config.objective.predicts_next_sentence:
         return []
     share = rows.follows_share()
@@ -339,12 +350,16 @@ def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
     Raises:
         ConfigError: they cannot be divided evenly.
     """
-    if config.train.sequences_per_step % ranks.world_size:
-        raise ConfigError(
-            f"train.sequences_per_step {config.train.sequences_per_step} cannot be divided evenly among "
-            f"{ranks.world_size} processes",
-            hint=f"set it to a multiple of {ranks.world_size}",
-        )
+    for stretch in step_sizes(config.train, config.data).stretches:
+        if stretch.rows % ranks.world_size:
+            what = f"train.sequences_per_step {stretch.rows}"
+            if config.train.batch_schedule or config.data.length_schedule:
+                tokens = stretch.rows * stretch.length
+                what = f"the {stretch.rows} rows of {stretch.length} in an update of {tokens:,} tokens"
+            raise ConfigError(
+                f"{what} cannot be divided evenly among {ranks.world_size} processes",
+                hint=f"set a number of rows that is a multiple of {ranks.world_size}",
+            )
 
 
 def precision_of(resolved: ResolvedRun, ranks: Ranks, same_precision_as: Mapping[str, Any] | None = None) -> Precision:

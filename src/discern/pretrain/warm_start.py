@@ -34,6 +34,7 @@ from discern.models.heads import LanguageHead, MaskedLMHead
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Objective, Vocabulary
 from discern.training.pretrain_config import PretrainConfig, resolve_pretrain_config
+from discern.training.step_sizes import BATCH_KEY, LENGTH_KEY, ROWS_KEY, SEQUENCE_KEY, step_sizes
 
 GENERATOR = "generator"
 
@@ -140,6 +141,8 @@ def _of_model(start: ModelFolder) -> Settings:
         values = {key: value for key, value in flatten(start.config).items() if value is not None and key not in _DERIVED}
         step = start.config.train.max_steps if start.step is None else start.step
         values |= {f"objective.{name}": value for name, value in start.config.objective.continued_at(step).items()}
+        size = step_sizes(start.config.train, start.config.data).at(max(step - 1, 0))
+        values |= {BATCH_KEY: (), LENGTH_KEY: (), ROWS_KEY: size.rows, SEQUENCE_KEY: size.length}
         # With the previous seed, the same rows would come in the same order with the same masks.
         values["train.seed"] = start.config.train.seed + 1
     values.pop("train.max_hours", None)

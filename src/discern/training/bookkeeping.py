@@ -206,18 +206,18 @@ def stop_at_nonfinite(context: TrainContext, state: State, moments: Moments, los
         NumericsError: always.
     """
     folder = context.folder / "debug"
-    first = state.step * context.train.sequences_per_step
+    examples = context.rows_of(state.step)
     kept = f"the weights before the update are in {folder}"
     try:
         save_checkpoint(context, state, moments, folder)
         if context.ranks.writes:
-            details = {"step": state.step, "examples": [first, first + context.train.sequences_per_step], "losses": losses}
+            details = {"step": state.step, "examples": [examples.start, examples.stop], "losses": losses}
             write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
     except (CheckpointError, OSError) as problem:
         kept = f"the weights before the update could not be kept ({problem})"
     raise NumericsError(
         f"step {state.step}: the gradient is not finite; losses {summary(losses)}; "
-        f"examples {first} to {first + context.train.sequences_per_step - 1}",
+        f"examples {examples.start} to {examples.stop - 1}",
         hint=f"{kept}; try a lower optimizer.learning_rate or a longer warm-up",
     )
 

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from discern.config.base import Section
+from discern.config.stages import Stage, check_stages
 
 NO_STEP_LIMIT = 1_000_000_000
 """`train.max_steps` of a run that is limited by its time budget only."""
@@ -61,8 +62,16 @@ class TrainConfig(Section):
         None, gt=0, description="Time budget in hours; the schedule ends with it. max_steps remains an upper limit."
     )
     sequences_per_step: int = Field(128, ge=1, le=1 << 20, description="Sequences per update, over all ranks and micro-batches.")
+    batch_schedule: tuple[Stage, ...] = Field(
+        (),
+        description="Tokens per update, in stages that begin after a number of tokens: [[0, 16384], [50_000_000, 65536]]. "
+        "Empty: sequences_per_step throughout; otherwise that is the size of the last stage. Padding counts as tokens.",
+    )
     micro_batch_size: int | None = Field(
-        None, ge=1, description="Sequences per rank and forward pass (default: all sequences of the rank at once)."
+        None,
+        ge=1,
+        description="Sequences per rank and forward pass (default: all sequences of the rank at once). Under a "
+        "data.length_schedule, this number counts rows of the last length; of shorter rows there are more.",
     )
     # Under train.max_hours all three also become due by the clock, unless the user has set them: see training/clock.py.
     checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints.")
@@ -86,6 +95,11 @@ class TrainConfig(Section):
     compile: bool = Field(False, description="Compile the networks with torch.compile.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
     tensorboard: bool = Field(False, description="Also write TensorBoard events (extra 'track').")
+
+    @model_validator(mode="after")
+    def _batch_grows(self) -> TrainConfig:
+        check_stages("batch_schedule", self.batch_schedule)
+        return self
 
     @model_validator(mode="after")
     def _micro_batch_fits(self) -> TrainConfig:

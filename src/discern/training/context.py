@@ -20,6 +20,7 @@ from discern.training.health import HealthMonitor
 from discern.training.interrupt import StopRequest
 from discern.training.metrics_log import MetricsLog
 from discern.training.parallel import Ranks
+from discern.training.step_sizes import StepSizes
 from discern.types import TokenBatch
 
 
@@ -63,6 +64,7 @@ class TrainContext:
         flops: FLOPs of the run, for the log; None if rows differ in length.
         health_monitor: warns of unusual held-out metrics.
         time_budget: schedules work by the clock; None without a time budget.
+        sizes: rows of every step; None: `train.sequences_per_step` throughout.
     """
 
     objective: Objective
@@ -81,6 +83,26 @@ class TrainContext:
     flops: RunFlops | None = None
     health_monitor: HealthMonitor | None = None
     time_budget: TimeBudget | None = None
+    sizes: StepSizes | None = None
+
+    def rows_of(self, step: int) -> range:
+        """The rows of a step, over all ranks, by their index in the sequence of examples."""
+        if self.sizes is None:
+            rows = self.train.sequences_per_step
+            return range(step * rows, (step + 1) * rows)
+        first = self.sizes.examples_before(step)
+        return range(first, first + self.sizes.at(step).rows)
+
+    def micro_batch_size(self, step: int) -> int | None:
+        """Rows per rank and forward pass; None: all of them. Of rows shorter than the last, as many as have its tokens."""
+        size = self.train.micro_batch_size
+        if size is None or self.sizes is None:
+            return size
+        return size * self.sizes.stretches[-1].length // self.sizes.at(step).length
+
+    def changes_size(self, step: int) -> bool:
+        """Whether number or length of the rows of a step differ from those of the step before."""
+        return self.sizes is not None and self.sizes.changes_at(step)
 
 
 # Keys of a checkpoint's state.json, and the corresponding attributes of `State`.

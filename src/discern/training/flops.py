@@ -1,6 +1,6 @@
 """FLOPs of a run by two conventions: those that are executed, and those of the ELECTRA paper.
 
-    flops = run_flops(objective, config.train.max_steps, config.data.sequence_length, config.train.sequences_per_step)
+    flops = run_flops(objective, config.train.max_steps, step_sizes(config.train, config.data))
     flops.after(1000).executed    # FLOPs of the first 1000 steps
     flops.steps_within(1e15)      # number of steps within 1e15 executed FLOPs
 
@@ -18,6 +18,7 @@ from discern.models.base import Encoder, Network
 from discern.models.flops import module_flops
 from discern.models.heads import LanguageHead, TiedLMHead
 from discern.objectives.base import ForwardPass, Objective, Phase
+from discern.training.step_sizes import StepSizes
 
 # Operations per element.
 _DROPOUT, _LAYER_NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
@@ -51,10 +52,10 @@ class Flops:
 
 @dataclass(frozen=True)
 class RunFlops:
-    """FLOPs of a run, whose steps may differ between phases.
+    """FLOPs of a run, whose steps may differ between phases and under schedules of batch and length.
 
     Attributes:
-        stretches: number of steps of each phase, and the FLOPs of one of its steps.
+        stretches: number of steps of each phase, or part of one with steps of one size, and the FLOPs of one of its steps.
     """
 
     stretches: Sequence[tuple[int, Flops]]
@@ -79,19 +80,23 @@ class RunFlops:
         return first + bisect_right(range(first, last + 1), executed, key=lambda steps: self.after(steps).executed) - 1
 
 
-def run_flops(objective: Objective, max_steps: int, sequence_length: int, sequences_per_step: int) -> RunFlops:
+def run_flops(objective: Objective, max_steps: int, sizes: StepSizes) -> RunFlops:
     """FLOPs of a run, computed from the shapes of its networks.
 
     Args:
-        sequence_length: positions per row.
-        sequences_per_step: rows per update, over all ranks.
+        sizes: rows per step, over all ranks, and positions per row.
     """
-    return RunFlops(
-        [
-            (phase.steps, step_flops(objective, phase, sequence_length, sequences_per_step))
-            for phase in objective.phases(max_steps)
-        ]
-    )
+    found: list[tuple[int, Flops]] = []
+    first = 0
+    for phase in objective.phases(max_steps):
+        last = first + phase.steps
+        # The part of each stretch that lies within the phase.
+        begins = [first, *(stretch.first for stretch in sizes.stretches if first < stretch.first < last)]
+        for begin, end in zip(begins, [*begins[1:], last], strict=True):
+            size = sizes.at(begin)
+            found.append((end - begin, step_flops(objective, phase, size.length, size.rows)))
+        first = last
+    return RunFlops(found)
 
 
 def step_flops(objective: Objective, phase: Phase, sequence_length: int, sequences: int) -> Flops:

@@ -124,6 +124,9 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         # first backward pass. Counts follow from the corruption alone; no network has run yet.
         totals = reduce_step_counts(context, local, meter)
 
+        if context.changes_size(state.step):
+            context.objective.forget_rows()
+
         # Forward and backward, micro-batch by micro-batch.
         losses = forward_backward(context, model, local, totals.counts, state.step)
         norm = float(clip_gradients(context.objective.parameters(), context.optimizer.clip_norm))
@@ -180,12 +183,13 @@ def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, Optimiz
 
 def read_local_batch(context: TrainContext, step: int) -> LocalBatch:
     """This rank's rows of a step, corrupted, in micro-batches. It runs in a thread and touches no network."""
-    per_rank = context.train.sequences_per_step // context.ranks.world_size
-    slots = np.arange(context.ranks.rank * per_rank, (context.ranks.rank + 1) * per_rank)
-    batch = context.source.batch(step * context.train.sequences_per_step + slots, slots)
+    examples, ranks = context.rows_of(step), context.ranks
+    per_rank = len(examples) // ranks.world_size
+    slots = np.arange(ranks.rank * per_rank, (ranks.rank + 1) * per_rank)
+    batch = context.source.batch(examples.start + slots, slots)
     # Keyed by seed, step and slot in the global batch: the same whatever the number of ranks and micro-batches.
     randomness = Randomness(context.train.seed, step, batch.slot)
-    size = context.train.micro_batch_size or per_rank
+    size = context.micro_batch_size(step) or per_rank
     micro_batches = []
     for start in range(0, per_rank, size):
         rows = randomness.rows(start, start + size)
@@ -222,6 +226,7 @@ def forward_backward(
     ranks, last = context.ranks, len(local.micro_batches) - 1
     sums = dict.fromkeys(counts, 0.0)
     others: dict[str, tuple[float, float]] = {}
+    tallies: dict[str, Tensor] = {}
     for number, (batch, randomness) in enumerate(local.micro_batches):
         # Dropout follows from seed, step, micro-batch and rank, so a resumed run drops the same elements.
         torch.manual_seed(key_of(context.train.seed, "dropout", step, number, ranks.rank))
@@ -233,9 +238,12 @@ def forward_backward(
             (loss * ranks.world_size).backward()
         for name, term in output.terms.items():
             sums[name] += float(term.total.detach())
+        for name, tally in context.objective.tally(output).items():
+            tallies[name] = tallies[name] + tally if name in tallies else tally
         for name, mean in output.metrics.items():
             total, count = others.get(name, (0.0, 0.0))
             others[name] = total + float(mean.total), count + mean.count
+    context.objective.absorb(step, {name: ranks.sum_tensor(tally) for name, tally in tallies.items()})
     # Losses and other means of all ranks in one exchange.
     totals = ranks.sum([*sums.values(), *(number for pair in others.values() for number in pair)])
     means = {name: total / max(counts[name], 1) for name, total in zip(sums, totals[: len(sums)], strict=True)}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from discern.errors import ConfigError, DiscernError, RanksError
 from discern.training.rank_environment import LOST_CONTACT, TIMEOUT_VARIABLE, is_launched, rank_environment, ranks_timeout
@@ -49,6 +50,15 @@ class Ranks:
         with _in_contact():
             dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
+
+    def sum_tensor(self, values: Tensor) -> Tensor:
+        """Sum a tensor over all ranks."""
+        if self.world_size == 1:
+            return values
+        total = values.to(self._exchange, copy=True)
+        with _in_contact():
+            dist.all_reduce(total)
+        return total
 
     def gather(self, value: Any, *, waits: bool = False) -> list[Any]:
         """Return the values of all ranks in order, on every rank.

@@ -23,6 +23,17 @@ from discern.objectives import objectives
 from discern.objectives.config import ObjectiveConfig
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.schedule import SCHEDULE_KEYS, fitted_schedule
+from discern.training.step_sizes import (
+    BATCH_KEY,
+    LENGTH_KEY,
+    ROWS_KEY,
+    SEQUENCE_KEY,
+    Stretch,
+    fitted_batch,
+    fitted_lengths,
+    shortened_schedules,
+    step_sizes,
+)
 
 if TYPE_CHECKING:
     from discern.models.base import Encoder
@@ -57,7 +68,9 @@ class PretrainConfig(Section):
     def _rows_suit(self) -> PretrainConfig:
         """Check that rows, encoder, objective and batch are compatible."""
         data, train = self.data, self.train
-        self.objective.check(data, self.model)
+        sizes = step_sizes(train, data)
+        for length in sorted({stretch.length for stretch in sizes.stretches}):
+            self.objective.check(data.at_length(length), self.model)
         if data.packing == "two-part" and data.reversed_rows and not _reads_backwards(self.model):
             raise ValueError(
                 f"half of the rows of data.packing 'two-part' run backwards, which model.encoder '{self.model.encoder}' does "
@@ -70,18 +83,26 @@ class PretrainConfig(Section):
             )
         if not self.objective.reads_in_order:
             return self
-        if data.reversed_rows and train.sequences_per_step % 2:
-            raise ValueError(
-                f"train.sequences_per_step {train.sequences_per_step} cannot be split into equally many forward and backward "
-                "slots; set "
-                f"train.sequences_per_step={train.sequences_per_step + 1}, or data.reversed_rows=false"
-            )
-        if train.micro_batch_size is not None and train.sequences_per_step % train.micro_batch_size:
-            raise ValueError(
-                f"the {train.sequences_per_step} slots of train.sequences_per_step are not a multiple of "
-                f"train.micro_batch_size {train.micro_batch_size}; set train.micro_batch_size to a number that divides them"
-            )
+        for stretch in sizes.stretches:
+            self._slots_suit(stretch)
         return self
+
+    def _slots_suit(self, stretch: Stretch) -> None:
+        """Check that the rows of a step can be slots that are read in order."""
+        rows, micro = stretch.rows, self.train.micro_batch_size
+        scheduled = bool(self.train.batch_schedule or self.data.length_schedule)
+        said = f"{rows} rows of {stretch.length} in an update" if scheduled else f"train.sequences_per_step {rows}"
+        if self.data.reversed_rows and rows % 2:
+            fix = "schedules with even numbers of rows" if scheduled else f"train.sequences_per_step={rows + 1}"
+            raise ValueError(
+                f"{said} cannot be split into equally many forward and backward slots; set {fix}, or data.reversed_rows=false"
+            )
+        if micro is not None and rows % (micro * self.data.sequence_length // stretch.length):
+            said = said if scheduled else "train.sequences_per_step"
+            raise ValueError(
+                f"the {rows} slots of {said} are not a multiple of train.micro_batch_size {micro}; set train.micro_batch_size to "
+                "a number that divides them"
+            )
 
 
 def load_pretrain_config(file: Path | None, preset: str | None, overrides: Sequence[str] = ()) -> Resolved[PretrainConfig]:
@@ -105,7 +126,7 @@ def read_written_config(path: Path) -> PretrainConfig:
         ConfigError: it is missing or damaged; the message names the file.
     """
     try:
-        return resolve_pretrain_config(read_file(path, written=True)).config
+        return resolve_pretrain_config(read_file(path, written=True), shortens=False).config
     except ConfigError as problem:
         if str(path) in problem.message:
             raise
@@ -113,13 +134,16 @@ def read_written_config(path: Path) -> PretrainConfig:
         raise ConfigError(f"{path} is damaged: {problem.message}", hint=hint) from problem
 
 
-def resolve_pretrain_config(settings: Settings) -> Resolved[PretrainConfig]:
+def resolve_pretrain_config(settings: Settings, *, shortens: bool = True) -> Resolved[PretrainConfig]:
     """Resolve settings that are already collected.
+
+    Args:
+        shortens: whether schedules have to end within the run. A run that continues another one keeps those of the other.
 
     Raises:
         ConfigError: they are invalid; the message lists all problems.
     """
-    return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS, _FITS)
+    return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS, (*_FITS, *_FITS_TO_LENGTH) if shortens else _FITS)
 
 
 def differences(left: str, right: str) -> list[tuple[str, Any, Any]]:
@@ -153,7 +177,41 @@ def _fit_schedule(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapp
     return fitted_schedule(sections["optimizer"], sections["train"], user_set)
 
 
-_FITS = (Fit(SCHEDULE_KEYS, "train.max_steps", _fit_schedule, ("optimizer", "train")),)
+def _fit_lengths(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
+    return fitted_lengths(sections, user_set, limited=not _has_no_position_table(sections["model"]))
+
+
+def _fit_ramps(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
+    """Shorten the changes of rates of a preset to the length of the run.
+
+    Raises:
+        ConfigError: the user set one that does not end within the run.
+    """
+    most, found = sections["train"].max_steps, {}
+    for key in _RAMPS if sections["train"].max_hours is None else ():
+        steps = getattr(sections["objective"], key.partition(".")[2], None)
+        if steps is None or steps <= most:
+            continue
+        if key in user_set:
+            raise ConfigError(
+                f"{key} is {steps:,}, more than the {most:,} steps of train.max_steps, so the final value is never reached",
+                hint=f"--set {key}={most}, or --set train.max_steps={steps}",
+            )
+        found[key] = most
+    return found
+
+
+_RAMPS = ("objective.mask_probability_steps", "objective.temperature_steps")
+
+_FITS = (
+    Fit(SCHEDULE_KEYS, "train.max_steps", _fit_schedule, ("optimizer", "train")),
+    Fit((LENGTH_KEY, SEQUENCE_KEY), None, _fit_lengths, ("data", "model")),
+    Fit((BATCH_KEY, ROWS_KEY), None, fitted_batch, ("data", "train")),
+)
+_FITS_TO_LENGTH = (
+    Fit((BATCH_KEY, LENGTH_KEY), "train.max_steps", shortened_schedules, ("data", "train")),
+    Fit(_RAMPS, "train.max_steps", _fit_ramps, ("objective", "train")),
+)
 
 
 def _objective_config(name: str) -> type[BaseModel]:

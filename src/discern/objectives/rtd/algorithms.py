@@ -85,7 +85,12 @@ class Algorithm(abc.ABC):
         return {"generator": self.generator.count(batch)}
 
     def generator_terms(
-        self, loss: LossTerm, prediction: Prediction, sampled_ids: Int[Tensor, "M"], rewards: Float[Tensor, "M"] | None
+        self,
+        loss: LossTerm,
+        prediction: Prediction,
+        sampled_ids: Int[Tensor, "M"],
+        rewards: Float[Tensor, "M"] | None,
+        step: int,
     ) -> GeneratorTerms:
         """The terms that the generator learns from; by default its maximum-likelihood loss.
 
@@ -239,11 +244,16 @@ class Adversarial(Algorithm):
         return super().counts(batch) | {"adversarial": batch.num_masked, "baseline": batch.num_masked}
 
     def generator_terms(
-        self, loss: LossTerm, prediction: Prediction, sampled_ids: Int[Tensor, "M"], rewards: Float[Tensor, "M"] | None
+        self,
+        loss: LossTerm,
+        prediction: Prediction,
+        sampled_ids: Int[Tensor, "M"],
+        rewards: Float[Tensor, "M"] | None,
+        step: int,
     ) -> GeneratorTerms:
         assert prediction.states is not None
         assert rewards is not None
-        drawn_from = torch.log_softmax(self.config.sampling.logits(prediction.masked_logits, prediction.originals), -1)
+        drawn_from = torch.log_softmax(self.config.sampling_at(step).logits(prediction.masked_logits, prediction.originals), -1)
         answers = self._baseline(prediction.states.detach()).squeeze(-1).float()
         baselines = F.softplus(-answers).detach()
         count = len(rewards)

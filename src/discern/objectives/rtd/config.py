@@ -101,9 +101,8 @@ class RTDConfig(GeneratorConfig):
     def detects_every_token(self) -> bool:
         return True
 
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.disallow_original)
+    def sampling_at(self, step: int) -> Sampling:
+        return Sampling(self.temperature_at(step), self.top_p, self.disallow_original)
 
     @property
     def generator_source(self) -> str | None:
@@ -151,7 +150,7 @@ class RTDConfig(GeneratorConfig):
             if self.tying in ("token", "none"):  # with 'embeddings' the discriminator has its own as well
                 found["tying"] = "generator = 'mlm'"
         if self.generator == "uniform":
-            found["temperature"] = "generator = 'mlm'"
+            found |= dict.fromkeys(("temperature", "temperature_end", "temperature_steps"), "generator = 'mlm'")
         if not self.sentence_contrastive_weight:
             found["sentence_clean_probability"] = "sentence_contrastive_weight > 0"
         return found

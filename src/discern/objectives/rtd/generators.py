@@ -111,7 +111,7 @@ class Generator(abc.ABC):
 
     def sample(self, prediction: Prediction, batch: CorruptedBatch, randomness: Randomness) -> Int[Tensor, "M"]:
         """A token for each chosen position, drawn from `masked_logits`; no gradient."""
-        sampling = self.config.sampling
+        sampling = self.config.sampling_at(randomness.step)
         logits = sampling.drawn_from(prediction.masked_logits, prediction.originals)
         return sample_replacements(batch, logits, randomness, sampling.sampler())
 
@@ -227,6 +227,11 @@ class FixedGenerator(Generator):
         what = f"generator '{config.generator}' has no weights"
         if config.tying in ("all", "gradient-disentangled"):
             raise ValueError(f"{what} for tying '{config.tying}' to share; set tying = 'embeddings', or generator = 'mlm'")
+        if config.masking == "entropy":
+            raise ValueError(
+                f"{what}, so its predictions are equally uncertain everywhere, and masking 'entropy' would choose evenly; set "
+                "masking = 'uniform', or generator = 'mlm'"
+            )
         if config.algorithm != "joint":
             raise ValueError(f"{what} for algorithm '{config.algorithm}' to train; set algorithm = 'joint', or generator = 'mlm'")
         if config.generator_checkpoint is not None:
@@ -263,7 +268,7 @@ class FixedGenerator(Generator):
         return LossTerm((losses * draws).sum(), int(draws.sum()), weight)
 
     def sample(self, prediction: Prediction, batch: CorruptedBatch, randomness: Randomness) -> Int[Tensor, "M"]:
-        sampling = self.config.sampling
+        sampling = self.config.sampling_at(randomness.step)
         if sampling.cuts:
             return super().sample(prediction, batch, randomness)
         # One distribution for all positions: no matrix of M x V is needed.

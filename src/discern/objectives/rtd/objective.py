@@ -20,6 +20,7 @@ from discern.models.heads import ReplacedTokenHead
 from discern.objectives import algorithms, generators
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase
 from discern.objectives.config import ObjectiveConfig
+from discern.objectives.entropies import TokenEntropies
 from discern.objectives.losses import replaced_token_loss
 from discern.objectives.masked import MaskingObjective
 from discern.objectives.metrics import ReplacedTokenEvaluator
@@ -101,7 +102,7 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
             "sampled_targets": prediction.originals,
         }
         if not self._runs_discriminator():
-            learned = self._algorithm.generator_terms(generator_loss, prediction, sampled_ids, None)
+            learned = self._algorithm.generator_terms(generator_loss, prediction, sampled_ids, None, step)
             return StepOutput(learned.terms, observations, learned.metrics)
         if self.sentence_contrast is not None:
             corrupted_ids = self.sentence_contrast.restore(corrupted_ids, tokens, randomness)
@@ -122,7 +123,7 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         rewards = None
         if self._algorithm.needs_rewards:
             rewards = loss_at(logits, is_replaced, batch.masked_positions)
-        learned = self._algorithm.generator_terms(generator_loss, prediction, sampled_ids, rewards)
+        learned = self._algorithm.generator_terms(generator_loss, prediction, sampled_ids, rewards, step)
         return StepOutput({**learned.terms, **terms}, observations, learned.metrics)
 
     def _weight(self, network: str, step: int) -> float:
@@ -179,10 +180,12 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
             copy_matching(source, target, leaving_out="embeddings.")
 
     def carry_state(self) -> dict[str, Tensor]:
-        return self._algorithm.carry_state()
+        return self._algorithm.carry_state() | super().carry_state()
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
         self._algorithm.load_carry_state(state)
+        if self._entropies is not None:
+            self._entropies.load({name: values for name, values in state.items() if name.startswith(TokenEntropies.PREFIX)})
 
     def evaluator(self) -> Evaluator:
         tokens = ReplacedTokenEvaluator(self.config.generator_weight, self.config.discriminator_weight)

@@ -1,0 +1,81 @@
+"""A running mean of the entropy of the generator's predictions, by original token: the weights of masking 'entropy'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_DECAY = 0.99
+_CHUNK = 256
+
+
+class TokenEntropies:
+    """The mean entropy e_v of the predictions of each token id v, in nats: an exponential moving average over its predictions.
+
+    A step that predicts v at c positions, with mean entropy m, changes e_v to d^c e_v + (1 - d^c) m, with d = 0.99. All e_v begin
+    at ln V, the entropy of a uniform distribution, so a token that has not been predicted yet counts as uncertain.
+
+    The masks of a step are drawn while the step before it is computed. They use the values of two steps before, and those of the
+    first two steps no values, so that they do not depend on timing. Both versions are part of the checkpoint.
+
+    Args:
+        size: V.
+    """
+
+    PREFIX: ClassVar[str] = "token_entropies."
+
+    def __init__(self, size: int) -> None:
+        self._newest = torch.full((size,), math.log(size), dtype=torch.float64)
+        self._by_step: dict[int, Tensor] = {}
+
+    def at(self, step: int) -> Float[Tensor, "V"] | None:
+        """The values for the masks of a step: of this step or the next one while training; None: no values."""
+        return self._by_step.get(step)
+
+    def update(self, step: int, sums: Float[Tensor, "2 V"]) -> None:
+        """Add the predictions of a step.
+
+        Args:
+            sums: result of `entropy_sums` over all positions of the step.
+        """
+        entropies, counts = sums.cpu().double()
+        kept = _DECAY**counts
+        self._newest = kept * self._newest + (1 - kept) * entropies / counts.clamp(min=1)
+        before = {number: values for number, values in self._by_step.items() if number == step + 1}
+        # A new dictionary: another thread may be reading the old one.
+        self._by_step = before | {step + 2: self._newest}
+
+    def state(self) -> dict[str, Tensor]:
+        """Values to save with the checkpoint, by name."""
+        return {f"{self.PREFIX}{step}": values for step, values in self._by_step.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the result of `state`.
+
+        Raises:
+            ValueError: a name or a shape does not belong to it.
+        """
+        shape = tuple(self._newest.shape)
+        for name, values in state.items():
+            if not name.startswith(self.PREFIX) or tuple(values.shape) != shape:
+                raise ValueError(f"'{name}' of shape {tuple(values.shape)} is not the entropies of {shape[0]} tokens")
+        self._by_step = {int(name.removeprefix(self.PREFIX)): values for name, values in state.items()}
+        if self._by_step:
+            self._newest = self._by_step[max(self._by_step)]
+
+
+@torch.no_grad()
+def entropy_sums(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]) -> Float[Tensor, "2 V"]:
+    """Sum of the entropies of the predictions of each token id, in nats, and their number, float64."""
+    sums = torch.zeros(2, logits.shape[1], dtype=torch.float64, device=logits.device)
+    # In parts, as the probabilities are as large as the logits.
+    parts = [torch.special.entr(torch.softmax(part.float(), -1)).sum(-1) for part in torch.split(logits, _CHUNK)]
+    if parts:
+        entropies = torch.cat(parts).double()
+        sums.index_add_(1, targets, torch.stack([entropies, torch.ones_like(entropies)]))
+    return sums

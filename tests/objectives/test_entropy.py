@@ -1,0 +1,169 @@
+"""Masking by the entropy of the predictions, and temperatures that change."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discern.corruption.masking import MaskingContext, entropy
+from discern.corruption.randomness import Randomness
+from discern.objectives import objectives
+from discern.objectives.base import Objective
+from discern.objectives.config import PositionsConfig
+from discern.objectives.entropies import TokenEntropies, entropy_sums
+from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
+from discern.training import checkpoint
+from discern.training.context import State
+from discern.training.loop import train
+from tests.support import make_batch, settings
+from tests.training.test_loop import context
+
+MASKING = [name for name in objectives.names() if issubclass(objectives.load(name).Config, PositionsConfig)]
+
+
+def build(name: str, **options: Any) -> Objective:
+    factory = objectives.load(name)
+    objective: Objective = factory(factory.Config(**options), settings(hidden_dropout=0.0, attention_dropout=0.0))
+    objective.initialize(0)
+    return objective
+
+
+def test_entropies_by_hand() -> None:
+    # Token 2 is predicted twice, once evenly over four tokens and once with certainty; token 0 once, evenly over two of them.
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [99.0, 0.0, 0.0, 0.0], [5.0, 5.0, -99.0, -99.0]])
+    sums = entropy_sums(logits, torch.tensor([2, 2, 0]))
+    assert sums[0].tolist() == pytest.approx([math.log(2), 0.0, math.log(4), 0.0])
+    assert sums[1].tolist() == [1, 0, 2, 0]
+    table = TokenEntropies(4)
+    assert table.at(0) is None
+    table.update(0, sums)
+    assert table.at(1) is None, "the masks of step 1 are drawn while step 0 is computed"
+    kept = 0.99**2
+    expected = [
+        0.99 * math.log(4) + 0.01 * math.log(2),
+        math.log(4),
+        kept * math.log(4) + (1 - kept) * math.log(4) / 2,
+        math.log(4),
+    ]
+    first = table.at(2)
+    assert first is not None
+    assert first.tolist() == pytest.approx(expected)
+    table.update(1, sums)
+    assert table.at(2) is first
+    second = table.at(3)
+    assert second is not None
+    assert second[0].item() == pytest.approx(0.99 * expected[0] + 0.01 * math.log(2))
+
+
+def test_the_values_of_two_steps_are_saved() -> None:
+    table, again = TokenEntropies(4), TokenEntropies(4)
+    for step in range(5):
+        table.update(step, torch.rand(2, 4))
+    assert list(table.state()) == ["token_entropies.5", "token_entropies.6"]
+    again.load(table.state())
+    for each in (table, again):
+        each.update(5, torch.ones(2, 4))
+    assert all(torch.equal(table.state()[key], again.state()[key]) for key in ("token_entropies.6", "token_entropies.7"))
+    with pytest.raises(ValueError, match=r"'token_entropies.3' of shape \(5,\) is not the entropies of 4 tokens"):
+        again.load({"token_entropies.3": torch.ones(5)})
+
+
+def test_uncertain_tokens_are_chosen_in_proportion_to_their_entropy() -> None:
+    # One of two tokens is chosen; with weights 3^a and 1 the first is, in 3^a / (3^a + 1) of the rows.
+    batch = make_batch([[2, 5, 6, 3]] * 4000)
+    entropies = torch.ones(50)
+    entropies[5] = 3.0
+
+    def share(exponent: float, known: torch.Tensor | None) -> float:
+        numbers = Randomness(0, 0, batch.slot)
+        chosen = entropy(batch, MaskingContext(0.5, numbers, token_entropies=known, entropy_exponent=exponent)).positions
+        assert (chosen.sum(1) == 1).all()
+        assert not (chosen & batch.special_tokens_mask).any()
+        return float(chosen[:, 1].float().mean())
+
+    assert share(1.0, entropies) == pytest.approx(0.75, abs=0.02)
+    assert share(2.0, entropies) == pytest.approx(0.9, abs=0.02)
+    assert share(1.0, None) == share(0.0, entropies) == pytest.approx(0.5, abs=0.02)
+    assert share(1.0, torch.zeros(50)) == share(1.0, None), "no token has weight 0"
+
+
+@pytest.mark.parametrize("name", MASKING)
+def test_every_objective_learns_the_entropies_and_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
+    def run(folder: str) -> Any:
+        objective = build(name, masking="entropy", entropy_exponent=2.0)
+        return context(tmp_path / folder, objective, max_steps=6, checkpoint_every_steps=1, keep_checkpoints=9)
+
+    train(run("whole"), State())
+    expected = checkpoint.load(tmp_path / "whole" / "checkpoints" / "step-00000006")
+    assert sorted(expected.carry) == ["token_entropies.6", "token_entropies.7"]
+    assert len(expected.carry["token_entropies.7"].unique()) > 30, "of the tokens that were predicted"
+    contents = checkpoint.load(tmp_path / "whole" / "checkpoints" / "step-00000004")
+    again = run("again")
+    checkpoint.load_model_tensors(again.objective, contents.model, "here")
+    again.objective.load_carry_state(contents.carry)
+    train(again, State.from_checkpoint(contents))
+    got = checkpoint.load(tmp_path / "again" / "checkpoints" / "step-00000006")
+    for part in ("model", "carry"):
+        left, right = getattr(expected, part), getattr(got, part)
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left), part
+
+
+def test_the_masks_follow_the_entropies_of_two_steps_before() -> None:
+    objective = build("rtd", masking="entropy", entropy_exponent=4.0)
+    batch = make_batch([[2, *range(5, 25), 3]] * 200)
+    sums = torch.zeros(2, 50, dtype=torch.float64)
+    sums[1] = 1e6
+    sums[0, 7] = 1e6
+    objective.absorb(0, {"entropies": sums})
+    chosen = {step: objective.corrupt(batch, Randomness(0, step, batch.slot)).masked_positions[:, 3] for step in (0, 1, 2)}
+    assert chosen[2].all(), "only token 7 is uncertain"
+    assert chosen[0].float().mean() < 0.3, "as held-out rows"
+    assert chosen[1].float().mean() < 0.3
+
+
+def test_a_generator_without_weights_has_no_entropies_to_learn() -> None:
+    with pytest.raises(ValueError, match=r"generator 'unigram' has no weights, so its predictions are equally uncertain"):
+        RTDConfig(generator="unigram", masking="entropy")
+
+
+@pytest.mark.parametrize("name", ["rtd", "rtd-masked-only", "replace-mlm", "all-tokens-mlm"])
+def test_the_temperature_changes_with_the_step(name: str) -> None:
+    config = objectives.load(name).Config(temperature=2.0, temperature_end=0.5, temperature_steps=10)
+    assert [config.temperature_at(step) for step in (0, 5, 10, 50)] == [2.0, 1.25, 0.5, 0.5]
+    assert config.continued_at(5)["temperature"] == 1.25
+    with pytest.raises(ValueError, match="temperature_end and temperature_steps go together"):
+        objectives.load(name).Config(temperature_end=0.5)
+    batch = make_batch([[2, *range(5, 45), 3]] * 8)
+    samples = {}
+    for label, options in (
+        ("falling", {"temperature": 1e4, "temperature_end": 1e-4, "temperature_steps": 10}),
+        ("cold", {"temperature": 1e-4}),
+        ("hot", {"temperature": 1e4}),
+    ):
+        objective = build(name, **options)
+        for step in (0, 10):
+            numbers = Randomness(0, step, batch.slot)
+            samples[label, step] = objective(objective.corrupt(batch, numbers), numbers).observations["sampled_ids"]
+    assert torch.equal(samples["falling", 0], samples["hot", 0])
+    assert torch.equal(samples["falling", 10], samples["cold", 10])
+    assert not torch.equal(samples["falling", 10], samples["hot", 10])
+
+
+def test_the_sampling_of_a_scored_model_is_that_of_its_step() -> None:
+    config = RTDConfig(temperature=2.0, temperature_end=1.0, temperature_steps=10, top_p=0.9)
+    assert [config.sampling_at(step).temperature for step in (0, 5, 99)] == [2.0, 1.5, 1.0]
+    assert config.sampling_at(5).top_p == 0.9
+    assert isinstance(build("rtd"), ReplacedTokenDetection)
+
+
+@pytest.mark.parametrize("name", ["rtd", "mlm"])
+def test_a_mask_rate_that_falls_from_040_to_015(name: str) -> None:
+    objective = build(name, mask_probability=0.4, mask_probability_end=0.15, mask_probability_steps=10)
+    batch = make_batch([[2, *range(5, 45), 3]] * 2)
+    found = [objective.corrupt(batch, Randomness(0, step, batch.slot)).masked_positions.sum(1) for step in (0, 5, 10, 99)]
+    assert [numbers.tolist() for numbers in found] == [[16, 16], [11, 11], [6, 6], [6, 6]]
