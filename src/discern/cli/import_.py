@@ -18,8 +18,8 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="SOURCE...",
-            help="A Hugging Face folder with an ELECTRA, BERT, XLNet or ModernBERT model, or two: the discriminator and the generator "
-            "of one model. Or a checkpoint of the released TensorFlow code: model.ckpt-N.index, or its folder.",
+            help="A Hugging Face folder with an ELECTRA, BERT, XLNet or ModernBERT model, or two: the discriminator and the "
+            "generator of one model. Or a checkpoint of the released TensorFlow code: model.ckpt-N.index, or its folder.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder, or an earlier import, which is replaced.")],

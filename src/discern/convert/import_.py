@@ -29,8 +29,8 @@ from discern.storage.files import write_file
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
 
 _WHAT = (
-    "specify a folder that save_pretrained() wrote, of an ELECTRA, a BERT, an XLNet or a ModernBERT, or the model.ckpt-N.index of "
-    "the released ELECTRA code"
+    "specify a folder that save_pretrained() wrote, of an ELECTRA, a BERT, an XLNet or a ModernBERT, or the model.ckpt-N.index "
+    "of the released ELECTRA code"
 )
 # The recipes of the released code, by the hidden size that they are for.
 _RECIPES = {256: "electra-small-google", 768: "electra-base-google", 1024: "electra-large"}
