@@ -288,6 +288,9 @@ def test_recipes_go_by_size_and_the_google_recipe_repeats_the_released_code(requ
 def test_a_part_of_the_dev_file_is_not_evaluated_on(request_: Finetuning) -> None:
     with pytest.raises(ConfigError, match=r"train\.evaluate_sequences is 64, but fine-tuning evaluates on the whole dev file"):
         prepare_finetuning(replace(request_, overrides=(*request_.overrides, "train.evaluate_sequences=64")), Silent())
+    growing = "train.batch_schedule=[[0, 64], [640, 128]]"
+    with pytest.raises(ConfigError, match=r"train\.batch_schedule is for pre-training"):
+        prepare_finetuning(replace(request_, overrides=(*request_.overrides, growing)), Silent())
 
 
 def test_lengths_beyond_the_model_are_lowered_or_refused(request_: Finetuning) -> None:

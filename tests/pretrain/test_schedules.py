@@ -75,6 +75,17 @@ def test_a_run_that_is_continued_equals_one_in_a_piece(data: Path, tmp_path: Pat
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
+def test_a_decay_from_a_checkpoint_keeps_the_schedule_of_the_run(data: Path, tmp_path: Path) -> None:
+    # The decay ends before the last stage begins: in a new run that would be refused.
+    run(data, tmp_path / "stable", "optimizer.schedule=constant", "train.checkpoint_every_steps=4", "train.keep_checkpoints=9")
+    start = tmp_path / "stable" / "checkpoints" / "step-00000004"
+    pretrain(data=data, out=tmp_path / "decayed", decay_from=start, overrides=["optimizer.decay_steps=2"], progress=Silent())
+    records = {name: read_metrics(tmp_path / name) for name in ("stable", "decayed")}
+    assert [line["tokens"] for line in records["decayed"]] == [line["tokens"] for line in records["stable"]][:6]
+    with pytest.raises(ConfigError, match=r"the last stage of data\.length_schedule begins at token 700, but the 6 steps"):
+        run(data, tmp_path / "short", "train.max_steps=6")
+
+
 def test_rows_that_the_processes_cannot_share_are_refused() -> None:
     config = load_pretrain_config(None, "tiny", SCHEDULES).config
     check_shares(config, Ranks(0, 4, torch.device("cpu")))

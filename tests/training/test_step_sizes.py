@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,18 @@ def test_flops_of_schedules_are_those_of_their_steps() -> None:
     assert flops.total.executed == pytest.approx(by_hand)
     assert flops.after(4).executed == pytest.approx(by_hand - 4 * step_flops(objective, second, 24, 8).executed)
     assert run_flops(objective, 8, StepSizes.constant(8, 24)).stretches[0][0] == 3
+
+
+def test_flops_follow_a_mask_rate_that_changes_while_the_batch_grows() -> None:
+    factory = objectives.load("mlm")
+    with torch.device("meta"):
+        objective = factory(factory.Config(mask_probability=0.4, mask_probability_end=0.1, mask_probability_steps=8), settings())
+    sizes = StepSizes((Stretch(0, 8, 12), Stretch(4, 32, 12, 32, 384)))
+    (phase,) = objective.phases(8)
+    steps = [step_flops(objective, replace(phase, begins=step, steps=1), 12, sizes.at(step).rows) for step in range(8)]
+    whole = run_flops(objective, 8, sizes)
+    assert whole.total.executed == pytest.approx(sum(each.executed for each in steps))
+    assert whole.stretches[1][1].executed < 4 * whole.stretches[0][1].executed, "fewer tokens are predicted later"
 
 
 def resolved(base: str, *overrides: str) -> Resolved[PretrainConfig]:

@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _DECAY = 0.99
-_CHUNK = 256
+_PART = 1 << 20
+"""Number of logits that are computed at once on a processor."""
 
 
 class TokenEntropies:
@@ -73,9 +74,19 @@ class TokenEntropies:
 def entropy_sums(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]) -> Float[Tensor, "2 V"]:
     """Sum of the entropies of the predictions of each token id, in nats, and their number, float64."""
     sums = torch.zeros(2, logits.shape[1], dtype=torch.float64, device=logits.device)
-    # In parts, as the probabilities are as large as the logits.
-    parts = [torch.special.entr(torch.softmax(part.float(), -1)).sum(-1) for part in torch.split(logits, _CHUNK)]
+    # In parts that fit into the cache of a processor, as the exponentials are as large as the logits.
+    rows = max(1, (_PART if logits.device.type == "cpu" else 64 * _PART) // logits.shape[1])
+    parts = [entropy_of(part) for part in torch.split(logits, rows)] if len(logits) else []
     if parts:
         entropies = torch.cat(parts).double()
         sums.index_add_(1, targets, torch.stack([entropies, torch.ones_like(entropies)]))
     return sums
+
+
+def entropy_of(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N"]:
+    """The entropy of each softmax, in nats, float32: ln Z - E[logit], with a third of the work of p ln p."""
+    logits = logits.float()
+    logits = logits - logits.amax(-1, keepdim=True)
+    exponentials = logits.exp()
+    total = exponentials.sum(-1)
+    return (total.log() - (exponentials * logits).sum(-1) / total).clamp(min=0)

@@ -32,6 +32,7 @@ from discern.training.expectations import expectations
 from discern.training.health import diagnosable_from, too_early
 from discern.training.metrics_log import HELD_OUT, METRICS_FILE, held_out_metrics, is_number, read_metrics
 from discern.training.pretrain_config import PretrainConfig, read_written_config
+from discern.training.step_sizes import step_sizes
 
 if TYPE_CHECKING:
     from discern.inference.detection import Detection
@@ -150,6 +151,13 @@ class _Evaluation(Record):
     rows: int
 
 
+def _rows_per_step(config: PretrainConfig) -> str:
+    """Number and length of the rows of a step, first and last if they change."""
+    stretches = step_sizes(config.train, config.data).stretches
+    ends = dict.fromkeys((stretch.rows, stretch.length) for stretch in (stretches[0], stretches[-1]))
+    return ", later ".join(f"{_number(rows)} of at most {_number(length)} tokens" for rows, length in ends)
+
+
 def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The head of the page, without paths and machine names, so that the page can be shared."""
     objective = _objective(config, record)
@@ -164,7 +172,7 @@ def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str,
         ("Parameters (shared ones counted once)", _number(sum(parameter.numel() for parameter in objective.parameters()))),
         ("Vocabulary", f"{_number(record['vocab_size'])} tokens"),
         ("Steps", f"{_number(last['step'])} of {_number(train.max_steps)}"),
-        ("Rows per step", f"{_number(train.sequences_per_step)} of at most {_number(config.data.sequence_length)} tokens"),
+        ("Rows per step", _rows_per_step(config)),
         ("Tokens read, including repetitions", _number(last.get("tokens"))),
         ("Time in training", _duration(last.get("seconds"))),
         *_cost(last),

@@ -93,8 +93,10 @@ def run_flops(objective: Objective, max_steps: int, sizes: StepSizes) -> RunFlop
         # The part of each stretch that lies within the phase.
         begins = [first, *(stretch.first for stretch in sizes.stretches if first < stretch.first < last)]
         for begin, end in zip(begins, [*begins[1:], last], strict=True):
+            # The share of positions that a head runs on may change within the phase.
+            part = phase if len(begins) == 1 else replace(phase, steps=end - begin, begins=begin)
             size = sizes.at(begin)
-            found.append((end - begin, step_flops(objective, phase, size.length, size.rows)))
+            found.append((end - begin, step_flops(objective, part, size.length, size.rows)))
         first = last
     return RunFlops(found)
 
