@@ -82,7 +82,7 @@ def test_a_decay_from_a_checkpoint_keeps_the_schedule_of_the_run(data: Path, tmp
     pretrain(data=data, out=tmp_path / "decayed", decay_from=start, overrides=["optimizer.decay_steps=2"], progress=Silent())
     records = {name: read_metrics(tmp_path / name) for name in ("stable", "decayed")}
     assert [line["tokens"] for line in records["decayed"]] == [line["tokens"] for line in records["stable"]][:6]
-    with pytest.raises(ConfigError, match=r"the last stage of data\.length_schedule begins at token 700, but the 6 steps"):
+    with pytest.raises(ConfigError, match=r"data\.length_schedule: the last stage begins at token 700, but the 6 steps"):
         run(data, tmp_path / "short", "train.max_steps=6")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,16 @@ def test_a_length_schedule_keeps_the_tokens_of_an_update() -> None:
         ("batch", [[0, 96], [50, 96]], "each must be larger than the one before"),
         ("length", [[0, 4], [50, 24]], "the first at least 8"),
         ("length", [[0, 24], [50, 12]], "each must be larger than the one before"),
+        ("two-part", [[0, 11], [50, 24]], "of an even length of at least 10, but length_schedule has 11; set 10 instead"),
     ],
 )
 def test_schedules_that_do_not_grow_are_refused(section: str, value: Any, message: str) -> None:
+    packing = "two-part" if section == "two-part" else "segments"
+    make: Any = partial(TrainConfig, batch_schedule=value)
+    if section != "batch":
+        make = partial(DataConfig, length_schedule=value, packing=packing)
     with pytest.raises(ValueError, match=message):
-        TrainConfig(batch_schedule=value) if section == "batch" else DataConfig(length_schedule=value)
+        make()
 
 
 def test_a_growing_batch_reads_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
@@ -233,7 +239,7 @@ def test_a_size_that_the_user_sets_turns_the_schedule_of_a_preset_off(tmp_path: 
 
 
 def test_both_set_by_the_user_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="both set the size of an update: 1,024 tokens, which are 16 rows of 64, and 8 rows"):
+    with pytest.raises(ConfigError, match="different sizes of an update: 1,024 tokens, which are 16 rows of 64, and 8 rows"):
         resolved(
             "data.sequence_length=64;train.max_steps=1000",
             "train.sequences_per_step=8",

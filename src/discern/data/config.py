@@ -72,6 +72,12 @@ class DataConfig(Section):
     def _parts_are_halves(self) -> DataConfig:
         if self.packing != "two-part":
             return self
+        for _, length in self.length_schedule:
+            if length % 2 or length < _SHORTEST_TWO_PART:
+                raise ValueError(
+                    f"packing 'two-part' needs rows of an even length of at least {_SHORTEST_TWO_PART}, but length_schedule has "
+                    f"{length}; set {max(_SHORTEST_TWO_PART, length // 2 * 2)} instead"
+                )
         if self.sequence_length % 2 or self.sequence_length < _SHORTEST_TWO_PART:
             raise ValueError(
                 f"packing 'two-part' needs an even sequence_length of at least {_SHORTEST_TWO_PART}, not {self.sequence_length}; "

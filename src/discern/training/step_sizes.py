@@ -106,7 +106,10 @@ def step_sizes(train: TrainConfig, data: DataConfig) -> StepSizes:
         tokens, length = stage_at(batch, begin), stage_at(lengths, begin)
         rows = tokens // length
         if rows < 1:
-            raise ValueError(f"an update of {tokens:,} tokens cannot hold a row of {length:,}, from token {begin:,}")
+            raise ValueError(
+                f"an update of {tokens:,} tokens cannot hold a row of {length:,}, from token {begin:,} on; set larger numbers of "
+                f"tokens in {BATCH_KEY}, or shorter rows in {LENGTH_KEY}"
+            )
         if not found:
             found.append(Stretch(0, rows, length))
             continue
@@ -139,12 +142,12 @@ def fitted_lengths(sections: Mapping[str, Any], user_set: Container[str], *, lim
         return {LENGTH_KEY: ()}
     if SEQUENCE_KEY in user_set:
         raise ConfigError(
-            f"{LENGTH_KEY} ends with rows of {last}, but {SEQUENCE_KEY} is {data.sequence_length}; expected the same",
+            f"the schedule ends with rows of {last}, but {SEQUENCE_KEY} is {data.sequence_length}; expected the same",
             hint=f"leave out {SEQUENCE_KEY}, or --set {SEQUENCE_KEY}={last}; --set {LENGTH_KEY}=[] turns the schedule off",
         )
     if limited and last > most:
         raise ConfigError(
-            f"{LENGTH_KEY} ends with rows of {last}, beyond model.max_positions, which is {most}",
+            f"the last rows have {last} positions, beyond model.max_positions, which is {most}",
             hint=f"--set model.max_positions={last}, or a schedule that ends with {most}",
         )
     return {SEQUENCE_KEY: last}
@@ -168,13 +171,13 @@ def fitted_batch(sections: Mapping[str, Any], user_set: Container[str]) -> dict[
         return {BATCH_KEY: ()} if not keeps else {} if rows == train.sequences_per_step else {ROWS_KEY: rows}
     if rows < 1:
         raise ConfigError(
-            f"{BATCH_KEY} ends with {last:,} tokens per update, fewer than a row of {SEQUENCE_KEY} {data.sequence_length:,}",
+            f"the schedule ends with {last:,} tokens per update, fewer than a row of {SEQUENCE_KEY} {data.sequence_length:,}",
             hint=f"--set '{BATCH_KEY}=[[0, {data.sequence_length * 16}], [1000000, {data.sequence_length * 64}]]', for example",
         )
     if ROWS_KEY in user_set and rows != train.sequences_per_step:
         raise ConfigError(
-            f"{BATCH_KEY} and {ROWS_KEY} both set the size of an update: {last:,} tokens, which are {rows:,} rows of "
-            f"{data.sequence_length:,}, and {train.sequences_per_step:,} rows",
+            f"they set different sizes of an update: {last:,} tokens, which are {rows:,} rows of {data.sequence_length:,}, and "
+            f"{train.sequences_per_step:,} rows",
             hint=f"leave out {ROWS_KEY}, or --set {BATCH_KEY}=[] for updates of the same size throughout",
         )
     return {} if rows == train.sequences_per_step else {ROWS_KEY: rows}
@@ -191,16 +194,18 @@ def shortened_schedules(sections: Mapping[str, Any], user_set: Container[str]) -
     if train.max_hours is not None or not any(stages.values()):
         return {}
     try:
-        total = step_sizes(train, data).positions_before(train.max_steps)
+        sizes = step_sizes(train, data)
     except ValueError:  # reported with the rules between sections
         return {}
+    total = sizes.positions_before(train.max_steps)
     beyond = [key for key, each in stages.items() if each and each[-1][0] >= total]
     for key in beyond:
         if key in user_set:
             raise ConfigError(
-                f"the last stage of {key} begins at token {stages[key][-1][0]:,}, but the {train.max_steps:,} steps of "
-                f"train.max_steps read only {total:,} tokens",
-                hint=f"a larger train.max_steps, or stages that begin earlier; --set {key}=[] turns the schedule off",
+                f"the last stage begins at token {stages[key][-1][0]:,}, but the {train.max_steps:,} steps of train.max_steps "
+                f"read only {total:,} tokens",
+                hint=f"--set train.max_steps={2 * sizes.stretches[-1].first}, for example, or stages that begin earlier; --set "
+                f"{key}=[] turns the schedule off",
             )
     found: dict[str, Any] = {}
     for key in beyond:
@@ -208,12 +213,12 @@ def shortened_schedules(sections: Mapping[str, Any], user_set: Container[str]) -
         for _ in range(50):
             middle = (low + high) / 2
             trial = _scaled(stages[key], middle)
-            sizes = (
+            tried = (
                 step_sizes(train.model_copy(update={"batch_schedule": trial}), data)
                 if key == BATCH_KEY
                 else step_sizes(train, data.model_copy(update={"length_schedule": trial}))
             )
-            early = trial[-1][0] <= _LAST_STAGE * sizes.positions_before(train.max_steps)
+            early = trial[-1][0] <= _LAST_STAGE * tried.positions_before(train.max_steps)
             low, high = (middle, high) if early else (low, middle)
         found[key] = _scaled(stages[key], low)
     return found
