@@ -198,7 +198,8 @@ def test_flops_of_schedules_are_those_of_their_steps() -> None:
 def test_flops_follow_a_mask_rate_that_changes_while_the_batch_grows() -> None:
     factory = objectives.load("mlm")
     with torch.device("meta"):
-        objective = factory(factory.Config(mask_probability=0.4, mask_probability_end=0.1, mask_probability_steps=8), settings())
+        rates = {"mask_probability": 0.4, "mask_probability_end": 0.1, "mask_probability_steps": 8}
+        objective = factory(factory.Config(**rates), settings())
     sizes = StepSizes((Stretch(0, 8, 12), Stretch(4, 32, 12, 32, 384)))
     (phase,) = objective.phases(8)
     steps = [step_flops(objective, replace(phase, begins=step, steps=1), 12, sizes.at(step).rows) for step in range(8)]
@@ -209,9 +210,8 @@ def test_flops_follow_a_mask_rate_that_changes_while_the_batch_grows() -> None:
 
 def resolved(base: str, *overrides: str) -> Resolved[PretrainConfig]:
     """A configuration whose preset has these lines, as a preset would; the user's values are `overrides`."""
-    suggested = {
-        key: Setting(setting.value, Origin("preset", "preset test")) for key, setting in parse_overrides(base.split(";")).items()
-    }
+    origin = Origin("preset", "preset test")
+    suggested = {key: Setting(setting.value, origin) for key, setting in parse_overrides(base.split(";")).items()}
     return resolve_pretrain_config(collect("tiny", None, ()) | suggested | parse_overrides(overrides))
 
 

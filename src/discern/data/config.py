@@ -22,8 +22,8 @@ class DataConfig(Section):
     length_schedule: tuple[Stage, ...] = Field(
         (),
         description="Positions per row, in stages that begin after a number of tokens: [[0, 128], [40_000_000, 512]]. The "
-        "number of tokens per update stays the same. Empty: sequence_length throughout; otherwise that is the last length, which "
-        "held-out rows always have.",
+        "number of tokens per update stays the same. Empty: sequence_length throughout; otherwise that is the last length, "
+        "which held-out rows always have.",
     )
     packing: Literal["segments", "packed", "two-part"] = Field(
         "segments",
@@ -75,8 +75,8 @@ class DataConfig(Section):
         for _, length in self.length_schedule:
             if length % 2 or length < _SHORTEST_TWO_PART:
                 raise ValueError(
-                    f"packing 'two-part' needs rows of an even length of at least {_SHORTEST_TWO_PART}, but length_schedule has "
-                    f"{length}; set {max(_SHORTEST_TWO_PART, length // 2 * 2)} instead"
+                    f"packing 'two-part' needs rows of an even length of at least {_SHORTEST_TWO_PART}, but length_schedule "
+                    f"has {length}; set {max(_SHORTEST_TWO_PART, length // 2 * 2)} instead"
                 )
         if self.sequence_length % 2 or self.sequence_length < _SHORTEST_TWO_PART:
             raise ValueError(

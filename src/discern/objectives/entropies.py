@@ -18,11 +18,11 @@ _PART = 1 << 20
 class TokenEntropies:
     """The mean entropy e_v of the predictions of each token id v, in nats: an exponential moving average over its predictions.
 
-    A step that predicts v at c positions, with mean entropy m, changes e_v to d^c e_v + (1 - d^c) m, with d = 0.99. All e_v begin
-    at ln V, the entropy of a uniform distribution, so a token that has not been predicted yet counts as uncertain.
+    A step that predicts v at c positions, with mean entropy m, changes e_v to d^c e_v + (1 - d^c) m, with d = 0.99. All e_v
+    begin at ln V, the entropy of a uniform distribution, so a token that has not been predicted yet counts as uncertain.
 
-    The masks of a step are drawn while the step before it is computed. They use the values of two steps before, and those of the
-    first two steps no values, so that they do not depend on timing. Both versions are part of the checkpoint.
+    The masks of a step are drawn while the step before it is computed. They use the values of two steps before, and those of
+    the first two steps no values, so that they do not depend on timing. Both versions are part of the checkpoint.
 
     Args:
         size: V.

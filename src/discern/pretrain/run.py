@@ -311,7 +311,8 @@ def training_stream(data: TokenData, config: PretrainConfig) -> RowStream:
     """Rows to train on: shuffled, or in order within each slot of the batch if the objective has a memory."""
     stretches = step_sizes(config.train, config.data).row_stretches
     in_slots = config.objective.reads_in_order
-    return scheduled_rows(data.split("train"), data.special_tokens, config.data, config.train.seed, stretches, in_slots=in_slots)
+    split, seed = data.split("train"), config.train.seed
+    return scheduled_rows(split, data.special_tokens, config.data, seed, stretches, in_slots=in_slots)
 
 
 def epochs_of(rows: RowStream, examples: int) -> float:

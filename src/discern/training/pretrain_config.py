@@ -100,8 +100,8 @@ class PretrainConfig(Section):
         if micro is not None and rows % (micro * self.data.sequence_length // stretch.length):
             said = said if scheduled else "train.sequences_per_step"
             raise ValueError(
-                f"the {rows} slots of {said} are not a multiple of train.micro_batch_size {micro}; set train.micro_batch_size to "
-                "a number that divides them"
+                f"the {rows} slots of {said} are not a multiple of train.micro_batch_size {micro}; set train.micro_batch_size "
+                "to a number that divides them"
             )
 
 

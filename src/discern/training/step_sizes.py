@@ -4,8 +4,8 @@
     sizes.at(1000).rows               # rows of update number 1000
     sizes.examples_before(1000)       # rows read before it, so the place in the data where it begins
 
-Both are functions of the step alone. They count tokens as positions, rows times length, padding included, because the real tokens
-of a step are known only when it is read.
+Both are functions of the step alone. They count tokens as positions, rows times length, padding included, because the real
+tokens of a step are known only when it is read.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class StepSizes:
 def step_sizes(train: TrainConfig, data: DataConfig) -> StepSizes:
     """The sizes of all steps of a run.
 
-    A stage begins with the first step before which its number of tokens has been read. A step has as many whole rows as fit into
-    its tokens.
+    A stage begins with the first step before which its number of tokens has been read. A step has as many whole rows as fit
+    into its tokens.
 
     Raises:
         ValueError: a row does not fit into the tokens of an update.
@@ -107,8 +107,8 @@ def step_sizes(train: TrainConfig, data: DataConfig) -> StepSizes:
         rows = tokens // length
         if rows < 1:
             raise ValueError(
-                f"an update of {tokens:,} tokens cannot hold a row of {length:,}, from token {begin:,} on; set larger numbers of "
-                f"tokens in {BATCH_KEY}, or shorter rows in {LENGTH_KEY}"
+                f"an update of {tokens:,} tokens cannot hold a row of {length:,}, from token {begin:,} on; set larger numbers "
+                f"of tokens in {BATCH_KEY}, or shorter rows in {LENGTH_KEY}"
             )
         if not found:
             found.append(Stretch(0, rows, length))

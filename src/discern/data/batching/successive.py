@@ -35,8 +35,8 @@ class SuccessiveRows:
 
     If f is the fraction of an epoch, or the number of epochs, that has been read, a stream of n rows per epoch begins with row
     ceil(f n). So each epoch has as much text as without a change, and after the epoch of the change each row is again read once
-    per epoch. In that epoch some text is read twice and some not at all: rows of another length are other pieces of the text, in
-    another order.
+    per epoch. In that epoch some text is read twice and some not at all: rows of another length are other pieces of the text,
+    in another order.
 
     Args:
         stretches: the first rows of each stream. No step may read from two of them.
@@ -86,11 +86,11 @@ def scheduled_rows(
 ) -> RowStream:
     """The rows to train on, whose number per step or whose length changes.
 
-    A change of the number of rows does not interrupt a stream of shuffled rows: only a change of their length begins another one.
+    A change of the number of rows does not interrupt a stream of shuffled rows: only a change of their length begins another.
 
     Args:
-        in_slots: whether each slot of the batch continues from step to step, for a model with memory. Slots then begin elsewhere
-            in the text after every change.
+        in_slots: whether each slot of the batch continues from step to step, for a model with memory. Slots then begin
+            elsewhere in the text after every change.
 
     Raises:
         DataError: the split has no tokens.
