@@ -59,6 +59,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "rtd-growing": ("rtd", {}),
+    "permutation-lm-growing": ("permutation-lm", OPTIONS["permutation-lm"]),
     "mlm-entropy": (
         "mlm",
         {"masking": "entropy", "mask_probability": 0.4, "mask_probability_end": 0.15, "mask_probability_steps": 30},
@@ -88,10 +89,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 AVERAGES = {"rtd-wsd-averaged": 0.9}
 
 
+_GROWING = {"batch_schedule": ((0, 128), (3200, 256)), "length_schedule": ((0, 16), (6000, 32))}
 # How the steps of a variant grow.
-GROWING: dict[str, dict[str, Any]] = {
-    "rtd-growing": {"batch_schedule": ((0, 128), (3200, 256)), "length_schedule": ((0, 16), (6000, 32))}
-}
+GROWING: dict[str, dict[str, Any]] = {"rtd-growing": _GROWING, "permutation-lm-growing": _GROWING}
 
 VARIANT_MODELS: dict[str, dict[str, Any]] = {
     "rtd-modernbert": {"encoder": "modernbert", "local_window": 8},
