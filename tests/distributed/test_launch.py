@@ -41,7 +41,8 @@ def test_processes_know_each_other_and_their_exit_codes_are_passed_on() -> None:
 
 
 def test_a_killed_process_is_named_and_the_others_end(tmp_path: Path) -> None:
-    body = mark(tmp_path) + "time.sleep(0.5)\nos.kill(os.getpid(), signal.SIGKILL) if rank == 1 else sys.exit(76)"
+    both = f"while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.02)\n"  # a busy machine may start one much later
+    body = mark(tmp_path) + both + "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else (time.sleep(0.7), sys.exit(76))"
     with pytest.raises(RanksError, match=r"process 1 of 2 .* was killed by SIGKILL"):
         start(body)
     assert alive(tmp_path) == []

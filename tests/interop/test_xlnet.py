@@ -147,7 +147,7 @@ def test_a_head_that_xlnet_has_not_is_refused() -> None:
 
 
 def test_families() -> None:
-    assert set(ENCODER_TYPES) == {"electra", "bert", "xlnet"}
+    assert set(ENCODER_TYPES) == {"electra", "bert", "modernbert", "xlnet"}
     assert family_of(build_network(sizes()).encoder).frame == "cls-last"
     assert family_of(build_network(sizes(encoder="bert")).encoder).pretrained_type == "electra"
 

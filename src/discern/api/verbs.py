@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import tomli_w
 
+from discern.artifacts.export_folder import check_target
 from discern.artifacts.opening import open_model
 from discern.artifacts.run import is_finetuned
 from discern.convert.export import export as export_networks
@@ -35,6 +36,8 @@ from discern.pretrain import evaluate as held_out
 from discern.pretrain import run as pretraining
 from discern.pretrain.adapt import AddedTokens
 from discern.pretrain.estimate import estimate
+from discern.pretrain.refit import check_refit
+from discern.pretrain.refit import refit_head as fit_head
 from discern.pretrain.resolved_run import Replay
 from discern.progress import Logged, Progress
 from discern.tasks.base import Prediction
@@ -408,6 +411,8 @@ def export(
     task: str | None = None,
     seed: int | None = None,
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    refit_head: bool = False,
+    data: PathLike | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Export a network of a run, or a fine-tuned model, as a folder that transformers loads, as `discern export` does.
@@ -420,6 +425,9 @@ def export(
         task: task of a fine-tuned model with several tasks.
         seed: seed of a fine-tuned model whose weights are exported; None: the best.
         precision: data type of the stored weights.
+        refit_head: fit a dense head on the frozen states of a discriminator with a bilinear term first, so that transformers
+            loads it whole; the model card states both AUCs.
+        data: data set for it; None: the one that the run was trained on.
 
     Returns:
         The folder.
@@ -430,15 +438,23 @@ def export(
     """
     folder, listener = Path(model), progress or Logged()
     if is_finetuned(folder):
-        if network is not None or all_networks:
-            raise ConfigError("network and all_networks are for runs; a fine-tuned model has one", hint="leave them out")
+        if network is not None or all_networks or refit_head:
+            raise ConfigError(
+                "network, all_networks and refit_head are for runs; a fine-tuned model has one network", hint="leave them out"
+            )
         done = export_task(folder, out=Path(out), task=task, seed=seed, precision=precision, progress=listener)
         return done.folder
     if task is not None or seed is not None:
         raise ConfigError(f"task and seed are for fine-tuned models, and {model} is not one", hint="leave them out")
+    check_refit(refit_head, network, data)
+    dense_head = None
+    if refit_head:
+        check_target(Path(out), folder)  # before any work
+        dense_head = fit_head(folder, data=None if data is None else Path(data), progress=listener, warn=listener.note)
     written = export_networks(
         folder,
         out=Path(out),
+        dense_head=dense_head,
         network=network,
         all_networks=all_networks,
         precision=precision,

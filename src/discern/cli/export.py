@@ -82,19 +82,17 @@ def export(
             return
         if task is not None or seed is not None:
             raise ConfigError(f"--task and --seed are for fine-tuned models, and {run} is not one", hint="leave them out")
-        if data is not None and not refit_head:
-            raise ConfigError("--data is for --refit-head, and no head is fitted without it", hint="leave out --data, or add it")
-        if refit_head and network not in (None, "discriminator"):
-            raise ConfigError(f"--refit-head is for the discriminator, not the {network}", hint="leave out --refit-head")
         from discern.artifacts.export_folder import check_target
         from discern.convert.export import export as export_networks
+        from discern.pretrain.refit import check_refit
+        from discern.pretrain.refit import refit_head as fit_head
+
+        check_refit(refit_head, network, data)
 
         dense_head = None
         if refit_head:
-            from discern.pretrain.refit import refit_head as fit
-
             check_target(out, run)  # before any work
-            dense_head = fit(run, data=data, progress=console.progress, warn=console.warn)
+            dense_head = fit_head(run, data=data, progress=console.progress, warn=console.warn)
         done = export_networks(
             run,
             out=out,

@@ -29,6 +29,18 @@ NETWORK, _HEAD, _TERM = "discriminator", "discriminator_head", "discriminator_bi
 _RATE, _TOKENS_PER_UPDATE = 1e-3, 4096
 
 
+def check_refit(wanted: bool, network: str | None, data: object) -> None:
+    """Check the options of an export that concern the head.
+
+    Raises:
+        ConfigError: a data set is given and no head is to be fitted, or the network has no such head.
+    """
+    if data is not None and not wanted:
+        raise ConfigError("--data is for --refit-head, and no head is to be fitted", hint="add --refit-head, or leave out --data")
+    if wanted and network not in (None, NETWORK):
+        raise ConfigError(f"--refit-head is for the {NETWORK}, not the {network}", hint="leave out --refit-head")
+
+
 def refit_head(
     run: Path, *, data: Path | None = None, updates: int = 200, progress: Progress, warn: Callable[[str], None]
 ) -> DenseHead:
