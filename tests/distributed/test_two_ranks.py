@@ -33,7 +33,11 @@ with join_ranks("cpu") as ranks:
         name, _, optimizer = run_name.partition("+")
         factory = objectives.load(name)
         model = dict(hidden_dropout=0.0, attention_dropout=0.0, **MODELS.get(name, dict()))
-        objective = factory(factory.Config(), settings(**model))
+        given = factory.Config()
+        if optimizer == "modernbert":
+            model |= dict(encoder="modernbert", local_window=8)
+            given = factory.Config(tying="gradient-disentangled")
+        objective = factory(given, settings(**model))
         objective.initialize(0)
         options = OPTIMIZERS.get(optimizer, dict())
         steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5)
@@ -50,8 +54,9 @@ threads = [Path("/proc/self/task", number, "comm").read_text().strip() for numbe
 assert not [name for name in threads if "gloo" in name], threads
 """
 GROWING = ["rtd+growing", "electric+growing", "permutation-lm+growing"]
-NAMES = [*objectives.names(), *(f"{name}+muon" for name in objectives.names()), "rtd+stable-adamw", *GROWING]
-"""Objectives, some with the optimizer of `OPTIMIZERS` after a plus; 'growing': with schedules and masking 'entropy'."""
+NAMES = [*objectives.names(), *(f"{name}+muon" for name in objectives.names()), "rtd+stable-adamw", "rtd+modernbert", *GROWING]
+"""Objectives, some with the optimizer of `OPTIMIZERS` after a plus; 'growing': with schedules and masking 'entropy';
+'modernbert': on that encoder, with disentangled embeddings."""
 
 
 def run_ranks(processes: int, program: Path, *arguments: str) -> None:

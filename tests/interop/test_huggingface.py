@@ -244,5 +244,5 @@ def test_another_encoder_is_refused() -> None:
 
     other = Other()
     other.config = sizes().model_copy(update={"encoder": "other"})
-    with pytest.raises(ConfigError, match="encoder 'other' has no Hugging Face ELECTRA form"):
+    with pytest.raises(ConfigError, match="encoder 'other' cannot be exported"):
         to_huggingface(Network(other, NETWORKS["discriminator"].head), VOCABULARY)

@@ -159,6 +159,23 @@ def test_the_older_form_of_the_configuration_is_read(theirs: Path) -> None:
     torch.testing.assert_close(logits(network_from_huggingface(theirs)), expected_logits(theirs), **TOLERANCE)
 
 
+def test_a_base_that_is_null_is_that_of_full_attention(theirs: Path) -> None:
+    edit(theirs, "layer_types", "rope_parameters", global_rope_theta=700.0, local_rope_theta=None)
+    config = network_from_huggingface(theirs).encoder.config
+    assert isinstance(config, ModernBertConfig)
+    assert (config.full_rope_theta, config.local_rope_theta) == (700.0, 700.0)
+
+
+def test_a_classifier_with_the_label_of_a_discriminator_is_none(tmp_path: Path) -> None:
+    from transformers import ModernBertConfig as TheirConfig
+    from transformers import ModernBertForSequenceClassification
+
+    settings = TheirConfig(**THEIRS, id2label={0: "energy"}, problem_type="regression")
+    ModernBertForSequenceClassification(settings).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="has no pre-training head"):
+        network_from_huggingface(tmp_path)
+
+
 def test_a_bare_encoder_and_a_head_of_a_task_are_read(tmp_path: Path) -> None:
     from transformers import ModernBertConfig as TheirConfig
     from transformers import ModernBertForSequenceClassification, ModernBertModel
@@ -191,6 +208,9 @@ ROPE = {"full_attention": {"rope_type": "yarn", "rope_theta": 1e5, "factor": 4.0
     [
         ({"rope_parameters": ROPE}, "rope_parameters.full_attention.rope_type is 'yarn', but only 'default' is supported"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters has the key 'rope_type'"),
+        ({"rope_parameters": {"full_attention": {"type": "yarn"}}}, "rope_type is 'yarn'"),
+        ({"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}}, "has 'partial_rotary_factor'"),
+        ({"rope_parameters": []}, "rope_parameters is .*, expected an object"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling"),
         ({"layer_types": ["sliding_attention"] * 4}, "only full attention in every n-th layer from the first on"),
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu', but only 'gelu'"),

@@ -185,6 +185,16 @@ def test_wrong_settings_are_refused(changes: dict[str, Any], says: str) -> None:
         build_config({**SIZES, **changes})
 
 
+def test_a_generator_keeps_even_heads_and_aligned_widths() -> None:
+    base = build_config(encoder="modernbert", hidden_size=768, embedding_size=768, num_heads=12, feedforward_size=2048)
+    small = base.shrunk(0.33333, 1.0)
+    assert (small.hidden_size, small.num_heads, small.feedforward_size) == (256, 4, 680)
+    third = build_config(encoder="modernbert", hidden_size=256, embedding_size=256, num_heads=4, feedforward_size=704)
+    small = third.shrunk(0.33333, 1.0)
+    assert (small.hidden_size, small.num_heads, small.feedforward_size) == (88, 1, 232)
+    assert third.shrunk(1.0, 0.5) == third.model_copy(update={"num_layers": 6})
+
+
 def rows() -> TokenBatch:
     """Rows of 30 with padding; the second row has two documents."""
     batch = token_batch([30, 30, 11, 4])

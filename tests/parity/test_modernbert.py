@@ -118,22 +118,56 @@ def test_logits_of_every_setting(case: str) -> None:
         torch.testing.assert_close(network.token_logits(ids, real)[real], expected[real], **TOLERANCE)
 
 
+@pytest.mark.parametrize("length", [1, 8, 9, 16, 17, 37])
 @pytest.mark.parametrize("biases", [{}, BIASES], ids=["without biases", "with biases"])
-def test_gradients(biases: dict[str, bool]) -> None:
-    network = masked_lm(sizes(**biases))
+@pytest.mark.parametrize("kind", ["words", "replaced"])
+def test_gradients(kind: str, biases: dict[str, bool], length: int) -> None:
+    config = sizes(**biases)
+    network = masked_lm(config) if kind == "words" else discriminator(config, ReplacedTokenHead)
     theirs = counterpart(network)
-    ids, real = rows(37)
-    weights = torch.randn(3, 37, VOCABULARY.size, generator=torch.Generator().manual_seed(3)) * real[..., None]
-    (network.token_logits(ids, real) * weights).sum().backward()
-    (theirs(ids, attention_mask=real.long()).logits * weights).sum().backward()
+    ids, real = rows(length)
+    ours, expected = network.token_logits(ids, real), theirs(ids, attention_mask=real.long()).logits
+    ours = ours if kind == "words" else ours[..., None]
+    weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(3)) * real[..., None]
+    (ours * weights).sum().backward()
+    (expected * weights).sum().backward()
+    compare_gradients(network, theirs)
+
+
+def test_gradients_of_packed_documents() -> None:
+    """The sum over documents in one row: as transformers computes them one by one."""
+    network = masked_lm(sizes(local_window=6))
+    theirs = counterpart(network)
+    ids, _ = rows(40, padded=False)
+    cuts = [0, 10, 11, 40]
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor([10, 1, 29])).expand(3, -1)
+    weights = torch.randn(3, 40, VOCABULARY.size, generator=torch.Generator().manual_seed(3))
+    real = torch.ones_like(ids, dtype=torch.bool)
+    (network.token_logits(ids, real, None, None, documents) * weights).sum().backward()
+    for begin, end in pairwise(cuts):
+        (theirs(ids[:, begin:end]).logits * weights[:, begin:end]).sum().backward()
+    compare_gradients(network, theirs)
+
+
+def compare_gradients(network: Network, theirs: Any) -> None:
     ours = {f"encoder.{name}": value.grad for name, value in network.encoder.named_parameters()}
     ours |= {f"head.{name}": value.grad for name, value in network.head.named_parameters() if "word_embeddings" not in name}
     expected = {name: value.grad for name, value in theirs.named_parameters()}
     found = weights_to_huggingface({name: gradient for name, gradient in ours.items() if gradient is not None})
     assert found.keys() == expected.keys() - {"decoder.weight"}
     for name, gradient in found.items():
-        scale = float(expected[name].abs().max())
+        scale = max(float(expected[name].abs().max()), 1e-3)
         torch.testing.assert_close(gradient / scale, expected[name] / scale, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_a_mask_with_holes_measures_the_window_in_positions() -> None:
+    network = masked_lm(sizes(**BIASES))
+    theirs = counterpart(network)
+    ids, real = rows(40, padded=False)
+    real[:, 10:20] = False
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=real.long()).logits
+        torch.testing.assert_close(network.token_logits(ids, real)[real], expected[real], **TOLERANCE)
 
 
 @pytest.mark.parametrize("length", [9, 40])

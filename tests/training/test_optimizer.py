@@ -193,13 +193,13 @@ def fitted(optimizer: dict[str, Any], user_set: set[str], **train: Any) -> dict[
 
 def test_a_schedule_that_the_user_left_alone_is_shortened_with_the_run() -> None:
     assert fitted({"warmup_steps": 800}, set()) == {}
-    assert fitted({"warmup_steps": 10_000}, set()) == {"optimizer.warmup_steps": 800}
+    assert fitted({"warmup_steps": 10_000}, set()) == {"optimizer.warmup_steps": 100}
     assert fitted({"warmup_steps": 100, "decay_steps": 5000}, set()) == {
         "optimizer.warmup_steps": 100,
         "optimizer.decay_steps": 200,
     }
     assert fitted({"warmup_steps": 900}, {"warmup_steps"}) == {"optimizer.decay_fraction": 0.1}
-    assert fitted({"warmup_steps": 900, "decay_steps": 300}, {"decay_steps"}) == {"optimizer.warmup_steps": 700}
+    assert fitted({"warmup_steps": 900, "decay_steps": 300}, {"decay_steps"}) == {"optimizer.warmup_steps": 100}
     assert fitted({"warmup_steps": 10_000, "schedule": "linear"}, {"warmup_steps"}) == {}
     assert fitted({"decay_steps": 10}, set(), max_hours=1.0) == {"optimizer.decay_steps": None}
 

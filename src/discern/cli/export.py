@@ -54,7 +54,7 @@ def export(
         typer.Option(
             "--refit-head",
             help="Fit a dense head on the frozen states of a discriminator with a bilinear term, so that transformers loads it "
-            "whole, and report the loss of AUC.",
+            "whole, and report how much AUC this costs.",
         ),
     ] = False,
     data: Annotated[

@@ -233,7 +233,7 @@ def _from_export(source: Path, title: str, network: str | None, all_networks: bo
         step=mark.get("step"),
         source_card=read_text(source / CARD_NAME, hint=_COPY) if (source / CARD_NAME).is_file() else "",
     )
-    files = tokenizer_files(tokenizer, length, has_segments=config["model_type"] != _MODERNBERT)
+    files = tokenizer_files(tokenizer, length, has_segments=family_in(source).has_segments)
     with understood(source / CONFIG_NAME, hint="export the run again", error=CheckpointError):
         card = imported_card(facts)
     return _Contents(models, files, settings, card, mark.get("step"))

@@ -51,8 +51,8 @@ def read_huggingface_config(folder: Path, families: Sequence[str] = ("electra",)
     config = read_object(path, hint=_AGAIN, error=CheckpointError)
     kind = config.get("model_type")
     if kind not in families:
-        expected, wanted = " or ".join(map(repr, families)), " or ".join(map(str.upper, families))
-        raise CheckpointError(f"{path}: model_type is {kind!r}, expected {expected}", hint=f"give an {wanted} model")
+        expected = " or ".join(map(repr, families))
+        raise CheckpointError(f"{path}: model_type is {kind!r}, expected {expected}", hint=f"give a model of type {expected}")
     with understood(path, hint=_AGAIN, error=CheckpointError):
         (_Export if MARK in config else _Model).model_validate(config)
     return config
@@ -93,8 +93,8 @@ def read_mark(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def detector_label(config: Mapping[str, Any]) -> str | None:
     """The output of a discriminator that is stored as a tagger with one label, as ModernBERT's is; None for other models."""
-    labels = config.get("id2label")
-    if not isinstance(labels, dict) or len(labels) != 1:
+    labels, names = config.get("id2label"), config.get("architectures") or [""]
+    if not isinstance(labels, dict) or len(labels) != 1 or not str(names[0]).endswith("ForTokenClassification"):
         return None
     (label,) = labels.values()
     return label if label in (ENERGY, REPLACED) else None

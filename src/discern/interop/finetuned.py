@@ -312,7 +312,7 @@ def modernbert_to_huggingface(
         if summary is None or summary.norm_weight is None:
             raise ConfigError(
                 f"{MODERNBERT_ARCHITECTURES[head.kind]} has a dense layer, a GELU and a LayerNorm before its last layer, "
-                "and this head has not",
+                "but this head does not",
                 hint="fine-tune with --set task.head=prediction to export; `discern predict` accepts this model as it is",
             )
         tensors |= {"head.dense.weight": summary.weight, "head.norm.weight": summary.norm_weight}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discern.config.problems import quoted
 from discern.errors import CheckpointError, ConfigError
 from discern.interop.config_json import (
     ENERGY,
@@ -189,22 +190,29 @@ def _full_attention_every(config: Mapping[str, Any], num_layers: int, path: Path
 def _thetas(config: Mapping[str, Any], path: Path) -> dict[str, float]:
     """The base of the rotary frequencies, by type of layer."""
     old = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
-    thetas = {kind: config.get(key) or _THETAS[kind] for kind, key in old.items()}
+    thetas = {kind: config.get(key, _THETAS[kind]) for kind, key in old.items()}
+    if thetas["sliding_attention"] is None:  # as the first folders have it: one base for all layers
+        thetas["sliding_attention"] = thetas["full_attention"]
     if config.get("rope_scaling") is not None:
         raise CheckpointError(f"{path}: rope_scaling is {config['rope_scaling']!r}, which is not supported", hint=_ORDINARY)
-    given = config.get("rope_parameters") or {}
-    for kind, parameters in given.items() if isinstance(given, dict) else ():
+    given = {} if config.get("rope_parameters") is None else config["rope_parameters"]
+    if not isinstance(given, dict):
+        raise CheckpointError(f"{path}: rope_parameters is {quoted(given)}, expected an object", hint=_ORDINARY)
+    for kind, parameters in given.items():
         if kind not in thetas or not isinstance(parameters, dict):
             raise CheckpointError(
                 f"{path}: rope_parameters has the key '{kind}', expected one entry each for {' and '.join(map(repr, thetas))}",
                 hint=_ORDINARY,
             )
-        rope_type = parameters.get("rope_type", _DEFAULT_ROPE)
+        rope_type = parameters.get("rope_type", parameters.get("type", _DEFAULT_ROPE))
         if rope_type != _DEFAULT_ROPE:
             raise CheckpointError(
                 f"{path}: rope_parameters.{kind}.rope_type is {rope_type!r}, but only {_DEFAULT_ROPE!r} is supported",
                 hint=_ORDINARY,
             )
+        others = sorted(parameters.keys() - {"rope_type", "type", "rope_theta"})
+        if others:
+            raise CheckpointError(f"{path}: rope_parameters.{kind} has '{others[0]}', which is not supported", hint=_ORDINARY)
         thetas[kind] = parameters.get("rope_theta", thetas[kind])
     return thetas
 

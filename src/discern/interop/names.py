@@ -64,9 +64,10 @@ def encoder_weights(encoder: Encoder) -> dict[str, Tensor]:
 def _check_form(encoder: Encoder) -> None:
     tower = encoder.left if isinstance(encoder, TwoTowerEncoder) else encoder
     if not isinstance(tower, BertEncoder):
+        what = "two towers of encoder" if isinstance(encoder, TwoTowerEncoder) else "encoder"
         raise ConfigError(
-            f"encoder '{encoder.config.encoder}' has no Hugging Face ELECTRA form as {type(encoder).__name__}",
-            hint="only a BertEncoder can be exported to ELECTRA; leave out --all-networks, or choose another with --network",
+            f"{what} '{encoder.config.encoder}' cannot be exported: transformers has no class for it",
+            hint="leave out --all-networks, or choose another network with --network; discern takes the run as it is",
         )
     if tower.config.normalization != "post":
         raise ConfigError(

@@ -36,6 +36,8 @@ def plan_unpadding(
     document_ids: Int[Tensor, "B L"] | None,
     weights: Tensor,
     direction: Direction = "both",
+    *,
+    contiguous: bool = False,
 ) -> Unpadding:
     """The fastest layout of these rows: the real tokens alone if the kernels can attend to spans, padded rows otherwise.
 
@@ -43,6 +45,8 @@ def plan_unpadding(
         document_ids: equal ids of a row are contiguous.
         weights: any weight of the encoder; kernels need float32 on the CPU.
         direction: the kernels support 'both' only.
+        contiguous: whether distances matter, so that the real tokens of a document must be neighbors; with holes between them,
+            the rows stay padded.
     """
     if direction != "both":
         return Unpadding(visible_one_way(input_ids, attention_mask, document_ids, direction))
@@ -61,6 +65,8 @@ def plan_unpadding(
     if places is not None:
         row, document = row[places], document[places]
     starts = (row.diff() != 0) | (document.diff() != 0)
+    if contiguous and places is not None and attention_mask is not None and bool(((places.diff() != 1) & ~starts).any()):
+        return Unpadding(visible_keys(attention_mask, document_ids))
     middle = starts.nonzero().flatten() + 1
     return Unpadding(offsets=torch.cat([middle.new_zeros(1), middle, middle.new_full((1,), len(row))]), places=places)
 

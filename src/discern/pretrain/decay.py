@@ -106,7 +106,7 @@ def _refuse_unstable(start: DecayStart) -> None:
     run, step, optimizer, train = start.run, start.step, start.config.optimizer, start.config.train
     if optimizer.schedule not in _STABLE:
         raise ConfigError(
-            f"{run} was trained with optimizer.schedule '{optimizer.schedule}', whose learning rate falls all the time; a decay "
+            f"{run} was trained with optimizer.schedule '{optimizer.schedule}', whose learning rate decays throughout; a decay "
             "begins at the constant rate of 'wsd' or 'constant'",
             hint=f"to train its weights with a new schedule: --init-from {run}",
         )

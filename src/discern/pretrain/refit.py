@@ -95,7 +95,7 @@ def refit_head(
     for update in range(updates):
         places = np.arange(update * rows, (update + 1) * rows)
         batch = stream.batch(places, places)
-        randomness = Randomness(seed, update, batch.example_index)
+        randomness = Randomness(seed, trained.step + update, batch.example_index)
         corrupted = objective.corrupt(batch, randomness).to(ranks.device)
         with torch.no_grad():
             seen = objective(corrupted, randomness.to(ranks.device)).observations

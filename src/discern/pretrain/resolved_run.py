@@ -22,7 +22,7 @@ from discern.artifacts.run import (
     vocabulary_of,
 )
 from discern.config.resolve import Resolved
-from discern.config.tree import flatten, to_toml
+from discern.config.tree import NONE, flatten, to_toml, toml_value
 from discern.data.batching.mixture import replay_fraction
 from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.data.dataset.shards import TokenData
@@ -35,7 +35,7 @@ from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write, write_text
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
-from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, read_written_config
+from discern.training.pretrain_config import FITTED_KEYS, PretrainConfig, load_pretrain_config, read_written_config
 
 Resume: TypeAlias = Literal["auto", "never", "must"]
 """'auto' continues an existing run, 'never' starts over (the old run is moved aside), 'must' only continues."""
@@ -134,16 +134,32 @@ def resolve_run(
                 )
         return _resolve_decay(decay_from, data, out, overrides, resume, warn)
     OutputFolder(out).check(data, init_from, replay.data if replay else None)
+    resumes = resume != "never" and is_run(out) and checkpoint.found(out / CHECKPOINTS)
     if init_from is None:
-        return ResolvedRun(out, resume, load_pretrain_config(config, preset, overrides), TokenData.open(data))
+        settings = load_pretrain_config(config, preset, overrides)
+        if resumes and (kept := _fitted_before(out, settings)):
+            settings = load_pretrain_config(config, preset, [*overrides, *kept])
+        return ResolvedRun(out, resume, settings, TokenData.open(data))
     opened = TokenData.open(data)
     start = open_model(init_from, warn=warn)
     added_pieces(start, opened)
-    resumes = resume != "never" and is_run(out) and checkpoint.found(out / CHECKPOINTS)
     earlier = read_written_config(out / CONFIG_FILE) if resumes else None
     settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
     replayed = None if replay is None else _open_replay(replay, settings.config, opened)
     return ResolvedRun(out, resume, settings, opened, start, replay, replayed)
+
+
+def _fitted_before(out: Path, settings: Resolved[PretrainConfig]) -> list[str]:
+    """Overrides that keep what was fitted to the length of a run, such as the warm-up, when it is resumed with another length."""
+    old, new = flatten(read_written_config(out / CONFIG_FILE)), flatten(settings.config)
+    if old["train.max_steps"] == new["train.max_steps"]:
+        return []
+    suggested = [key for key in FITTED_KEYS if settings.origins.get(key, "default").startswith(("preset ", "default"))]
+    return [
+        f"{key}={NONE if old[key] is None else toml_value(old[key])}"
+        for key in suggested
+        if key in old and key in new and old[key] != new[key]
+    ]
 
 
 def _resolve_decay(

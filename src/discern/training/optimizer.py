@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from discern import kernels
 from discern.errors import CheckpointError, ConfigError
 from discern.models.base import Encoder
+from discern.models.heads import MaskedLMHead
 from discern.training.config import OptimizerConfig
 from discern.training.update_rules import Muon, UpdateRule, adam_rule
 
@@ -152,6 +153,9 @@ def hidden_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
     inside = {part for encoder in encoders for part in encoder.modules()}
     stacked = {id(layer.weight): parts for encoder in encoders for layer, parts in encoder.stacked_layers().items()}
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    # A projection of the word table that a head's output matrix is tied to as well.
+    tied = (part.projection for part in model.modules() if isinstance(part, MaskedLMHead))
+    tables |= {id(projection.weight) for projection in tied if projection is not None}
     found: dict[nn.Parameter, int] = {}
     for name, part in model.named_modules():
         if not isinstance(part, nn.Linear) or id(part.weight) in tables or not part.weight.requires_grad:

@@ -213,6 +213,9 @@ _FITS_TO_LENGTH = (
     Fit(_RAMPS, "train.max_steps", _fit_ramps, ("objective", "train")),
 )
 
+FITTED_KEYS = (*SCHEDULE_KEYS, BATCH_KEY, LENGTH_KEY, *_RAMPS)
+"""Settings of a preset that are fitted to the length of the run."""
+
 
 def _objective_config(name: str) -> type[BaseModel]:
     """The configuration class of an objective; imports it, and with it torch."""

@@ -93,7 +93,8 @@ def fitted_schedule(config: OptimizerConfig, train: TrainConfig, user_set: Conta
         decay = shorter
     else:
         found = {}
-    return found if keeps_warmup else {**found, warmup_key: min(warmup, steps - decay)}
+    # A tenth of the run, so that a stable part remains.
+    return found if keeps_warmup else {**found, warmup_key: min(warmup, max(1, steps // 10), steps - decay)}
 
 
 def _decay_of(config: OptimizerConfig, decay: int, steps: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def prepared(tokenizer: Tokenizer, name: str) -> Tokenizer:
         name: name of the tokenizer, for messages.
 
     Raises:
-        DataError: a special token is missing, or the id of [PAD] is not 0.
+        DataError: a special token is missing.
     """
     special_ids(tokenizer, name)
     tokenizer.no_truncation()
@@ -90,7 +90,7 @@ def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> dict[str, 
     """Ids of the special tokens by role: pad, unk, cls, sep, mask, and eod if the vocabulary has an end-of-document token.
 
     Raises:
-        DataError: a special token is missing, or the id of [PAD] is not 0.
+        DataError: a special token is missing.
     """
     names = special_names(tokenizer)
     ids = {role: tokenizer.token_to_id(token) for role, token in names.items()}
@@ -100,11 +100,6 @@ def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> dict[str, 
             f"{name}: the vocabulary has no {' and no '.join(missing)}; discern needs {' '.join(SPECIAL_TOKENS.values())}",
             hint=f"add {'it' if len(missing) == 1 else 'them'} to the vocabulary, one token per line, {_TRAIN_HINT}",
         )
-    if ids["pad"] != 0 and names is SPECIAL_TOKENS:
-        raise DataError(
-            f"{name}: [PAD] has id {ids['pad']}, but it must be 0",
-            hint=f"move [PAD] to the first line of the vocabulary, {_TRAIN_HINT}",
-        )
     ids["eod"] = tokenizer.token_to_id(END_OF_DOCUMENT)
     return {role: int(number) for role, number in ids.items() if number is not None}
 
@@ -113,7 +108,7 @@ def special_tokens(tokenizer: Tokenizer) -> discern.types.SpecialTokens:
     """Ids of the special tokens.
 
     Raises:
-        DataError: a special token is missing, or the id of [PAD] is not 0.
+        DataError: a special token is missing.
     """
     from discern.types import SpecialTokens  # imports torch
 

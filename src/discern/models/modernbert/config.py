@@ -77,6 +77,18 @@ class ModernBertConfig(ModelConfig):
             )
         return self
 
+    def shrunk(self, width: float, depth: float) -> ModernBertConfig:
+        """As for every encoder, with widths that are multiples of 8 if those here are: heads stay even, and products aligned."""
+        found = super().shrunk(width, depth)
+        if found.hidden_size == self.hidden_size:
+            return type(self).model_validate(found.model_dump())
+        hidden, inner = (_aligned(getattr(found, name), getattr(self, name)) for name in ("hidden_size", "feedforward_size"))
+        heads = max(1, min(found.num_heads, hidden // 2))
+        while hidden % (2 * heads):
+            heads -= 1
+        sizes = {"hidden_size": hidden, "feedforward_size": inner, "num_heads": heads}
+        return type(self).model_validate({**found.model_dump(), **sizes})
+
     def is_full(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has full attention."""
         return layer % self.full_attention_every == 0
@@ -96,3 +108,8 @@ class ModernBertConfig(ModelConfig):
             dense_std=self.output_std(self.hidden_size),
             output_std=self.hidden_size**-0.5,
         )
+
+
+def _aligned(size: int, whole: int) -> int:
+    """The nearest multiple of 8 if the whole is one, else the next even number."""
+    return max(8, 8 * round(size / 8)) if whole % 8 == 0 else size + size % 2

@@ -43,8 +43,9 @@ class RotaryAttention(SelfAttention):
         """The attended values of each token, heads concatenated. The caller applies `output`, fused with what follows."""
         packed = self._projected(hidden)
         if unpadding.offsets is not None:
-            flat, places = packed.flatten(0, -2), rotate.positions.flatten()
-            flat = kernels.rotary(flat, self.num_heads, rotate.cosine, rotate.sine, places)
+            flat = packed.flatten(0, -2)
+            cosine, sine = rotate.cosine.flatten(0, -2), rotate.sine.flatten(0, -2)
+            flat = kernels.rotary(flat, self.num_heads, cosine, sine, torch.arange(len(flat)))
             attended = kernels.attention(flat, self.num_heads, unpadding.offsets, self.dropout.active, self.window)
             return attended.view(hidden.shape)
         query, key, value = (self._split(part) for part in packed.chunk(3, -1))
@@ -183,7 +184,8 @@ class ModernBertEncoder(Encoder):
     ) -> Float[Tensor, "B L D"]:
         """Hidden states of the last block; those of padding are undefined. Segments are ignored."""
         shape = input_ids.shape
-        unpadding = plan_unpadding(input_ids, attention_mask, document_ids, self.embeddings.weights, self.direction)
+        weights = self.embeddings.weights
+        unpadding = plan_unpadding(input_ids, attention_mask, document_ids, weights, self.direction, contiguous=True)
         if position_ids is None:
             position_ids = torch.arange(shape[1], device=input_ids.device)[None]
         if unpadding.places is not None:

@@ -14,18 +14,16 @@ class Rotation:
     """The angles of the positions of a batch, for heads of width d.
 
     Attributes:
-        cosine: (P, d / 2) of each position, float32.
-        sine: (P, d / 2), likewise.
-        positions: (#B, L) row of the two tables for each token.
+        cosine: (#B, L, d / 2) of each token, float32.
+        sine: (#B, L, d / 2), likewise.
     """
 
-    cosine: Float[Tensor, "P half"]
-    sine: Float[Tensor, "P half"]
-    positions: Int[Tensor, "#B L"]
+    cosine: Float[Tensor, "#B L half"]
+    sine: Float[Tensor, "#B L half"]
 
     def __call__(self, states: Float[Tensor, "B H L d"]) -> Float[Tensor, "B H L d"]:
         """Queries or keys, with their halves rotated against each other; in their own precision, computed in float32."""
-        cosine, sine = (table[self.positions][:, None] for table in (self.cosine, self.sine))
+        cosine, sine = self.cosine[:, None], self.sine[:, None]
         first, second = states.float().chunk(2, -1)
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).to(states.dtype)
 
@@ -40,7 +38,5 @@ def frequencies(theta: float, width: int, device: torch.device | None = None) ->
 
 def rotation(theta: float, width: int, positions: Int[Tensor, "#B L"]) -> Rotation:
     """The rotation of heads of `width` at these positions."""
-    count = int(positions.max()) + 1 if positions.numel() else 0
-    places = torch.arange(count, dtype=torch.float32, device=positions.device)
-    angles = places[:, None] * frequencies(theta, width, positions.device)
-    return Rotation(angles.cos(), angles.sin(), positions)
+    angles = positions[..., None].float() * frequencies(theta, width, positions.device)
+    return Rotation(angles.cos(), angles.sin())
