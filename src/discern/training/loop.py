@@ -178,7 +178,8 @@ def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, Optimiz
     if context.ranks.world_size > 1:
         ids = [context.ranks.device.index] if context.ranks.device.type == "cuda" else None
         model = DistributedDataParallel(context.objective, device_ids=ids)
-    return model, Optimizer(parameter_groups(context.objective, context.optimizer), context.optimizer)
+    groups = parameter_groups(context.objective, context.optimizer, context.precision)
+    return model, Optimizer(groups, context.optimizer)
 
 
 def read_local_batch(context: TrainContext, step: int) -> LocalBatch:

@@ -99,13 +99,16 @@ class Optimizer(torch.optim.Optimizer):
             self.state[parameter] = state
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, config: OptimizerConfig, precision: str = "float32") -> list[dict[str, Any]]:
     """Put every trainable parameter into exactly one group, according to rule, weight decay and layer.
 
     With optimizer 'muon', hidden matrices are updated by Muon, and all other parameters by AdamW.
     Vectors (biases, LayerNorm) are not decayed; matrices and embeddings are. With `layer_decay` the learning rate falls
     by that factor per layer, from the heads down to the embeddings. The embeddings of a network are scaled by its own number of
     layers, shared ones by the larger number.
+
+    Args:
+        precision: of the matrix products of Muon: 'float32' or 'bfloat16'.
 
     Reference: Clark et al. 2020, appendix A. The released code skips a depth above the top layer: `layer_decay_gap`.
 
@@ -135,7 +138,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             "params": parameters,
             "weight_decay": config.weight_decay if decayed else 0.0,
             "scale": config.layer_decay**below,
-            "rule": Muon(parts) if parts else rest,
+            "rule": Muon(parts, precision) if parts else rest,
         }
         for (_, parts, decayed, below), parameters in sorted(groups.items())
     ]

@@ -161,12 +161,12 @@ class Muon(UpdateRule):
     """Momentum whose matrix is replaced by the nearest orthogonal one, so that all directions of a matrix are learned equally.
 
     An update is scaled by 0.2 sqrt(max(rows, columns)), which gives it about the RMS of AdamW's updates: the same learning rate
-    and weight decay then suit both. The orthogonal matrix is computed approximately, by five Newton-Schulz iterations, in float32
-    on a CPU and in bfloat16 on a GPU.
+    and weight decay then suit both. The orthogonal matrix is computed approximately, by five Newton-Schulz iterations.
 
     Args:
         parts: number of matrices of equal height that each weight holds, one below the other, such as query, key and value.
             They are orthogonalized apart.
+        precision: of the Newton-Schulz iterations: 'float32' or 'bfloat16'.
 
     Reference: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Liu et al. 2025, "Muon is scalable for LLM
     training", for scale and weight decay. `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` computes the same, in bfloat16.
@@ -176,6 +176,7 @@ class Muon(UpdateRule):
     moments = ("momentum",)
 
     parts: int = 1
+    precision: str = "float32"
 
     def update(
         self,
@@ -191,13 +192,13 @@ class Muon(UpdateRule):
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's
         torch._foreach_mul_(parameters, 1 - rate * decay)
+        dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
         by_shape: dict[torch.Size, list[int]] = {}
         for number, parameter in enumerate(parameters):
             by_shape.setdefault(parameter.shape, []).append(number)
         for (rows, columns), numbers in by_shape.items():
             # Matrices of one shape in one product: a network has dozens, and each alone is too small to keep a GPU busy.
             stacked = torch.cat([directions[number] for number in numbers]).view(-1, rows // self.parts, columns)
-            dtype = torch.bfloat16 if stacked.device.type == "cuda" else torch.float32
             changes = orthogonalized(stacked, dtype).to(stacked.dtype).reshape(len(numbers), rows, columns)
             scale = _RMS * math.sqrt(max(rows // self.parts, columns))
             torch._foreach_add_([parameters[number] for number in numbers], changes.unbind(), alpha=-rate * scale)
