@@ -7,11 +7,12 @@ TRIALS.toml lists the trials. `[defaults]` and each `[[trial]]` may have
 - `name`: of the trial and its folders;
 - `preset`, `set`: the configuration; the settings of `defaults` come first;
 - `data`: a folder of FOLDER that `discern prepare` wrote;
-- `flops` or `hours`: the length of training. FLOPs are those of matrix products, forward and backward, so that the number of
-  updates follows from the sizes;
+- `flops` or `hours`: the length of training (default: that of the preset). FLOPs are those of matrix products, forward and
+  backward, so that the number of updates follows from the sizes;
 - `seeds`;
 - `judge`: what to measure afterwards: "pll" (pseudo-log-likelihood per character of FOLDER/sentences.txt), "blimp" (minimal
-  pairs in FOLDER/blimp), or a task such as "chunk" or "cola", with its files in FOLDER/tasks/<task>;
+  pairs in FOLDER/blimp), "NAME.jsonl" (AUC of the wrong words in that file, see detection.py), or a task such as "chunk" or
+  "cola", with its files in FOLDER/tasks/<task>;
 - `predicted`: what was expected before the trial ran, for the notebook.
 
 Each run has its own folder under RUNS. The same command resumes interrupted runs and skips complete ones. Results are kept in
@@ -44,7 +45,9 @@ from discern.training.metrics_log import read_metrics
 from discern.training.pretrain_config import load_pretrain_config
 
 JUDGES = {"pll": "nats per character", "blimp": "BLiMP"}
-CURVE = ("heldout_generator_loss", "heldout_loss", "generator_accuracy", "accuracy", "discriminator_auc")
+# Figures of an evaluation: of the network that predicts words, and of the discriminator.
+LOSSES, ACCURACIES = ("heldout_generator_loss", "heldout_mlm_loss"), ("generator_accuracy", "mlm_accuracy")
+CURVE = (*LOSSES, *ACCURACIES, "discriminator_auc")
 
 
 @dataclass(frozen=True)
@@ -82,15 +85,18 @@ class Trial:
 
     def length(self) -> tuple[str, ...]:
         """The settings that end training at the budget."""
-        if self.flops is None:
+        if self.hours is not None:
             return (f"train.max_hours={self.hours}",)
+        return () if self.flops is None else (f"train.max_steps={round(self.flops / self.flops_of_a_step())}",)
+
+    def flops_of_a_step(self) -> float:
+        """FLOPs of the matrix products of one update."""
         config = load_pretrain_config(None, self.preset, self.settings).config
         opened = TokenData.open(self.data)
         with torch.device("meta"):
             objective = build_objective(config, Vocabulary(opened.vocab_size, opened.special_tokens))
         (phase,) = objective.phases(config.train.max_steps)
-        each = step_flops(objective, phase, config.data.sequence_length, config.train.sequences_per_step).executed
-        return (f"train.max_steps={round(self.flops / each)}",)
+        return step_flops(objective, phase, config.data.sequence_length, config.train.sequences_per_step).executed
 
 
 def main() -> None:
@@ -109,11 +115,18 @@ def main() -> None:
     threads = "1" if arguments.jobs > 1 else str(torch.get_num_threads())
     runs = [(trial, seed) for trial in chosen for seed in trial.seeds]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for done in [pool.submit(carry_out, trial, seed, arguments, threads) for trial, seed in runs]:
-            done.result()
+        list(pool.map(lambda run: attempt(*run, arguments, threads), runs))
     text = table(trials, arguments.out)
     print(text)
     (arguments.out / "table.md").write_text(text + "\n")
+
+
+def attempt(trial: Trial, seed: int, arguments: argparse.Namespace, threads: str) -> None:
+    """`carry_out`; a failure is printed and does not stop the other runs."""
+    try:
+        carry_out(trial, seed, arguments, threads)
+    except RuntimeError as error:
+        print(f"{trial.name}-{seed} failed: {error}", flush=True)
 
 
 def carry_out(trial: Trial, seed: int, arguments: argparse.Namespace, threads: str) -> None:
@@ -140,6 +153,8 @@ def judge(name: str, run: Path, arguments: argparse.Namespace, threads: str) -> 
     if name == "blimp":
         suite = discern(threads, "evaluate", run, "--suite", "blimp", "--data", arguments.data / "blimp", "--scorer", "pll")
         return float(suite["accuracy"])
+    if name.endswith(".jsonl"):
+        return float(discern(threads, "detect", run, "--evaluate", arguments.data / name)["auc"])
     out = run.with_name(f"{run.name}-{name}")
     files = arguments.data / "tasks" / name
     return float(discern(threads, "finetune", run, "--task", name, "--data", files, "--out", out, "--no-baselines")["median"])
@@ -155,7 +170,7 @@ def discern(threads: str, *command: object) -> dict[str, Any]:
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, command))}\n{done.stderr}")
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stderr}")
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
@@ -174,8 +189,8 @@ def table(trials: Sequence[Trial], out: Path) -> str:
             trial.name,
             " ".join(f"`{value}`" for value in trial.settings) or "-",
             f"{statistics.median(end['tokens'] for end in ends) / 1e6:.2f}",
-            spread([end.get("heldout_generator_loss", end.get("heldout_loss")) for end in ends]),
-            spread([end.get("generator_accuracy", end.get("accuracy")) for end in ends]),
+            spread([end[key] for end in ends for key in LOSSES if key in end]),
+            spread([end[key] for end in ends for key in ACCURACIES if key in end]),
             spread([end.get("discriminator_auc") for end in ends]),
             *(spread([results.get(name) for results in found]) for name in judges),
         ]
