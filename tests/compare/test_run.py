@@ -483,7 +483,7 @@ def test_a_schedule_of_neighboring_steps_goes_on_rising(world: Path, tmp_path: P
     shared = ("train.max_steps=40", "objective.generator_weight_schedule=[[38, 1.0], [39, 0.5], [40, 0.0]]")
     quarter = plan_comparison(**vars(request(world, tmp_path, "seeds = 1\n", body, overrides=shared))).runs[1]
     assert quarter.steps == 10
-    assert vars(quarter.config.objective)["generator_weight_schedule"] == ((10, 1.0), (11, 0.5), (12, 0.0))
+    assert vars(quarter.config.objective)["generator_weight_schedule"] == ((8, 1.0), (9, 0.5), (10, 0.0))
 
 
 def test_a_file_of_a_run_is_taken_as_its_settings_are(world: Path, tmp_path: Path) -> None:

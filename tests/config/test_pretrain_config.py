@@ -12,7 +12,8 @@ from discern.config.presets import preset_names, preset_path, preset_summary
 from discern.config.tree import diff, to_toml
 from discern.errors import ConfigError
 from discern.objectives.rtd import RTDConfig
-from discern.training.pretrain_config import PretrainConfig, differences, load_pretrain_config
+from discern.training.pretrain_config import PretrainConfig, differences, load_pretrain_config, read_written_config
+from discern.training.schedule import learning_rate
 
 ELECTRAS = [
     "cpu-small",
@@ -176,7 +177,35 @@ def test_a_schedule_longer_than_the_run() -> None:
     fitted = load_pretrain_config(None, "electra-small", wsd)
     assert fitted.config.optimizer.warmup_steps == 10
     assert fitted.origins["optimizer.warmup_steps"] == "preset electra-small, fitted from 10000 to train.max_steps"
-    assert load("electra-small", "train.max_steps=100").optimizer.warmup_steps == 10_000, "other schedules stay as they were"
+
+
+@pytest.mark.parametrize("schedule", ["linear", "released", "constant", "wsd"])
+def test_the_rate_of_a_short_run_of_a_preset_reaches_its_peak(schedule: str) -> None:
+    found = load_pretrain_config(None, "electra-small", [f"optimizer.schedule={schedule}", "train.max_steps=100"])
+    optimizer = found.config.optimizer
+    assert optimizer.warmup_steps == 10, "a tenth of the run"
+    assert found.origins["optimizer.warmup_steps"] == "preset electra-small, fitted from 10000 to train.max_steps"
+    highest = max(learning_rate(optimizer, step, 100) for step in range(100))
+    assert highest > 0.85 * optimizer.learning_rate, "that of the released code decays during the warm-up"
+
+
+def test_a_warm_up_without_steps_after_it_is_refused_where_the_user_set_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("tiny", "train.max_steps=100", "optimizer.warmup_steps=100")
+    assert "--set: optimizer.warmup_steps: 100 is not less than the 100 steps of train.max_steps" in caught.value.message
+    assert caught.value.hint == "--set optimizer.warmup_steps=10, or --set train.max_steps=1000"
+    assert load("tiny", "train.max_steps=100", "optimizer.warmup_steps=99").optimizer.warmup_steps == 99
+    assert load("tiny", "train.max_steps=1", "optimizer.warmup_steps=1").optimizer.warmup_steps == 1, "no warm-up at all"
+
+
+def test_a_configuration_that_discern_wrote_keeps_its_warm_up(tmp_path: Path) -> None:
+    """Earlier versions fitted that of no schedule but 'wsd'."""
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "config.toml").write_text(
+        to_toml(load("tiny", "optimizer.warmup_steps=40")).replace("max_steps = 50", "max_steps = 9")
+    )
+    for config in (load_pretrain_config(tmp_path, None).config, read_written_config(tmp_path / "config.toml")):
+        assert (config.train.max_steps, config.optimizer.warmup_steps) == (9, 40)
 
 
 def test_another_objective_drops_the_keys_of_the_first():

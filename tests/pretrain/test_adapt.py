@@ -28,7 +28,7 @@ from discern.objectives.base import Objective
 from discern.pretrain import adapt as module
 from discern.pretrain.adapt import AddedTokens, adapt, perplexity
 from discern.pretrain.evaluate import evaluate
-from discern.pretrain.resolved_run import Replay
+from discern.pretrain.resolved_run import Replay, resolve_run
 from discern.pretrain.run import pretrain
 from discern.progress import Silent
 from discern.training import checkpoint
@@ -178,7 +178,7 @@ def test_a_lone_discriminator_is_kept_whatever_is_shared(world: Path, tmp_path: 
 
 
 def test_a_warm_up_needs_steps_to_come_after_it(world: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"generator_warmup_steps 8 leaves none of train\.max_steps 8"):
+    with pytest.raises(ConfigError, match=r"8 is not less than the 8 steps of train\.max_steps, so no step is left for"):
         go(world, tmp_path / "out", "objective.generator_warmup_steps=8")
     with pytest.raises(ConfigError, match="a network is frozen later on"):
         go(
@@ -381,17 +381,17 @@ def test_a_damaged_list_of_added_tokens_is_named(content: bytes, world: Path, tm
 
 
 def test_a_preset_gives_the_recipe_and_the_model_the_sizes(world: Path, tmp_path: Path) -> None:
-    pretrain(
-        data=world / "domain" / "data",
-        out=tmp_path / "run",
-        preset="mlm-small",
-        overrides=["train.max_steps=2", "train.sequences_per_step=4", "data.sequence_length=32"],
-        init_from=world / "run",
-        progress=Silent(),
-    )
+    def options(steps: int) -> dict[str, Any]:
+        overrides = [f"train.max_steps={steps}", "train.sequences_per_step=4", "data.sequence_length=32"]
+        paths = {"data": world / "domain" / "data", "out": tmp_path / "run", "init_from": world / "run"}
+        return {**paths, "preset": "mlm-small", "overrides": overrides}
+
+    pretrain(**options(2), progress=Silent())
     run = load_run(tmp_path / "run", warn=pytest.fail)
     assert (run.config.objective.name, run.config.model.hidden_size, run.config.model.max_positions) == ("mlm", 32, 128)
-    assert run.config.optimizer.warmup_steps == 10_000, "a preset's schedule is what was asked for"
+    assert run.config.optimizer.warmup_steps == 1, "a preset's schedule, fitted to the run"
+    longer = resolve_run(**options(200), warn=pytest.fail).config
+    assert (longer.train.max_steps, longer.optimizer.warmup_steps) == (200, 1), "as when it began"
 
 
 def test_networks_that_have_parted_go_on_apart(world: Path, tmp_path: Path) -> None:

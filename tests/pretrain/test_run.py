@@ -180,7 +180,7 @@ def test_going_on_with_other_arithmetic_is_said(data: Path, tmp_path: Path) -> N
     done = run(*command(data, out, 6), env=os.environ | {"DISCERN_KERNELS": "0"})
     assert done.returncode == 0, done.stderr
     assert ("kernels True -> False" in done.stderr) == computed["kernels"]
-    assert "otherwise" not in run(*command(data, out, 9), env=os.environ | {"DISCERN_KERNELS": "0"}).stderr
+    assert "kernels" not in run(*command(data, out, 9), env=os.environ | {"DISCERN_KERNELS": "0"}).stderr
 
 
 def test_two_processes(data: Path, tmp_path: Path) -> None:
@@ -347,6 +347,27 @@ def test_a_run_that_is_longer_after_its_decay_is_warned_of(data: Path, tmp_path:
     assert len([line for line in told if "rises to 0.001 again in the longer run" in line]) == 1
 
 
+def test_a_longer_or_shorter_run_keeps_the_warm_up_that_was_fitted(data: Path, tmp_path: Path) -> None:
+    for steps in (5, 40, 7):
+        overrides = (f"train.max_steps={steps}",)
+        resolved = resolve_run(data=data, out=tmp_path, preset="tiny", overrides=overrides, warn=pytest.fail)
+        assert (resolved.config.train.max_steps, resolved.config.optimizer.warmup_steps) == (steps, 1)
+        if not (tmp_path / "run.json").is_file():
+            pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
+
+
+def test_a_run_that_began_before_warm_ups_were_fitted_is_resumed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISCERN_VERIFY", "0")  # its configuration is edited
+    overrides = ("train.max_steps=3",)
+    pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
+    file = tmp_path / "config.toml"
+    file.write_text(file.read_text().replace("warmup_steps = 1", "warmup_steps = 10"))
+    resolved = resolve_run(data=data, out=tmp_path, preset="tiny", overrides=overrides, warn=pytest.fail)
+    assert resolved.config.optimizer.warmup_steps == 10
+
+
 def test_a_dry_run_says_how_many_steps_fit_into_the_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fastest_product", lambda device, precision: 1e12)
     plans = []
@@ -371,7 +392,9 @@ def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
     monkeypatch.setattr("discern.training.precision.measured", lambda shape, threads: dict(figures))
 
     def go(out: Path, steps: int) -> dict[str, object]:
-        settings = (f"train.max_steps={steps}", "train.precision=auto", "train.checkpoint_every_steps=3")
+        # A constant rate does not depend on the length of the run.
+        constant = ("optimizer.schedule=constant", "optimizer.warmup_steps=2")
+        settings = (*constant, f"train.max_steps={steps}", "train.precision=auto", "train.checkpoint_every_steps=3")
         pretrain(data=data, out=out, preset="tiny", overrides=settings, progress=Silent())
         record: dict[str, object] = json.loads((out / "run.json").read_text())
         return record

@@ -281,5 +281,45 @@ def test_changes_of_rates_end_within_the_run(tmp_path: Path) -> None:
     base = f"train.max_steps=1000;{ramps};objective.mask_probability_steps=300"
     found = resolved(base, "train.max_steps=100").config.objective
     assert (found.temperature_steps, found.mask_probability_steps) == (100, 100)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"objective.temperature_steps is 400, more than the 100 steps of train.max_steps"):
+    with pytest.raises(ConfigError, match=r"objective.temperature_steps: 400 is more than the 100 steps of train.max_steps"):
         resolved(base, "train.max_steps=100", "objective.temperature_steps=400")
+
+
+# What the user gives, what a run of 100 steps makes of it, and what is typed to keep it.
+IN_STEPS = {
+    "objective.generator_weight_schedule": (
+        "[[0, 0.0], [200, 0.5], [400, 1.0]]",
+        ((0, 0.0), (50, 0.5), (100, 1.0)),
+        "'objective.generator_weight_schedule=[[0, 0.0], [50, 0.5], [100, 1.0]]', or --set train.max_steps=400",
+    ),
+    "objective.discriminator_weight_schedule": (
+        "[[398, 1.0], [399, 0.5], [400, 0.0]]",
+        ((98, 1.0), (99, 0.5), (100, 0.0)),
+        "'objective.discriminator_weight_schedule=[[98, 1.0], [99, 0.5], [100, 0.0]]', or --set train.max_steps=400",
+    ),
+    "objective.freeze_generator_at": ("100", 50, "objective.freeze_generator_at=50, or --set train.max_steps=200"),
+    "objective.freeze_discriminator_at": ("100", 50, "objective.freeze_discriminator_at=50, or --set train.max_steps=200"),
+    "objective.generator_warmup_steps": ("400", 10, "objective.generator_warmup_steps=10, or --set train.max_steps=4000"),
+    "optimizer.warmup_steps": ("400", 10, "optimizer.warmup_steps=10, or --set train.max_steps=4000"),
+}
+
+
+@pytest.mark.parametrize("key", IN_STEPS)
+def test_steps_beyond_the_run_are_refused_or_fitted(key: str) -> None:
+    value, fitted, hint = IN_STEPS[key]
+    base = f"train.max_steps=1000;objective.tying=none;{key}={value}"
+    section, name = key.split(".")
+    whole = resolved(base)
+    assert "fitted" not in whole.origins[key]
+    found = resolved(base, "train.max_steps=100")
+    assert getattr(getattr(found.config, section), name) == fitted
+    assert found.origins[key].endswith("to train.max_steps")
+    with pytest.raises(
+        ConfigError, match=rf"--set: {key}: \d+ is (more|not less) than the 100 steps of train.max_steps, so "
+    ) as caught:
+        resolved(base, "train.max_steps=100", f"{key}={value}")
+    assert caught.value.hint == f"--set {hint}"
+
+
+def test_a_weight_that_is_constant_names_no_step() -> None:
+    assert resolved("train.max_steps=10", "objective.generator_weight_schedule=[[400, 0.5]]")

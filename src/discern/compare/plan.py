@@ -14,6 +14,7 @@ from discern.compare.settings import UNTRAINED, CompareConfig, RunSpec, as_overr
 from discern.compare.tasks import TaskFolder, find_task_folders
 from discern.config.layers import read_file
 from discern.config.resolve import Resolved
+from discern.config.stages import rescaled
 from discern.config.tree import flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, did_you_mean
@@ -272,18 +273,10 @@ def _scaled(run: PlannedRun, steps: int) -> list[str]:
 def _rescaled(key: str, value: Any, factor: float) -> Any:
     """A setting rescaled for a run that is `factor` times as long; None if it does not name steps."""
     if key.endswith("_schedule") and isinstance(value, tuple):
-        return _rising([(round(step * factor), weight) for step, weight in value]) or None
+        return rescaled(value, factor) or None
     counts = key.endswith(("_steps", "_at")) and isinstance(value, int | float)
     # Below 1 it is a fraction of the run, which needs no rescaling.
     return max(1, round(value * factor)) if counts and value >= 1 else None
-
-
-def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """A schedule with increasing steps: rescaled steps that rounding made equal are raised by one or more."""
-    found: list[tuple[int, float]] = []
-    for step, weight in points:
-        found.append((max(step, found[-1][0] + 1) if found else step, weight))
-    return found
 
 
 def _set_by_file(resolved: Resolved[PretrainConfig]) -> set[str]:

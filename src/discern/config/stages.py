@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
+
+ValueT = TypeVar("ValueT")
 
 Stage = tuple[int, int]
 """The number of tokens after which the stage begins, and its value."""
@@ -12,6 +15,20 @@ Stage = tuple[int, int]
 def stage_at(stages: Sequence[Stage], tokens: int) -> int:
     """The value after this number of tokens; the first stage begins at 0."""
     return next(value for begin, value in reversed(stages) if begin <= tokens)
+
+
+def rescaled(stages: Sequence[tuple[int, ValueT]], factor: float) -> tuple[tuple[int, ValueT], ...]:
+    """The stages with their beginnings multiplied by a factor. Those that rounding makes equal are moved apart by one.
+
+    They move to before the last one; only where there is no room, in a very short schedule, after it.
+    """
+    found: list[int] = []
+    for begin, _ in stages:
+        moved = round(begin * factor)
+        found.append(max(moved, found[-1] + 1) if found else moved)
+    if stages and (end := round(stages[-1][0] * factor)) >= len(stages) - 1:
+        found = [min(begin, end - after) for after, begin in zip(reversed(range(len(found))), found, strict=True)]
+    return tuple((begin, value) for begin, (_, value) in zip(found, stages, strict=True))
 
 
 def check_stages(name: str, stages: Sequence[Stage], least: int = 1) -> None:

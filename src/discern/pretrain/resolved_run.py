@@ -35,7 +35,7 @@ from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write, write_text
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
-from discern.training.pretrain_config import FITTED_KEYS, PretrainConfig, load_pretrain_config, read_written_config
+from discern.training.pretrain_config import PretrainConfig, kept_when_resumed, load_pretrain_config, read_written_config
 
 Resume: TypeAlias = Literal["auto", "never", "must"]
 """'auto' continues an existing run, 'never' starts over (the old run is moved aside), 'must' only continues."""
@@ -137,8 +137,9 @@ def resolve_run(
     resumes = resume != "never" and is_run(out) and checkpoint.found(out / CHECKPOINTS)
     if init_from is None:
         settings = load_pretrain_config(config, preset, overrides)
-        if resumes and (kept := _fitted_before(out, settings)):
-            settings = load_pretrain_config(config, preset, [*overrides, *kept])
+        if resumes and (kept := kept_when_resumed(read_written_config(out / CONFIG_FILE), settings)):
+            same = [f"{key}={NONE if value is None else toml_value(value)}" for key, value in kept.items()]
+            settings = load_pretrain_config(config, preset, [*overrides, *same], shortens=False)
         return ResolvedRun(out, resume, settings, TokenData.open(data))
     opened = TokenData.open(data)
     start = open_model(init_from, warn=warn)
@@ -147,19 +148,6 @@ def resolve_run(
     settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
     replayed = None if replay is None else _open_replay(replay, settings.config, opened)
     return ResolvedRun(out, resume, settings, opened, start, replay, replayed)
-
-
-def _fitted_before(out: Path, settings: Resolved[PretrainConfig]) -> list[str]:
-    """Overrides that keep what was fitted to the length of a run, such as the warm-up, when it is resumed with another length."""
-    old, new = flatten(read_written_config(out / CONFIG_FILE)), flatten(settings.config)
-    if old["train.max_steps"] == new["train.max_steps"]:
-        return []
-    suggested = [key for key in FITTED_KEYS if settings.origins.get(key, "default").startswith(("preset ", "default"))]
-    return [
-        f"{key}={NONE if old[key] is None else toml_value(old[key])}"
-        for key in suggested
-        if key in old and key in new and old[key] != new[key]
-    ]
 
 
 def _resolve_decay(

@@ -22,7 +22,7 @@ from discern.artifacts.run import build_objective
 from discern.config.layers import Origin, Setting, Settings, collect, parse_overrides, read_file
 from discern.config.problems import InvalidConfigError, Problem, quoted
 from discern.config.resolve import Resolved
-from discern.config.tree import flatten
+from discern.config.tree import NONE, flatten
 from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer.extension import pieces_of_added
 from discern.errors import CheckpointError, ConfigError, DataError
@@ -33,7 +33,7 @@ from discern.models.embeddings import Disentangled, DisentangledEmbeddings
 from discern.models.heads import LanguageHead, MaskedLMHead
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Objective, Vocabulary
-from discern.training.pretrain_config import PretrainConfig, resolve_pretrain_config
+from discern.training.pretrain_config import PretrainConfig, kept_when_resumed, resolve_pretrain_config
 from discern.training.step_sizes import BATCH_KEY, LENGTH_KEY, ROWS_KEY, SEQUENCE_KEY, step_sizes
 
 GENERATOR = "generator"
@@ -86,10 +86,11 @@ def start_config(
     derived = _derived(start, vocabulary, resolved.config, settings)
     if earlier is not None:
         before = flatten(earlier)
-        derived = {key: before.get(key, value) for key, value in derived.items()}
+        derived = {key: before.get(key, value) for key, value in derived.items()} | kept_when_resumed(earlier, resolved)
     if not derived:
         return resolved
-    return resolve_pretrain_config(settings | {key: Setting(value, _OWN) for key, value in derived.items()})
+    found = {key: Setting(NONE if value is None else value, _OWN) for key, value in derived.items()}
+    return resolve_pretrain_config(settings | found, shortens=earlier is None)
 
 
 def _derived(start: ModelFolder, vocabulary: Vocabulary, config: PretrainConfig, settings: Settings) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +14,8 @@ from discern.config.layers import Settings, collect, read_file
 from discern.config.presets import preset_names
 from discern.config.resolve import Clamp, Fit, Resolved, resolve
 from discern.config.schema import Variant
-from discern.config.tree import diff
+from discern.config.stages import rescaled
+from discern.config.tree import diff, flatten, plain
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.models import encoders
@@ -105,18 +107,21 @@ class PretrainConfig(Section):
             )
 
 
-def load_pretrain_config(file: Path | None, preset: str | None, overrides: Sequence[str] = ()) -> Resolved[PretrainConfig]:
+def load_pretrain_config(
+    file: Path | None, preset: str | None, overrides: Sequence[str] = (), *, shortens: bool = True
+) -> Resolved[PretrainConfig]:
     """Resolve a configuration: preset, then file (or the `config.toml` of a run folder), then `--set`.
 
     Args:
         file: a TOML file, or the folder of a run.
         preset: name of a preset to start from.
         overrides: values of `--set`: "train.max_steps=1000".
+        shortens: as for `resolve_pretrain_config`.
 
     Raises:
         ConfigError: there is no configuration to start from, or it is invalid; the message lists all problems.
     """
-    return resolve_pretrain_config(collect(preset, file, overrides))
+    return resolve_pretrain_config(collect(preset, file, overrides), shortens=shortens)
 
 
 def read_written_config(path: Path) -> PretrainConfig:
@@ -138,12 +143,14 @@ def resolve_pretrain_config(settings: Settings, *, shortens: bool = True) -> Res
     """Resolve settings that are already collected.
 
     Args:
-        shortens: whether schedules have to end within the run. A run that continues another one keeps those of the other.
+        shortens: whether schedules have to end within the run. A run that is resumed, or continues another one, keeps its own.
 
     Raises:
         ConfigError: they are invalid; the message lists all problems.
     """
-    return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS, (*_FITS, *_FITS_TO_LENGTH) if shortens else _FITS)
+    written = {key for key, setting in settings.items() if setting.origin.written}
+    to_length = [fit for fit in _FITS_TO_LENGTH if written.isdisjoint(fit.keys)] if shortens else []
+    return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS, (*_FITS, *to_length))
 
 
 def differences(left: str, right: str) -> list[tuple[str, Any, Any]]:
@@ -181,27 +188,72 @@ def _fit_lengths(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mappi
     return fitted_lengths(sections, user_set, limited=not _has_no_position_table(sections["model"]))
 
 
-def _fit_ramps(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
-    """Shorten the changes of rates of a preset to the length of the run.
+@dataclass(frozen=True)
+class _InSteps:
+    """A setting that names a step, which has to lie within the run.
 
-    Raises:
-        ConfigError: the user set one that does not end within the run.
+    Attributes:
+        key: dotted key: "objective.freeze_generator_at".
+        share: fraction of the run at which the step lies at the latest in a schedule that is shortened.
+        missed: what never happens if it lies beyond the run.
+        may_end: whether it may be the end of the run; otherwise steps have to follow.
     """
-    most, found = sections["train"].max_steps, {}
-    for key in _RAMPS if sections["train"].max_hours is None else ():
-        steps = getattr(sections["objective"], key.partition(".")[2], None)
-        if steps is None or steps <= most:
-            continue
-        if key in user_set:
-            raise ConfigError(
-                f"{key} is {steps:,}, more than the {most:,} steps of train.max_steps, so the final value is never reached",
-                hint=f"--set {key}={most}, or --set train.max_steps={steps}",
-            )
-        found[key] = most
-    return found
+
+    key: str
+    share: float
+    missed: str
+    may_end: bool = False
+
+    def fit(self, sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
+        """The value that suits the run, by key, if a preset's does not.
+
+        Raises:
+            ConfigError: the user's does not.
+        """
+        section, _, name = self.key.partition(".")
+        value, train = getattr(sections[section], name, None) or 0, sections["train"]
+        most, last = train.max_steps, _last_step(value)
+        # A warm-up of one step is none: the rate is at its peak from the first step on.
+        if train.max_hours is not None or last <= 1 or last < most or (self.may_end and last == most):
+            return {}
+        suitable = _ending_at(value, max(1, int(most * self.share)))
+        if self.key not in user_set:
+            return {self.key: suitable}
+        relation = "more than" if self.may_end else "not less than"
+        option = f"{self.key}={suitable}" if isinstance(suitable, int) else f"'{self.key}={plain(suitable)}'"
+        raise ConfigError(
+            f"{last:,} is {relation} the {most:,} steps of train.max_steps, so {self.missed}",
+            hint=f"--set {option}, or --set train.max_steps={round(last / self.share)}",
+        )
 
 
-_RAMPS = ("objective.mask_probability_steps", "objective.temperature_steps")
+def _last_step(value: int | Sequence[tuple[int, float]]) -> int:
+    """The last step that a setting names; 0 if it names none, as a weight that is constant."""
+    if isinstance(value, Sequence):
+        return value[-1][0] if len(value) > 1 else 0
+    return value
+
+
+def _ending_at(value: int | Sequence[tuple[int, float]], step: int) -> int | tuple[tuple[int, float], ...]:
+    """The setting with its last step moved to `step`, and those before in proportion."""
+    return step if isinstance(value, int) else rescaled(value, step / value[-1][0])
+
+
+def _fit_warmup(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
+    # 'wsd' has to have room for its decay as well: see `fitted_schedule`.
+    return {} if sections["optimizer"].schedule == "wsd" else _WARMUP.fit(sections, user_set)
+
+
+_WARMUP = _InSteps("optimizer.warmup_steps", 0.1, "the learning rate only rises")
+_OF_OBJECTIVES = (
+    _InSteps("objective.mask_probability_steps", 1, "the final value is never reached", may_end=True),
+    _InSteps("objective.temperature_steps", 1, "the final value is never reached", may_end=True),
+    _InSteps("objective.generator_weight_schedule", 1, "the last factor is never reached", may_end=True),
+    _InSteps("objective.discriminator_weight_schedule", 1, "the last factor is never reached", may_end=True),
+    _InSteps("objective.freeze_generator_at", 0.5, "the generator is never frozen"),
+    _InSteps("objective.freeze_discriminator_at", 0.5, "the discriminator is never frozen"),
+    _InSteps("objective.generator_warmup_steps", 0.1, "no step is left for the discriminator"),
+)
 
 _FITS = (
     Fit(SCHEDULE_KEYS, "train.max_steps", _fit_schedule, ("optimizer", "train")),
@@ -210,11 +262,24 @@ _FITS = (
 )
 _FITS_TO_LENGTH = (
     Fit((BATCH_KEY, LENGTH_KEY), "train.max_steps", shortened_schedules, ("data", "train")),
-    Fit(_RAMPS, "train.max_steps", _fit_ramps, ("objective", "train")),
+    Fit((_WARMUP.key,), "train.max_steps", _fit_warmup, ("optimizer", "train")),
+    *(Fit((each.key,), "train.max_steps", each.fit, ("objective", "train")) for each in _OF_OBJECTIVES),
 )
+_FITTED_KEYS = (*SCHEDULE_KEYS, *(key for fit in _FITS_TO_LENGTH for key in fit.keys if key != _WARMUP.key))
 
-FITTED_KEYS = (*SCHEDULE_KEYS, BATCH_KEY, LENGTH_KEY, *_RAMPS)
-"""Settings of a preset that are fitted to the length of the run."""
+
+def kept_when_resumed(before: PretrainConfig, now: Resolved[PretrainConfig]) -> dict[str, Any]:
+    """What a run that is resumed keeps of the settings that were fitted to its length, such as the warm-up, by dotted key.
+
+    Args:
+        before: settings that the run was trained with.
+        now: settings that it is resumed with, possibly for another length.
+    """
+    old, new = flatten(before), flatten(now.config)
+    longer = old["train.max_steps"] != new["train.max_steps"]
+    # A run of a version that did not fit them has them as they were.
+    keys = [key for key in _FITTED_KEYS if key not in now.user_set and (longer or ", fitted from " in now.origins.get(key, ""))]
+    return {key: old[key] for key in keys if key in old and key in new and old[key] != new[key]}
 
 
 def _objective_config(name: str) -> type[BaseModel]:

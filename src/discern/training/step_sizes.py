@@ -15,7 +15,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discern.config.stages import Stage, stage_at
+from discern.config.stages import rescaled, stage_at
 from discern.data.batching.successive import RowStretch
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
@@ -212,7 +212,7 @@ def shortened_schedules(sections: Mapping[str, Any], user_set: Container[str]) -
         low, high = 0.0, 1.0
         for _ in range(50):
             middle = (low + high) / 2
-            trial = _scaled(stages[key], middle)
+            trial = rescaled(stages[key], middle)
             tried = (
                 step_sizes(train.model_copy(update={"batch_schedule": trial}), data)
                 if key == BATCH_KEY
@@ -220,13 +220,5 @@ def shortened_schedules(sections: Mapping[str, Any], user_set: Container[str]) -
             )
             early = trial[-1][0] <= _LAST_STAGE * tried.positions_before(train.max_steps)
             low, high = (middle, high) if early else (low, middle)
-        found[key] = _scaled(stages[key], low)
+        found[key] = rescaled(stages[key], low)
     return found
-
-
-def _scaled(stages: Sequence[Stage], factor: float) -> tuple[Stage, ...]:
-    """The stages with their beginnings multiplied by a factor; they still increase."""
-    found: list[Stage] = []
-    for begin, value in stages:
-        found.append((max(int(begin * factor), found[-1][0] + 1) if found else 0, value))
-    return tuple(found)
