@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, prepared
 
@@ -60,6 +60,39 @@ def unigram() -> Tokenizer:
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(vocab_size=220, special_tokens=_special(), unk_token="[UNK]", show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+GEMMA_NAMES = {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>", "mask": "<mask>"}
+ROBERTA_NAMES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
+
+
+def gemma() -> Tokenizer:
+    """As Gemma's, which mmBERT has: BPE with bytes for what is unknown, and other names of the special tokens."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    # Its vocabulary has RoBERTa's names as well, as tags of HTML.
+    special = [*GEMMA_NAMES.values(), "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=500, special_tokens=special, show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos>:0 $A:0 <eos>:0",
+        pair="<bos>:0 $A:0 <eos>:0 $B:1 <eos>:1",
+        special_tokens=[("<bos>", 2), ("<eos>", 1)],
+    )
+    return tokenizer
+
+
+def roberta() -> Tokenizer:
+    """As RoBERTa's: BPE on bytes."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special, alphabet = list(ROBERTA_NAMES.values()), pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     return tokenizer
 
 

@@ -29,6 +29,7 @@ from discern.pretrain.evaluate import evaluate
 from discern.pretrain.refit import refit_head
 from discern.pretrain.run import pretrain
 from discern.progress import Silent
+from tests.interop.small_tokenizers import CORPUS, GEMMA_NAMES, HARD, gemma
 
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 MODEL = ["model.encoder=modernbert", "model.embedding_size=32", "model.local_window=8", "model.attention_bias=true"]
@@ -177,3 +178,38 @@ def test_anybodys_model_is_imported_continued_and_fine_tuned(run: Path, data: Pa
         assert isinstance(continued.config.model, ModernBertConfig)
         assert continued.config.model.local_window == 8
         assert isinstance(open_model(out, warn=pytest.fail).encoder.encoder, ModernBertEncoder)
+
+
+def test_a_model_whose_special_tokens_have_other_names(tmp_path: Path) -> None:
+    """One with Gemma's tokenizer, as mmBERT: imported, exported, filled and trained further."""
+    from transformers import AutoTokenizer, ModernBertForMaskedLM, PreTrainedTokenizerFast
+    from transformers import ModernBertConfig as TheirConfig
+
+    torch.manual_seed(0)
+    names = {f"{role}_token": token for role, token in GEMMA_NAMES.items()}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=gemma(), **names)
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2, "local_attention": 8}
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "cls_token_id": 2, "sep_token_id": 1}
+    ModernBertForMaskedLM(TheirConfig(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    import_model([tmp_path / "theirs"], out=tmp_path / "imported", progress=Silent(), warn=pytest.fail)
+    export(tmp_path / "imported", out=tmp_path / "half", precision="bfloat16", progress=Silent(), warn=pytest.fail)
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(CORPUS * 5))
+    choice, build = TokenizerChoice(path=tmp_path / "theirs"), BuildOptions(heldout=0.1, workers=1)
+    prepare([str(text)], out=tmp_path / "data", tokenizer=choice, build=build, progress=Silent())
+    few = ["train.max_steps=2", "train.sequences_per_step=4", "data.sequence_length=32"]
+    pretrain(data=tmp_path / "data", out=tmp_path / "run", init_from=tmp_path / "half", overrides=few, progress=Silent())
+    export(tmp_path / "run", out=tmp_path / "exported", progress=Silent(), warn=pytest.fail)
+    for name in ("imported", "half", "exported"):
+        again = AutoTokenizer.from_pretrained(tmp_path / name)
+        roles = {role: getattr(again, f"{role}_token") for role in ("pad", "cls", "sep", "unk", "mask")}
+        assert roles == {"pad": "<pad>", "cls": "<bos>", "sep": "<eos>", "unk": "<unk>", "mask": "<mask>"}
+        for line in HARD:
+            assert again(line)["input_ids"] == tokenizer(line)["input_ids"] == gemma().encode(line).ids
+        assert again("a", "b")["input_ids"] == tokenizer("a", "b")["input_ids"]
+        assert json.loads((tmp_path / name / "config.json").read_text())["pad_token_id"] == 0
+    model = discern.load(tmp_path / "theirs")
+    assert model.fill("the [MASK] cooked") == model.fill("the <mask> cooked")
+    embedded = [discern.load(tmp_path / name).encode(["the chef"])[0] for name in ("theirs", "imported")]
+    assert embedded[0].tolist() == pytest.approx(embedded[1].tolist(), abs=1e-6)

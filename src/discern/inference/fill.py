@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from discern.artifacts.opening import open_model
-from discern.data.tokenizer import SPECIAL_TOKENS, special_tokens
+from discern.data.tokenizer import SPECIAL_TOKENS, special_names, special_tokens
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
 from discern.inference.rows import read
@@ -58,13 +58,14 @@ class Filler:
 
 
 def reading_masks(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy of the tokenizer that reads "[MASK]" in a text as the mask, including the spaces before it.
+    """A copy of the tokenizer that reads its mask token in a text as the mask, including the spaces before it.
 
     In BPE and Unigram vocabularies, a token includes the space before it, and so did a mask in training. A separate space before
     the mask would ask for the rest of a word.
     """
     reading = Tokenizer.from_str(tokenizer.to_str())
-    reading.add_special_tokens([AddedToken(MASK, special=True, normalized=False, lstrip=True)])
+    mask = special_names(tokenizer)["mask"]
+    reading.add_special_tokens([AddedToken(mask, special=True, normalized=False, lstrip=True)])
     reading.encode_special_tokens = False
     return reading
 
@@ -85,7 +86,7 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
     if top < 1:
         raise ConfigError(f"top is {top}, expected 1 or more", hint="--top 5")
     special = special_tokens(filler.tokenizer)
-    ids = filler.tokenizer.encode(text, add_special_tokens=False).ids
+    ids = _ids(filler.tokenizer, text)
     masks = [position for position, token in enumerate(ids) if token == special.mask]
     if not masks:
         raise ConfigError(
@@ -129,9 +130,15 @@ def _mask_logits(filler: Filler, ids: Sequence[int], positions: Sequence[int]) -
     return logits.float()
 
 
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text whose masks are written as [MASK], or as the tokenizer itself spells them."""
+    ids: list[int] = tokenizer.encode(text.replace(MASK, special_names(tokenizer)["mask"]), add_special_tokens=False).ids
+    return ids
+
+
 def _allowed(tokenizer: Tokenizer) -> Tensor:
     """Ids that may be predicted: neither special tokens nor rows of the embedding table without a token."""
-    special = set(SPECIAL_TOKENS.values())
+    special = set(special_names(tokenizer).values())
     words = [number for token, number in tokenizer.get_vocab(with_added_tokens=True).items() if token not in special]
     return torch.tensor(sorted(words))
 
@@ -166,7 +173,7 @@ def fill(
     filler = load_filler(model, warn, device)
     found = filled(filler, text, top, warn)
     unknown = UnknownTokens(filler.tokenizer)
-    unknown.add_ids(filler.tokenizer.encode(text, add_special_tokens=False).ids)
+    unknown.add_ids(_ids(filler.tokenizer, text))
     unknown.report(note, warn)
     return found
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, processors
 
-from discern.data.tokenizer import load_tokenizer, lowercases, special_ids, special_names
+from discern.data.tokenizer import framing, load_tokenizer, lowercases, special_names
 from discern.errors import DataError
 from discern.interop.names import UNLIMITED_POSITIONS
 from discern.storage.records import read_object
@@ -84,13 +84,7 @@ def tokenizer_files(
 
 def _cls_last(tokenizer: Tokenizer) -> processors.TemplateProcessing:
     """The input framing of XLNet, with [CLS] at the end and in a segment of its own."""
-    names, ids = special_names(tokenizer), special_ids(tokenizer)
-    cls, sep = names["cls"], names["sep"]
-    return processors.TemplateProcessing(
-        single=f"$A:0 {sep}:0 {cls}:2",
-        pair=f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2",
-        special_tokens=[(cls, ids["cls"]), (sep, ids["sep"])],
-    )
+    return framing(tokenizer, "$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
 
 
 def read_max_length(folder: Path, max_positions: int) -> int:

@@ -2,7 +2,6 @@
 
 from discern.data.tokenizer.loading import (
     END_OF_DOCUMENT,
-    SPECIAL_TOKENS,
     bert_wordpiece,
     fingerprint,
     frame,
@@ -11,10 +10,10 @@ from discern.data.tokenizer.loading import (
     naming_panics,
     prepared,
     special_ids,
-    special_names,
     special_tokens,
     vocab_size,
 )
+from discern.data.tokenizer.roles import SPECIAL_TOKENS, framing, special_names
 
 __all__ = [
     "END_OF_DOCUMENT",
@@ -22,6 +21,7 @@ __all__ = [
     "bert_wordpiece",
     "fingerprint",
     "frame",
+    "framing",
     "load_tokenizer",
     "lowercases",
     "naming_panics",

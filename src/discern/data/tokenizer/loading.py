@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from discern.data.tokenizer.roles import SPECIAL_TOKENS, TRAIN_HINT, framing, lacking, record_names, special_names
 from discern.errors import ConfigError, DataError
 from discern.parsing import json_value
 from discern.storage.checksums import verify
@@ -20,10 +21,8 @@ from discern.storage.records import read_object
 if TYPE_CHECKING:
     import discern.types
 
-SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-_XLNET_NAMES = {role: token.lower().replace("[", "<").replace("]", ">") for role, token in SPECIAL_TOKENS.items()}
+_FRAME = "{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"
 END_OF_DOCUMENT = "<eod>"  # as in XLNet's vocabulary; of tokenizers trained here, only Unigram ones have it
-_TRAIN_HINT = "or train one on your text: --train-tokenizer wordpiece --vocab-size 8000"
 PANIC = "PanicException"
 """Name of the class that Rust code raises when it panics. It cannot be imported from pyo3."""
 _DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
@@ -32,8 +31,9 @@ _DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor",
 def load_tokenizer(path: Path, lowercase: bool | None = None) -> Tokenizer:
     """The tokenizer in a tokenizer.json, a vocab.txt of BERT's kind, or a model folder that holds either.
 
-    The tokenizer is set up for use: no truncation, no padding, no dropout, and input framed as `[CLS] A [SEP] B [SEP]`. A
-    "[MASK]" written in the text is ordinary text.
+    The tokenizer is set up for use: no truncation, no padding, no dropout, and input framed as `[CLS] A [SEP] B [SEP]`, or
+    with the special tokens that the files beside it name, such as `<s>` and `</s>`. A "[MASK]" written in the text is ordinary
+    text.
 
     Args:
         path: file or folder.
@@ -47,6 +47,7 @@ def load_tokenizer(path: Path, lowercase: bool | None = None) -> Tokenizer:
     content = _read(file)
     if file.suffix == ".json" or content.lstrip().startswith("{"):
         tokenizer = _from_json(content, file)
+        record_names(tokenizer, file, *_FRAME)
         if lowercase is not None and lowercases(tokenizer) != lowercase:
             found, asked = ("lower-cases", "--cased") if not lowercase else ("keeps case", "--lowercase")
             raise ConfigError(
@@ -79,13 +80,6 @@ def prepared(tokenizer: Tokenizer, name: str) -> Tokenizer:
     return tokenizer
 
 
-def special_names(tokenizer: Tokenizer) -> dict[str, str]:
-    """The special tokens by role, in BERT's spelling, or in XLNet's if the vocabulary has only those."""
-    known = tokenizer.get_vocab(with_added_tokens=True)
-    theirs = SPECIAL_TOKENS["cls"] not in known and all(token in known for token in _XLNET_NAMES.values())
-    return _XLNET_NAMES if theirs else SPECIAL_TOKENS
-
-
 def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> dict[str, int]:
     """Ids of the special tokens by role: pad, unk, cls, sep, mask, and eod if the vocabulary has an end-of-document token.
 
@@ -96,10 +90,7 @@ def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> dict[str, 
     ids = {role: tokenizer.token_to_id(token) for role, token in names.items()}
     missing = [SPECIAL_TOKENS[role] for role, number in ids.items() if number is None]
     if missing:
-        raise DataError(
-            f"{name}: the vocabulary has no {' and no '.join(missing)}; discern needs {' '.join(SPECIAL_TOKENS.values())}",
-            hint=f"add {'it' if len(missing) == 1 else 'them'} to the vocabulary, one token per line, {_TRAIN_HINT}",
-        )
+        raise lacking(missing, name)
     ids["eod"] = tokenizer.token_to_id(END_OF_DOCUMENT)
     return {role: int(number) for role, number in ids.items() if number is not None}
 
@@ -135,13 +126,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 def frame(tokenizer: Tokenizer) -> processors.TemplateProcessing:
     """The post-processor that frames input as `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, with type ids 0 and 1."""
-    ids, names = special_ids(tokenizer), special_names(tokenizer)
-    cls, sep = names["cls"], names["sep"]
-    return processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, ids["cls"]), (sep, ids["sep"])],
-    )
+    return framing(tokenizer, *_FRAME)
 
 
 def bert_wordpiece(
@@ -172,14 +157,14 @@ def _tokenizer_file(path: Path) -> Path:
     """The file to read: `path` itself, or the tokenizer in a model folder."""
     if not path.exists():
         raise DataError(
-            f"tokenizer {path} does not exist", hint=f"give a tokenizer.json, a vocab.txt or a model folder, {_TRAIN_HINT}"
+            f"tokenizer {path} does not exist", hint=f"give a tokenizer.json, a vocab.txt or a model folder, {TRAIN_HINT}"
         )
     if not path.is_dir():
         return path
     for name in ("tokenizer.json", "vocab.txt"):
         if (path / name).is_file():
             return path / name
-    raise DataError(f"tokenizer folder {path} has neither tokenizer.json nor vocab.txt", hint=f"name the file, {_TRAIN_HINT}")
+    raise DataError(f"tokenizer folder {path} has neither tokenizer.json nor vocab.txt", hint=f"name the file, {TRAIN_HINT}")
 
 
 def _read(file: Path) -> str:
