@@ -115,6 +115,22 @@ def test_a_masked_language_model_on_the_same_encoder_is_exported_too(tmp_path: P
     assert "model(**inputs).logits[where]" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_an_export_is_exported_again(exported: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, XLNetLMHeadModel
+
+    export(exported, out=tmp_path / "same", progress=Silent(), warn=pytest.fail)
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "discern.toml"):
+        assert (tmp_path / "same" / name).read_bytes() == (exported / name).read_bytes()
+    half = export(tmp_path / "same", out=tmp_path / "half", precision="bfloat16", progress=Silent(), warn=pytest.fail)
+    assert (half.architecture, half.networks) == ("XLNetLMHeadModel", ("encoder",))
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    _, info = XLNetLMHeadModel.from_pretrained(tmp_path / "half", output_loading_info=True)
+    assert not info["missing_keys"]
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "half")("the model")
+    assert tokens["token_type_ids"][-1] == 2, "[CLS] stays at the end"
+    assert open_model(tmp_path / "half", warn=pytest.fail).max_length == open_model(exported, warn=pytest.fail).max_length
+
+
 def test_a_run_and_its_export_are_the_same_encoder(run: Path, exported: Path) -> None:
     ours, theirs = (open_model(folder, warn=pytest.fail).encoder for folder in (run, exported))
     assert ours.max_length == theirs.max_length == 32

@@ -15,6 +15,7 @@ from discern import __version__
 from discern.data.tokenizer import fingerprint, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from discern.interop.config_json import detector_label, read_mark
+from discern.interop.families import family_of_type
 from discern.interop.names import CONFIG_NAME, HEAD_NAME
 from discern.interop.tokenizer import read_max_length
 from discern.interop.weight_files import WeightFiles, check_shape, open_weight_files, opened
@@ -54,10 +55,9 @@ _CLASSIFIERS = {
     "xlnet": {"summary": "sequence_summary.summary", "output": "logits_proj"},
 }
 _LAYERS = {"tagging": {"output": "classifier"}, "span": {"output": "qa_outputs"}}
-# ModernBERT has the same layers in every head.
-_MODERNBERT = "modernbert"
+# Of families with the same layers in every head.
 _PREDICTION_LAYERS = {"inner.dense": "head.dense", "inner.norm": "head.norm", "output": "classifier"}
-_SUMMARIES = {"electra": "dense", "bert": "summary", "xlnet": "summary", _MODERNBERT: "prediction"}
+_SUMMARIES = {"electra": "dense", "bert": "summary", "xlnet": "summary"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,21 +213,26 @@ def _as_stored(task: dict[str, Any], config: Mapping[str, Any], kind: str | None
 
 def _classifier_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a classification that its head in config.json determines."""
-    family = config["model_type"]
-    if family == _MODERNBERT:
-        return {"head": _SUMMARIES[family], "pooling": config.get("classifier_pooling", "cls")}
-    return {"head": "linear" if family == "xlnet" and not config.get("summary_use_proj", True) else _SUMMARIES[family]}
+    model_type = config["model_type"]
+    if _has_prediction_heads(config):
+        return {"head": "prediction", "pooling": config.get("classifier_pooling", "cls")}
+    projects = model_type != "xlnet" or config.get("summary_use_proj", True)
+    return {"head": _SUMMARIES[model_type] if projects else "linear"}
 
 
 def _layers(config: Mapping[str, Any], kind: str) -> Mapping[str, str]:
     """The layers of a head, ours -> theirs."""
-    if config["model_type"] == _MODERNBERT:
+    if _has_prediction_heads(config):
         return _PREDICTION_LAYERS
     return _CLASSIFIERS[config["model_type"]] if kind == "classification" else _LAYERS[kind]
 
 
 def _frame(config: Mapping[str, Any]) -> FrameName:
-    return "cls-last" if config["model_type"] == "xlnet" else "cls-first"
+    return family_of_type(config["model_type"]).frame
+
+
+def _has_prediction_heads(config: Mapping[str, Any]) -> bool:
+    return family_of_type(config["model_type"]).prediction_heads
 
 
 def _told_by_head(folder: Path, config: Mapping[str, Any], kind: str, encoder: Encoder) -> dict[str, Any]:
@@ -242,10 +247,10 @@ def _told_by_head(folder: Path, config: Mapping[str, Any], kind: str, encoder: E
         labels["kind"] = _PROBLEMS[problem]
         settings |= _classifier_settings(config)
     elif kind == "tagging":
-        settings["head"] = "prediction" if config["model_type"] == _MODERNBERT else "linear"
+        settings["head"] = "prediction" if _has_prediction_heads(config) else "linear"
         labels["scheme"] = "iob2" if (scheme := detect_scheme([names])) == "iob1" else scheme
     else:
-        settings["head"] = "prediction" if config["model_type"] == _MODERNBERT else "span"
+        settings["head"] = "prediction" if _has_prediction_heads(config) else "span"
     if labels["kind"] in ("number", "spans"):
         labels["names"] = []
     family: Any = families.load(_FAMILIES[kind])

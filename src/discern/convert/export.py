@@ -20,10 +20,10 @@ from discern.convert.cards.markdown import code, escaped
 from discern.convert.cards.model import facts_of_run, model_card, tokenizer_kind
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, NumericsError, did_you_mean
-from discern.interop.config_json import MARK, model_config, read_huggingface_config, read_mark
+from discern.interop.config_json import MARK, read_huggingface_config, read_mark, whole_number
 from discern.interop.families import NETWORK_TYPES, family_in, family_of, to_huggingface
 from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
-from discern.interop.names import CONFIG_NAME, OWN_MODEL_TYPES, TWO_TOWER_CLASS, architecture
+from discern.interop.names import CONFIG_NAME, TWO_TOWER_CLASS, UNLIMITED_POSITIONS, architecture
 from discern.interop.tokenizer import (
     TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
@@ -38,7 +38,6 @@ from discern.progress import Progress
 from discern.storage.files import sync_folder, write_file
 from discern.storage.records import read_text, understood
 
-_MODERNBERT = "modernbert"
 _COPY = "copy the file again from where the export came from, or remove it; the new export is then written without it"
 
 
@@ -204,22 +203,16 @@ def _from_export(source: Path, title: str, network: str | None, all_networks: bo
             f"{source / CONFIG_NAME} does not name the networks of an export",
             hint="export the run again; convert a model that discern did not write with `discern import`",
         )
-    if config["model_type"] not in (*OWN_MODEL_TYPES, _MODERNBERT):
-        raise ConfigError(
-            f"{source} is an export of an {config['model_type'].upper()}; only exports of ELECTRA and "
-            "ModernBERT can be exported again",
-            hint="export the run again: discern export RUN --out DIR --precision ...",
-        )
     present = mark["networks"]
     if network is not None and network not in present:
         raise ConfigError(f"{source} has no network '{network}'", hint=did_you_mean(network, present))
     names = _chosen(present, network, all_networks, "leave out --network")
-    models = _stored_models(source, present[0], names, precision)
+    tokenizer = load_tokenizer(source)
+    models = _stored_models(source, present[0], names, tokenizer, precision)
     root = models[names[0]]
     root.config[MARK] = {key: value for key, value in mark.items() if key not in ("head", "gives")} | root.config.get(MARK, {})
     root.config[MARK] |= {"version": __version__, "networks": names}
-    tokenizer = load_tokenizer(source)
-    length = read_max_length(source, root.config.get("max_position_embeddings", 512))
+    length = read_max_length(source, root.config.get("max_position_embeddings", UNLIMITED_POSITIONS))
     # The settings of an import were made for all of its networks; those of a run apply to each.
     keeps = "objective" in mark or names == present
     settings = read_text(source / SETTINGS_NAME, hint=_COPY).encode() if keeps and (source / SETTINGS_NAME).is_file() else None
@@ -233,34 +226,27 @@ def _from_export(source: Path, title: str, network: str | None, all_networks: bo
         step=mark.get("step"),
         source_card=read_text(source / CARD_NAME, hint=_COPY) if (source / CARD_NAME).is_file() else "",
     )
-    files = tokenizer_files(tokenizer, length, has_segments=family_in(source).has_segments)
+    family = family_in(source)
+    files = tokenizer_files(tokenizer, length, family.frame, has_segments=family.has_segments)
     with understood(source / CONFIG_NAME, hint="export the run again", error=CheckpointError):
         card = imported_card(facts)
     return _Contents(models, files, settings, card, mark.get("step"))
 
 
-def _stored_models(source: Path, root: str, names: list[str], precision: str) -> dict[str, HuggingFaceModel]:
-    if read_huggingface_config(source, NETWORK_TYPES)["model_type"] == _MODERNBERT:
-        tokenizer = load_tokenizer(source)
-        return {name: _read_again(source if name == root else source / name, tokenizer, precision) for name in names}
-    if names[0] != root:
-        _refuse_alone(names[0], read_huggingface_config(source / names[0], OWN_MODEL_TYPES)["architectures"][0])
-    folders = {name: source if name == root else source / name for name in names}
-    for folder in folders.values():
-        model_config(read_huggingface_config(folder, OWN_MODEL_TYPES), folder / CONFIG_NAME, {})  # raises if a size is damaged
-    models = {name: HuggingFaceModel.read(folder, precision) for name, folder in folders.items()}
-    for model in models.values():
-        check_finite(model, source)
+def _stored_models(
+    source: Path, root: str, names: list[str], tokenizer: Tokenizer, precision: str
+) -> dict[str, HuggingFaceModel]:
+    """The networks of an export, each read from the root or from the folder of its name."""
+    models: dict[str, HuggingFaceModel] = {}
+    for name in names:
+        folder = source if name == root else source / name
+        config = read_huggingface_config(folder, NETWORK_TYPES)
+        if name != root and name == names[0]:
+            _refuse_alone(name, config["architectures"][0])
+        vocabulary = Vocabulary(whole_number(config, "vocab_size", folder / CONFIG_NAME), special_tokens(tokenizer))
+        models[name] = family_in(folder).again(folder, vocabulary, precision)
+        check_finite(models[name], source)
     return models
-
-
-def _read_again(folder: Path, tokenizer: Tokenizer, precision: str) -> HuggingFaceModel:
-    """A network of an export, read and converted anew."""
-    network = family_in(folder).network(folder)
-    vocabulary = Vocabulary(network.encoder.embeddings.vocab_size, special_tokens(tokenizer))
-    model = to_huggingface(network, vocabulary, precision)
-    check_finite(model, folder)
-    return model
 
 
 def _origin(mark: Mapping[str, Any], name: str) -> str:

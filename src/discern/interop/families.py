@@ -11,10 +11,10 @@ from torch import nn
 
 from discern.errors import CheckpointError, ConfigError
 from discern.interop import finetuned, huggingface, modernbert, pretrained, xlnet
-from discern.interop.config_json import read_huggingface_config, read_mark
+from discern.interop.config_json import model_config, read_huggingface_config, read_mark
 from discern.interop.finetuned import HeadWeights, OwnHead
 from discern.interop.huggingface import HuggingFaceModel
-from discern.interop.names import TWO_TOWER_FAMILY
+from discern.interop.names import CONFIG_NAME, OWN_MODEL_TYPES, TWO_TOWER_FAMILY
 from discern.interop.pretrained import network_with_head
 from discern.interop.tokenizer import Frame
 from discern.models.base import Encoder, Network
@@ -42,8 +42,10 @@ class Family:
         with_head: the same, but with an `nn.Identity` as head if the folder has no pre-training head.
         fill: loads the weights in a folder into a network.
         encoder_from: reads the encoder in a folder with any head.
+        again: reads a network that discern wrote, to be stored in some precision, without the record of the export.
         frame: input framing that the classes of transformers expect.
         has_segments: whether they take segment ids.
+        prediction_heads: whether the heads of all tasks have the layers of its masked language model before the last one.
     """
 
     encoders: tuple[type[Encoder], ...]
@@ -56,8 +58,10 @@ class Family:
     with_head: Callable[[Path], Network]
     fill: Callable[[Network, Path], None]
     encoder_from: Callable[[Path], Encoder]
+    again: Callable[[Path, Vocabulary, str], HuggingFaceModel]
     frame: Frame
     has_segments: bool = True
+    prediction_heads: bool = False
 
 
 def _bert_network(folder: Path) -> Network:
@@ -78,6 +82,19 @@ def _bert_network(folder: Path) -> Network:
     return network
 
 
+def _bert_again(folder: Path, vocabulary: Vocabulary, precision: str) -> HuggingFaceModel:
+    model_config(read_huggingface_config(folder, OWN_MODEL_TYPES), folder / CONFIG_NAME, {})  # raises if a size is damaged
+    return HuggingFaceModel.read(folder, precision)
+
+
+def _xlnet_again(folder: Path, vocabulary: Vocabulary, precision: str) -> HuggingFaceModel:
+    return xlnet.to_huggingface(xlnet.network_with_head(folder), vocabulary, precision)
+
+
+def _modernbert_again(folder: Path, vocabulary: Vocabulary, precision: str) -> HuggingFaceModel:
+    return modernbert.to_huggingface(modernbert.network_with_head(folder), vocabulary, precision)
+
+
 FAMILIES = (
     Family(
         (BertEncoder, TwoTowerEncoder),
@@ -90,6 +107,7 @@ FAMILIES = (
         network_with_head,
         huggingface.load_huggingface_weights,
         pretrained.encoder_from_huggingface,
+        _bert_again,
         "cls-first",
     ),
     Family(
@@ -103,6 +121,7 @@ FAMILIES = (
         xlnet.network_with_head,
         xlnet.load_huggingface_weights,
         xlnet.encoder_from_huggingface,
+        _xlnet_again,
         "cls-last",
     ),
     Family(
@@ -116,8 +135,10 @@ FAMILIES = (
         modernbert.network_with_head,
         modernbert.load_huggingface_weights,
         modernbert.encoder_from_huggingface,
+        _modernbert_again,
         "cls-first",
         has_segments=False,
+        prediction_heads=True,
     ),
 )
 ENCODER_TYPES = tuple(name for family in FAMILIES for name in family.model_types)
@@ -157,8 +178,12 @@ def family_in(folder: Path) -> Family:
     Raises:
         CheckpointError: config.json is missing or damaged, or the model is of another family.
     """
-    kind = read_huggingface_config(folder, NETWORK_TYPES)["model_type"]
-    return next(family for family in FAMILIES if kind in family.network_types)
+    return family_of_type(read_huggingface_config(folder, NETWORK_TYPES)["model_type"])
+
+
+def family_of_type(model_type: str) -> Family:
+    """The family of the models of a type, one of `NETWORK_TYPES`."""
+    return next(family for family in FAMILIES if model_type in family.network_types)
 
 
 def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "float32") -> HuggingFaceModel:
