@@ -60,9 +60,38 @@ class UpdateRule(abc.ABC):
         return None
 
 
+@dataclass(frozen=True)
+class AdamRule(UpdateRule):
+    """A rule with Adam's two moments, of the gradients and of their squares, with or without bias correction.
+
+    Attributes:
+        beta1, beta2: decay of the first and of the second moment.
+    """
+
+    moments = ("mean", "square")
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    bias_correction: bool
+
+    def corrections(self, updates: int) -> tuple[float, float]:
+        """Divisors of the two moments, which begin at zero."""
+        return (1 - self.beta1**updates, 1 - self.beta2**updates) if self.bias_correction else (1.0, 1.0)
+
+    def roots(self, gradients: list[Tensor], means: list[Tensor], squares: list[Tensor], second: float) -> tuple[Tensor, ...]:
+        """Update both moments in place. Return the root of the second one, corrected by the divisor `second`."""
+        torch._foreach_lerp_(means, gradients, 1 - self.beta1)
+        torch._foreach_mul_(squares, self.beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - self.beta2)
+        divisors = torch._foreach_sqrt(squares)
+        torch._foreach_div_(divisors, second**0.5)
+        return divisors
+
+
 @final
 @dataclass(frozen=True)
-class AdamW(UpdateRule):
+class AdamW(AdamRule):
     """Adam with decoupled weight decay, with or without bias correction; epsilon is added outside the square root.
 
     Differs from torch.optim.AdamW: bias correction is optional, as BERT and ELECTRA were trained without it. Without it the first
@@ -72,12 +101,6 @@ class AdamW(UpdateRule):
     """
 
     name = "adamw"
-    moments = ("mean", "square")
-
-    beta1: float
-    beta2: float
-    epsilon: float
-    bias_correction: bool
 
     def update(
         self,
@@ -90,7 +113,7 @@ class AdamW(UpdateRule):
         updates: int,
     ) -> None:
         means, squares = moments
-        first, second = _corrections(self, updates)
+        first, second = self.corrections(updates)
         kept = 1 - rate * decay
         if kernels.dense([*parameters, *gradients, *means, *squares]):
             kernels.adamw(
@@ -105,7 +128,7 @@ class AdamW(UpdateRule):
                 epsilon=self.epsilon,
             )
             return
-        divisors = _roots(self, gradients, means, squares, second)
+        divisors = self.roots(gradients, means, squares, second)
         torch._foreach_add_(divisors, self.epsilon)
         torch._foreach_mul_(parameters, kept)
         torch._foreach_addcdiv_(parameters, means, divisors, -rate / first)
@@ -113,7 +136,7 @@ class AdamW(UpdateRule):
 
 @final
 @dataclass(frozen=True)
-class StableAdamW(UpdateRule):
+class StableAdamW(AdamRule):
     """AdamW whose rate is divided, for each tensor apart, by the RMS of gradient / sqrt(second moment) wherever that exceeds 1.
 
     The RMS is large when a gradient is much larger than those before it, which the second moment does not reflect yet. Weight
@@ -124,12 +147,6 @@ class StableAdamW(UpdateRule):
     """
 
     name = "stable-adamw"
-    moments = ("mean", "square")
-
-    beta1: float
-    beta2: float
-    epsilon: float
-    bias_correction: bool
 
     def update(
         self,
@@ -142,8 +159,8 @@ class StableAdamW(UpdateRule):
         updates: int,
     ) -> None:
         means, squares = moments
-        first, second = _corrections(self, updates)
-        divisors = _roots(self, gradients, means, squares, second)
+        first, second = self.corrections(updates)
+        divisors = self.roots(gradients, means, squares, second)
         relative = torch._foreach_div(gradients, torch._foreach_maximum(divisors, self.epsilon))
         # The rates stay tensors: reading them would make the host wait for a GPU.
         roots = torch.tensor([math.sqrt(each.numel()) for each in gradients], device=gradients[0].device)
@@ -226,24 +243,7 @@ def orthogonalized(matrices: Float[Tensor, "N R C"], dtype: torch.dtype) -> Floa
     return current.mT if tall else current
 
 
-def adam_rule(config: OptimizerConfig) -> AdamW | StableAdamW:
+def adam_rule(config: OptimizerConfig) -> AdamRule:
     """The rule for all weights, or with 'muon' for those that are no hidden matrices."""
     kind = StableAdamW if config.name == "stable-adamw" else AdamW
     return kind(config.beta1, config.beta2, config.epsilon, config.bias_correction)
-
-
-def _corrections(rule: AdamW | StableAdamW, updates: int) -> tuple[float, float]:
-    """Divisors of the two moments, which begin at zero."""
-    return (1 - rule.beta1**updates, 1 - rule.beta2**updates) if rule.bias_correction else (1.0, 1.0)
-
-
-def _roots(
-    rule: AdamW | StableAdamW, gradients: list[Tensor], means: list[Tensor], squares: list[Tensor], second: float
-) -> tuple[Tensor, ...]:
-    """Update both moments in place. Return the root of the second one, corrected."""
-    torch._foreach_lerp_(means, gradients, 1 - rule.beta1)
-    torch._foreach_mul_(squares, rule.beta2)
-    torch._foreach_addcmul_(squares, gradients, gradients, 1 - rule.beta2)
-    divisors = torch._foreach_sqrt(squares)
-    torch._foreach_div_(divisors, second**0.5)
-    return divisors
