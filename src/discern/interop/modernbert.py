@@ -250,7 +250,7 @@ def network_with_head(folder: Path) -> Network:
     bilinear_head = "bilinear_term.context.weight" in names
     output = mark.get("gives", REPLACED) if bilinear_head else detector_label(config)
     with torch.device("meta"):
-        embeddings = WordEmbeddings(whole_number(config, "vocab_size", path), width, sizes)
+        embeddings = WordEmbeddings(whole_number(config, "vocab_size", path), width)
         encoder = ModernBertEncoder(embeddings, sizes)
         head: nn.Module = nn.Identity()
         if {"head.dense.weight", "head.norm.weight"} <= names:
@@ -275,7 +275,7 @@ def encoder_from_huggingface(folder: Path) -> ModernBertEncoder:
     config, path = read_huggingface_config(folder, ("modernbert",)), folder / CONFIG_NAME
     sizes = model_config(config, path)
     with torch.device("meta"):
-        embeddings = WordEmbeddings(whole_number(config, "vocab_size", path), sizes.hidden_size, sizes)
+        embeddings = WordEmbeddings(whole_number(config, "vocab_size", path), sizes.hidden_size)
         encoder = ModernBertEncoder(embeddings, sizes)
     allocate(encoder, folder)
     load_huggingface_weights(Network(encoder, nn.Identity()), folder)

@@ -233,7 +233,7 @@ def _empty_encoder(folder: Path) -> XLNetEncoder:
     config, path = read_huggingface_config(folder, ("xlnet",)), folder / CONFIG_NAME
     sizes = model_config(config, path)
     with torch.device("meta"):
-        encoder = XLNetEncoder(WordEmbeddings(whole_number(config, "vocab_size", path), sizes.hidden_size, sizes), sizes)
+        encoder = XLNetEncoder(WordEmbeddings(whole_number(config, "vocab_size", path), sizes.hidden_size), sizes)
     allocate(encoder, folder)
     return encoder
 

@@ -17,13 +17,7 @@ from discern.models.dropout import Dropout
 
 
 class TokenEmbeddings(nn.Module, abc.ABC):
-    """Input of an encoder: a vector for each token.
-
-    Attributes:
-        dropout: applied last.
-    """
-
-    dropout: Dropout
+    """Input of an encoder: a vector for each token."""
 
     @property
     @abc.abstractmethod
@@ -47,15 +41,6 @@ class TokenEmbeddings(nn.Module, abc.ABC):
     def detached_parameters(self) -> Iterable[Parameter]:
         """Parameters of another network that are read without gradient."""
         return ()
-
-    @abc.abstractmethod
-    def forward(
-        self,
-        input_ids: Int[Tensor, "B L"],
-        token_type_ids: Int[Tensor, "B L"] | None,
-        position_ids: Int[Tensor, "B L"] | None,
-    ) -> Float[Tensor, "B L E"]:
-        """Embeddings of the ids; segments default to 0, positions to 0, 1, 2, ..."""
 
 
 class WordTable(TokenEmbeddings, abc.ABC):
@@ -84,26 +69,17 @@ class WordTable(TokenEmbeddings, abc.ABC):
 
 
 class WordEmbeddings(WordTable):
-    """Word vectors with dropout, for encoders that handle positions and segments elsewhere.
+    """Word vectors, for encoders that handle positions, segments and dropout elsewhere.
 
     Args:
         vocab_size: V.
         embedding_size: E.
-        config: settings of the encoder; its dropout is used.
+        config: not read; all embeddings are built with the same arguments.
     """
 
-    def __init__(self, vocab_size: int, embedding_size: int, config: ModelConfig) -> None:
+    def __init__(self, vocab_size: int, embedding_size: int, config: ModelConfig | None = None) -> None:
         super().__init__()
         self.word = nn.Embedding(vocab_size, embedding_size)
-        self.dropout = Dropout(config.hidden_dropout)
-
-    def forward(
-        self,
-        input_ids: Int[Tensor, "B L"],
-        token_type_ids: Int[Tensor, "B L"] | None = None,
-        position_ids: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L E"]:
-        return self.dropout(self.word(input_ids))  # type: ignore[no-any-return]
 
 
 class PlacedEmbeddings(TokenEmbeddings, abc.ABC):
@@ -111,9 +87,11 @@ class PlacedEmbeddings(TokenEmbeddings, abc.ABC):
 
     Attributes:
         norm: LayerNorm of the sum of word, position and segment.
+        dropout: applied last.
     """
 
     norm: nn.LayerNorm
+    dropout: Dropout
 
     @abc.abstractmethod
     def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
@@ -129,6 +107,7 @@ class PlacedEmbeddings(TokenEmbeddings, abc.ABC):
         token_type_ids: Int[Tensor, "B L"] | None,
         position_ids: Int[Tensor, "B L"] | None,
     ) -> Float[Tensor, "B L E"]:
+        """Embeddings of the ids; segments default to 0, positions to 0, 1, 2, ..."""
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None, :]
         if token_type_ids is None:
@@ -207,28 +186,19 @@ class DisentangledWords(Disentangled):
 
     Args:
         shared: the generator's embeddings.
-        config: settings of the network that reads them.
+        config: not read; all embeddings are built with the same arguments.
     """
 
-    def __init__(self, shared: WordEmbeddings, config: ModelConfig) -> None:
+    def __init__(self, shared: WordEmbeddings, config: ModelConfig | None = None) -> None:
         super().__init__()
         self.shared: WordEmbeddings = shared
         self.difference = nn.Embedding(shared.vocab_size, shared.embedding_size)
-        self.dropout = Dropout(config.hidden_dropout)
 
     @torch.no_grad()
     def merged(self) -> WordEmbeddings:
         tables = copy.deepcopy(self.shared)
         tables.word.weight += self.difference.weight
         return tables
-
-    def forward(
-        self,
-        input_ids: Int[Tensor, "B L"],
-        token_type_ids: Int[Tensor, "B L"] | None = None,
-        position_ids: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L E"]:
-        return self.dropout(self.words(input_ids))  # type: ignore[no-any-return]
 
 
 class DisentangledEmbeddings(Disentangled, PlacedEmbeddings):

@@ -226,7 +226,7 @@ class XLNetEncoder(Encoder):
         return Streams(rows.restore(hidden), rows.restore(kept, 1))
 
     def _content(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "tokens D"]:
-        return self.embeddings(input_ids, None, None).flatten(0, 1)  # type: ignore[no-any-return]
+        return self.dropout(self.embeddings.words(input_ids)).flatten(0, 1)  # type: ignore[no-any-return]
 
     def _run(
         self,
