@@ -170,6 +170,16 @@ def test_a_length_beyond_the_position_table():
     assert clamped.origins["data.sequence_length"] == "preset electra-base, clamped from 512 to model.max_positions"
 
 
+def test_a_micro_batch_larger_than_the_batch() -> None:
+    clamped = load_pretrain_config(None, "electra-base", ["train.sequences_per_step=8"])
+    assert clamped.config.train.micro_batch_size == 8
+    assert clamped.origins["train.micro_batch_size"] == "preset electra-base, clamped from 32 to train.sequences_per_step"
+    with pytest.raises(ConfigError, match="micro_batch_size is 9, beyond") as caught:
+        load("electra-base", "train.sequences_per_step=8", "train.micro_batch_size=9")
+    assert caught.value.hint == "--set train.micro_batch_size=8, or --set train.sequences_per_step=9"
+    assert load("tiny", "train.sequences_per_step=1").train.micro_batch_size is None
+
+
 def test_a_schedule_longer_than_the_run() -> None:
     wsd = ("optimizer.schedule=wsd", "train.max_steps=100")
     with pytest.raises(ConfigError, match=r"--set: optimizer\.warmup_steps, --set: optimizer\.decay_fraction: a warm-up of 90"):

@@ -21,6 +21,8 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 class Clamp:
     """An upper limit of a value. A larger default is lowered to it; a larger value that the user set is refused.
 
+    None is below any limit.
+
     Attributes:
         key: dotted key of the value.
         limit: dotted key of its largest value.
@@ -219,7 +221,7 @@ class _Resolution:
             return
         value, limit = getattr(self.parts[section], name), getattr(self.parts[limit_section], limit_name)
         origin = self.origin(clamp.key)
-        if value <= limit or clamp.unless(self.parts[limit_section]):
+        if value is None or value <= limit or clamp.unless(self.parts[limit_section]):
             return
         if origin.by_user:
             text = f"{origin.where}: {clamp.key} is {value}, beyond {clamp.limit}, which is {limit}"

@@ -20,7 +20,7 @@ from discern.models.base import Encoder
 from discern.tasks.base import Definition, TaskConfig
 from discern.tasks.frames import FrameName
 from discern.tasks.questions import QuestionConfig
-from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.config import MICRO_BATCH_CLAMP, OptimizerConfig, TrainConfig
 from discern.training.schedule import fitted_schedule
 
 Recipe = Literal["auto", "paper", "google"]
@@ -192,7 +192,7 @@ def load_finetune_config(
     settings = recipe_layer | _encoder_layer(definitions, encoder) | published | given
     if len(definitions) > 1:
         _refuse_single_section(settings, definitions)
-    resolved = resolve(_model(definitions), settings)
+    resolved = resolve(_model(definitions), settings, clamps=(MICRO_BATCH_CLAMP,))
     if not fitted:
         _refuse_unseen_best(resolved.config)
     _refuse_part_of_a_split(resolved.config)

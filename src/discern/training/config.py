@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from discern.config.base import Section
+from discern.config.resolve import Clamp
 from discern.config.stages import Stage, check_stages
 
 NO_STEP_LIMIT = 1_000_000_000
@@ -101,8 +102,5 @@ class TrainConfig(Section):
         check_stages("batch_schedule", self.batch_schedule)
         return self
 
-    @model_validator(mode="after")
-    def _micro_batch_fits(self) -> TrainConfig:
-        if self.micro_batch_size is not None and self.micro_batch_size > self.sequences_per_step:
-            raise ValueError(f"micro_batch_size {self.micro_batch_size} exceeds sequences_per_step {self.sequences_per_step}")
-        return self
+
+MICRO_BATCH_CLAMP = Clamp("train.micro_batch_size", limit="train.sequences_per_step")

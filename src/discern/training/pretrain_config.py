@@ -23,7 +23,7 @@ from discern.models.config import ModelConfig, build_config, config_class
 from discern.models.embeddings import PlacedEmbeddings
 from discern.objectives import objectives
 from discern.objectives.config import ObjectiveConfig
-from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.config import MICRO_BATCH_CLAMP, OptimizerConfig, TrainConfig
 from discern.training.schedule import SCHEDULE_KEYS, fitted_schedule
 from discern.training.step_sizes import (
     BATCH_KEY,
@@ -177,7 +177,10 @@ def _has_no_position_table(model: ModelConfig) -> bool:
     return not kind.limits_positions
 
 
-_CLAMPS = (Clamp("data.sequence_length", limit="model.max_positions", unless=_has_no_position_table),)
+_CLAMPS = (
+    Clamp("data.sequence_length", limit="model.max_positions", unless=_has_no_position_table),
+    MICRO_BATCH_CLAMP,
+)
 
 
 def _fit_schedule(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
