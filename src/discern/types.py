@@ -33,6 +33,21 @@ class SpecialTokens:
 
 
 @dataclass(frozen=True)
+class Spans:
+    """Where the real tokens of a batch are, for attention without padding. Found on the host, before the batch is copied.
+
+    Attributes:
+        offsets: (S + 1,) start of each span of tokens that see each other, among the T real tokens of all rows, and T; int32.
+        places: (T,) index of each real token among the B * L positions; None: all positions are real.
+        longest: at least the number of tokens of the longest span.
+    """
+
+    offsets: Int[Tensor, "spans_and_1"]
+    places: Int[Tensor, "T"] | None
+    longest: int
+
+
+@dataclass(frozen=True)
 class TokenBatch:
     """Sequences as they come from the data set, uncorrupted.
 
@@ -52,6 +67,7 @@ class TokenBatch:
         continues: (B,) True = the row's second segment follows the first in the text; None if unknown.
         reuse_length: positions at the beginning of each row that the next row of its slot continues from, and that do not
             attend to the positions after them; 0 if rows have no such part.
+        spans: where the real tokens are, for encoders that attend without padding on this device; None: they do not.
     """
 
     input_ids: Int[Tensor, "B L"]
@@ -67,14 +83,15 @@ class TokenBatch:
     is_reversed: Bool[Tensor, "B"] | None = None
     continues: Bool[Tensor, "B"] | None = None
     reuse_length: int = 0
+    spans: Spans | None = None
 
     def to(self, device: torch.device) -> TokenBatch:
         """The same batch on another device."""
         return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def rows(self, start: int, stop: int) -> TokenBatch:
-        """Rows `start` to `stop`, as a micro-batch."""
-        return map_tensors(self, lambda tensor: tensor[start:stop])
+        """Rows `start` to `stop`, as a micro-batch, without the spans, which belong to the whole."""
+        return map_tensors(replace(self, spans=None), lambda tensor: tensor[start:stop])
 
     @property
     def visible_mask(self) -> Bool[Tensor, "B L"] | None:
@@ -82,9 +99,10 @@ class TokenBatch:
         return None if self.full and self.document_ids is None else self.attention_mask
 
     @property
-    def context(self) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
-        """The arguments of an encoder besides the ids: mask, segments, positions and documents."""
-        return self.visible_mask, self.token_type_ids, self.position_ids, self.document_ids
+    def context(self) -> tuple[Any, ...]:
+        """The arguments of an encoder besides the ids: mask, segments, positions and documents; then the spans, if any."""
+        found = self.visible_mask, self.token_type_ids, self.position_ids, self.document_ids
+        return found if self.spans is None else (*found, self.spans)
 
     @property
     def size(self) -> int:
@@ -161,10 +179,12 @@ class StepOutput:
 
 
 def map_tensors(batch: BatchT, change: Callable[[Tensor], Tensor]) -> BatchT:
-    """A copy of a frozen batch with `change` applied to each tensor field."""
+    """A copy of a frozen batch with `change` applied to each tensor field, and to those of the spans."""
     changed: dict[str, Any] = {}
     for item in fields(batch):  # type: ignore[arg-type]
         value = getattr(batch, item.name)
         if isinstance(value, Tensor):
             changed[item.name] = change(value)
+        elif isinstance(value, Spans):
+            changed[item.name] = map_tensors(value, change)
     return replace(batch, **changed)  # type: ignore[type-var]

@@ -13,6 +13,7 @@ from discern import kernels
 from discern.models.config import ModelConfig
 from discern.models.dropout import Dropout
 from discern.models.flops import parts_flops
+from discern.models.span_attention import attend_in_spans
 from discern.models.unpadding import Unpadding
 
 
@@ -39,6 +40,9 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: Float[Tensor, "*tokens D"], unpadding: Unpadding) -> Float[Tensor, "*tokens D"]:
         """The attended values of each token, heads concatenated. The caller applies `output`, fused with what follows."""
         packed = self._projected(hidden)
+        if unpadding.offsets is not None and unpadding.longest is not None:
+            query, key, value = self._tokens(packed)
+            return attend_in_spans(query, key, value, unpadding.offsets, unpadding.longest).reshape(hidden.shape)
         if unpadding.offsets is not None:
             attended = kernels.attention(packed.flatten(0, -2), self.num_heads, unpadding.offsets, self.dropout.active)
             return attended.view(hidden.shape)
@@ -79,6 +83,11 @@ class SelfAttention(nn.Module):
         # Softmax returns float32 under autocast; the product with the values casts it back.
         probabilities: Tensor = self.dropout(scores.softmax(-1).to(value.dtype))
         return probabilities @ value
+
+    def _tokens(self, packed: Float[Tensor, "*tokens three_D"]) -> tuple[Tensor, ...]:
+        """Queries, keys and values of all tokens, each (T, H, d)."""
+        width = packed.shape[-1] // 3 // self.num_heads
+        return packed.view(-1, 3, self.num_heads, width).unbind(1)
 
     def _split(self, projected: Float[Tensor, "B L D"]) -> Float[Tensor, "B H L d"]:
         batch, length, size = projected.shape

@@ -23,6 +23,7 @@ from discern.models.embeddings import (
     WordTable,
 )
 from discern.models.heads import BilinearTerm, LanguageHead, MaskedLMHead, TiedLMHead
+from discern.types import Spans
 
 
 class Encoder(nn.Module, abc.ABC):
@@ -41,6 +42,7 @@ class Encoder(nn.Module, abc.ABC):
             that family, `questions.head` and the like to every task of question answering.
         limits_positions: whether rows are limited to `config.max_positions`, because it has a table of positions.
         reads_backwards: whether its `forward` also takes `is_reversed`, (B,) True = the row's text runs backwards.
+        takes_spans: whether its `forward` also takes `spans` as its last argument, and then attends without padding.
     """
 
     Config: ClassVar[type[ModelConfig]]
@@ -51,6 +53,7 @@ class Encoder(nn.Module, abc.ABC):
     one_way: ClassVar[bool] = False
     limits_positions: ClassVar[bool] = True
     reads_backwards: ClassVar[bool] = False
+    takes_spans: ClassVar[bool] = False
     config: ModelConfig
     embeddings: TokenEmbeddings
 
@@ -126,7 +129,7 @@ class Network:
     companions: tuple[nn.Module, ...] = ()
 
     def token_logits(
-        self, input_ids: Int[Tensor, "B L"], *context: Bool[Tensor, "B L"] | Int[Tensor, "B L"] | None
+        self, input_ids: Int[Tensor, "B L"], *context: Bool[Tensor, "B L"] | Int[Tensor, "B L"] | Spans | None
     ) -> Float[Tensor, "B L *V"]:
         """The head's logits at every position; `context` are the encoder's other arguments, mask first."""
         return self.logits_of(self.encoder(input_ids, *context), input_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discern import kernels
+from discern.types import Spans, TokenBatch
 
 Direction = Literal["both", "left-to-right", "right-to-left"]
 """The part of its document that a token attends to: all of it, itself and what precedes it, or itself and what follows it."""
@@ -23,11 +24,13 @@ class Unpadding:
         visible: (B, 1, Q, L) which keys each query of a row sees; None: all, or the tokens are concatenated.
         offsets: (S + 1,) start of each span of tokens that see each other, and the end of the last; None: padded rows.
         places: (T,) index of each token among the B * L positions; None: all positions are real.
+        longest: at least the length of the longest span, for `attend_in_spans` on a GPU; None: the CPU's kernels attend.
     """
 
     visible: Bool[Tensor, "B 1 Q L"] | None = None
     offsets: Int[Tensor, "spans_and_1"] | None = None
     places: Int[Tensor, "T"] | None = None
+    longest: int | None = None
 
 
 def plan_unpadding(
@@ -38,8 +41,9 @@ def plan_unpadding(
     direction: Direction = "both",
     *,
     contiguous: bool = False,
+    spans: Spans | None = None,
 ) -> Unpadding:
-    """The fastest layout of these rows: the real tokens alone if the kernels can attend to spans, padded rows otherwise.
+    """The fastest layout of these rows: the real tokens alone if something can attend to spans, padded rows otherwise.
 
     Args:
         document_ids: equal ids of a row are contiguous.
@@ -47,16 +51,59 @@ def plan_unpadding(
         direction: the kernels support 'both' only.
         contiguous: whether distances matter, so that the real tokens of a document must be neighbors; with holes between them,
             the rows stay padded.
+        spans: the spans, if the host has found them for a GPU that can attend to them.
     """
+    if spans is not None and direction == "both":
+        return Unpadding(offsets=spans.offsets, places=spans.places, longest=spans.longest)
     if direction != "both":
         return Unpadding(visible_one_way(input_ids, attention_mask, document_ids, direction))
     if not kernels.usable(parameters=[weights]) or not input_ids.numel():
         if document_ids is not None and attention_mask is None:
             attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
         return Unpadding(None if attention_mask is None else visible_keys(attention_mask, document_ids))
-    batch, length = input_ids.shape
+    found = _spans(input_ids.shape, attention_mask, document_ids)
+    if contiguous and attention_mask is not None and found.has_holes:
+        return Unpadding(visible_keys(attention_mask, document_ids))
+    return Unpadding(offsets=found.offsets, places=found.places)
+
+
+def with_spans(batch: TokenBatch) -> TokenBatch:
+    """The batch with the spans of its real tokens; as it is if padding is between the real tokens of a document.
+
+    It runs on the host: on a GPU, the number of real tokens would have to be read back.
+    """
+    if batch.size == 0:
+        return batch
+    found = _spans(batch.input_ids.shape, None if batch.full else batch.attention_mask, batch.document_ids)
+    if found.has_holes or len(found.offsets) < 2:
+        return batch
+    # Rounded up to a power of two, so that compiled code, which is made for each value, is made for few of them.
+    longest, row = int(found.offsets.diff().max()), batch.input_ids.shape[1]
+    return replace(batch, spans=Spans(found.offsets.int(), found.places, min(row, 1 << (longest - 1).bit_length())))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The spans of some rows: their `offsets` and `places`, as in `Unpadding`, and where they start.
+
+    Attributes:
+        starts: (T - 1,) True where the next token begins a span; None: every row is one span without padding.
+    """
+
+    offsets: Int[Tensor, "spans_and_1"]
+    places: Int[Tensor, "T"] | None = None
+    starts: Bool[Tensor, "T_less_1"] | None = None
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether padding is between two tokens of a span."""
+        return self.places is not None and self.starts is not None and bool(((self.places.diff() != 1) & ~self.starts).any())
+
+
+def _spans(shape: torch.Size, attention_mask: Bool[Tensor, "B L"] | None, document_ids: Int[Tensor, "B L"] | None) -> _Found:
+    batch, length = shape
     if attention_mask is None and document_ids is None:
-        return Unpadding(offsets=torch.arange(0, batch * length + 1, length))
+        return _Found(torch.arange(0, batch * length + 1, length))
     places = None
     if attention_mask is not None and not attention_mask.all():
         places = attention_mask.flatten().nonzero().flatten()
@@ -65,10 +112,8 @@ def plan_unpadding(
     if places is not None:
         row, document = row[places], document[places]
     starts = (row.diff() != 0) | (document.diff() != 0)
-    if contiguous and places is not None and attention_mask is not None and bool(((places.diff() != 1) & ~starts).any()):
-        return Unpadding(visible_keys(attention_mask, document_ids))
     middle = starts.nonzero().flatten() + 1
-    return Unpadding(offsets=torch.cat([middle.new_zeros(1), middle, middle.new_full((1,), len(row))]), places=places)
+    return _Found(torch.cat([middle.new_zeros(1), middle, middle.new_full((1,), len(row))]), places, starts)
 
 
 def visible_keys(attention_mask: Bool[Tensor, "B L"], document_ids: Int[Tensor, "B L"] | None) -> Bool[Tensor, "B 1 Q L"]:

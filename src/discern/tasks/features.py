@@ -143,7 +143,7 @@ class TaskBatch(TokenBatch):
         return replace(moved, groups=tuple(group.to(device) for group in self.groups))
 
     def rows(self, start: int, stop: int) -> TaskBatch:
-        part = map_tensors(self, lambda tensor: tensor[start:stop])
+        part = map_tensors(replace(self, spans=None), lambda tensor: tensor[start:stop])
         return replace(part, groups=tuple(group.between(start, stop) for group in self.groups))
 
 

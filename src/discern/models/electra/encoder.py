@@ -18,6 +18,7 @@ from discern.models.embeddings import TokenEmbeddings
 from discern.models.flops import module_flops, parts_flops
 from discern.models.fused_ops import States, as_states, linear_gelu, linear_residual_norm, normalized
 from discern.models.unpadding import Direction, Unpadding, padded_rows, plan_unpadding, real_tokens
+from discern.types import Spans
 
 
 class Block(nn.Module, abc.ABC):
@@ -87,6 +88,7 @@ class BertEncoder(Encoder):
     Config = ElectraConfig
     config: ElectraConfig
     one_way = True
+    takes_spans = True
 
     def __init__(
         self,
@@ -132,10 +134,12 @@ class BertEncoder(Encoder):
         token_type_ids: Int[Tensor, "B L"] | None = None,
         position_ids: Int[Tensor, "B L"] | None = None,
         document_ids: Int[Tensor, "B L"] | None = None,
+        spans: Spans | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states of the last block; those of padding are undefined."""
         shape = input_ids.shape
-        unpadding = plan_unpadding(input_ids, attention_mask, document_ids, self.embeddings.weights, self.direction)
+        weights = self.embeddings.weights
+        unpadding = plan_unpadding(input_ids, attention_mask, document_ids, weights, self.direction, spans=spans)
         if unpadding.places is not None:
             input_ids, token_type_ids, position_ids = real_tokens(unpadding.places, input_ids, token_type_ids, position_ids)
         hidden = self.embeddings(input_ids, token_type_ids, position_ids)

@@ -22,7 +22,9 @@ from discern.models.heads import LanguageHead, MaskedLMHead
 from discern.models.modernbert.config import ModernBertConfig
 from discern.models.modernbert.initialization import aim_heads
 from discern.models.modernbert.rotary import Rotation, rotation
+from discern.models.span_attention import attend_in_spans
 from discern.models.unpadding import Direction, Unpadding, padded_rows, plan_unpadding, real_tokens, visible_in_window
+from discern.types import Spans
 
 
 class RotaryAttention(SelfAttention):
@@ -42,6 +44,11 @@ class RotaryAttention(SelfAttention):
     ) -> Float[Tensor, "*tokens D"]:
         """The attended values of each token, heads concatenated. The caller applies `output`, fused with what follows."""
         packed = self._projected(hidden)
+        if unpadding.offsets is not None and unpadding.longest is not None:
+            query, key, value = self._tokens(packed)
+            query, key = rotate.of_tokens(query), rotate.of_tokens(key)
+            attended = attend_in_spans(query, key, value, unpadding.offsets, unpadding.longest, self.window)
+            return attended.reshape(hidden.shape)
         if unpadding.offsets is not None:
             flat = packed.flatten(0, -2)
             cosine, sine = rotate.cosine.flatten(0, -2), rotate.sine.flatten(0, -2)
@@ -128,6 +135,7 @@ class ModernBertEncoder(Encoder):
     }
     disentangled_class = DisentangledWords
     one_way = True
+    takes_spans = True
     limits_positions = False
 
     def __init__(
@@ -181,11 +189,13 @@ class ModernBertEncoder(Encoder):
         token_type_ids: Int[Tensor, "B L"] | None = None,
         position_ids: Int[Tensor, "B L"] | None = None,
         document_ids: Int[Tensor, "B L"] | None = None,
+        spans: Spans | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states of the last block; those of padding are undefined. Segments are ignored."""
         shape = input_ids.shape
         weights = self.embeddings.weights
-        unpadding = plan_unpadding(input_ids, attention_mask, document_ids, weights, self.direction, contiguous=True)
+        rows = input_ids, attention_mask, document_ids
+        unpadding = plan_unpadding(*rows, weights, self.direction, contiguous=True, spans=spans)
         if position_ids is None:
             position_ids = torch.arange(shape[1], device=input_ids.device)[None]
         if unpadding.places is not None:

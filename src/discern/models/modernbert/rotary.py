@@ -23,9 +23,16 @@ class Rotation:
 
     def __call__(self, states: Float[Tensor, "B H L d"]) -> Float[Tensor, "B H L d"]:
         """Queries or keys, with their halves rotated against each other; in their own precision, computed in float32."""
-        cosine, sine = self.cosine[:, None], self.sine[:, None]
-        first, second = states.float().chunk(2, -1)
-        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).to(states.dtype)
+        return _rotated(states, self.cosine[:, None], self.sine[:, None])
+
+    def of_tokens(self, states: Float[Tensor, "T H d"]) -> Float[Tensor, "T H d"]:
+        """The same for the tokens of all rows, T = B * L."""
+        return _rotated(states, self.cosine.flatten(0, 1)[:, None], self.sine.flatten(0, 1)[:, None])
+
+
+def _rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = states.float().chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).to(states.dtype)
 
 
 def frequencies(theta: float, width: int, device: torch.device | None = None) -> Float[Tensor, "half"]:
