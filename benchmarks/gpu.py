@@ -37,9 +37,10 @@ try:
     from discern.training.clock import StepMeter
     from discern.training.config import OptimizerConfig, TrainConfig
     from discern.training.context import TrainContext
+    from discern.training.feed import read_local_batch
     from discern.training.flops import step_flops
     from discern.training.interrupt import StopRequest
-    from discern.training.loop import forward_backward, read_local_batch, reduce_step_counts, setup_phase, update
+    from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, update
     from discern.training.optimizer import clip_gradients
     from discern.training.parallel import Ranks
     from discern.training.precision import autocast

@@ -92,7 +92,7 @@ def test_an_interrupted_seed_ends_with_the_same_weights(
         run(broken)
     monkeypatch.setattr(finetune_seed, "write_json", write)
     run(broken)
-    timing = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
     lines = [
         [{key: line[key] for key in line.keys() - timing} for line in read_metrics(each.out / "seed-0")]
         for each in (undisturbed, broken)

@@ -107,7 +107,7 @@ def kill_and_resume(data: Path, folder: Path, kills: int, steps: int) -> None:
     records = [
         [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()] for name in ("whole", "cut")
     ]
-    timing = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
     one, other = ([{key: line[key] for key in line.keys() - timing} for line in each] for each in records)
     assert one == other
     assert not [path for path in (folder / "cut" / "checkpoints").iterdir() if path.name.startswith(".")]
@@ -251,7 +251,7 @@ def stable(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def figures(out: Path) -> list[dict[str, float]]:
-    timing = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     return [{key: value for key, value in line.items() if key not in timing} for line in lines]
 

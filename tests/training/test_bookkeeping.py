@@ -20,7 +20,7 @@ from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
 from tests.training.test_loop import Notes, build, context, weights
 
-TIMING = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+TIMING = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
 OPTIONS = {"max_steps": 12, "checkpoint_every_steps": 3, "log_every_steps": 4, "evaluate_every_steps": 6}
 WATCH = EarlyStopping("discriminator_auc", patience=3, keep=True)
 

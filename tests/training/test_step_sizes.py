@@ -24,8 +24,9 @@ from discern.objectives.base import Objective
 from discern.training import checkpoint
 from discern.training.config import TrainConfig
 from discern.training.context import State, TrainContext
+from discern.training.feed import read_local_batch
 from discern.training.flops import run_flops, step_flops
-from discern.training.loop import read_local_batch, train
+from discern.training.loop import train
 from discern.training.metrics_log import read_metrics
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, resolve_pretrain_config
 from discern.training.step_sizes import StepSizes, Stretch, step_sizes

@@ -239,7 +239,7 @@ def _other_budget(plan: ComparisonPlan, unit: Unit, done: Mapping[str, Any] | No
 def curve(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The records of a metrics log that the page draws: about 200 at most, including those with held-out metrics."""
     every = max(1, len(records) // _POINTS)
-    dropped = ("tokens_per_second", "learning_rate", "grad_norm", "peak_memory_bytes")
+    dropped = ("tokens_per_second", "data_share", "host_share", "device_share", "learning_rate", "grad_norm", "peak_memory_bytes")
     return [
         {key: value for key, value in record.items() if key not in dropped}
         for number, record in enumerate(records)

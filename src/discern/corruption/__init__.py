@@ -25,3 +25,6 @@ MASKINGS_OF_WORDS = frozenset({"whole-word"})
 
 MASKINGS_BY_TOKEN = frozenset({"rarity", "entropy"})
 """Maskings that choose some tokens more often than others."""
+
+MASKINGS_OF_INTEGERS = frozenset({"uniform", "whole-word"})
+"""Maskings that compute with integers, or with numbers that are exact, and so choose the same positions on every device."""

@@ -153,6 +153,11 @@ class Objective(nn.Module, abc.ABC):
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         """Choose positions; runs no network."""
 
+    @property
+    def corrupts_anywhere(self) -> bool:
+        """Whether `corrupt` gives the same result on every device, bit for bit: it computes with integers, or exactly."""
+        return False
+
     @abc.abstractmethod
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         """Number of items that each loss term sums over, known before any forward pass.

@@ -7,7 +7,7 @@ from typing import TypeVar
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discern.corruption import MASKINGS_BY_TOKEN, maskings
+from discern.corruption import MASKINGS_BY_TOKEN, MASKINGS_OF_INTEGERS, maskings
 from discern.corruption.masking import Chosen, MaskingContext, Sample, average_samples, hide
 from discern.corruption.randomness import Randomness
 from discern.models.base import Network
@@ -23,6 +23,10 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         return mask_batch(batch, self.config, self.vocabulary, randomness, self.token_entropies(randomness.step))
+
+    @property
+    def corrupts_anywhere(self) -> bool:
+        return self.config.masking in MASKINGS_OF_INTEGERS
 
     def head_share(self, network: Network, phase: Phase) -> float:
         """Heads over the vocabulary run at the masked positions only, all others at every position."""

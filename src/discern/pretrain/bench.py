@@ -26,9 +26,10 @@ from discern.pretrain.run import check_shares
 from discern.progress import Progress, Silent
 from discern.training.clock import StepMeter
 from discern.training.context import TrainContext
+from discern.training.feed import Feed, read_local_batch
 from discern.training.flops import executed_flops
 from discern.training.interrupt import StopRequest
-from discern.training.loop import compile_encoders, forward_backward, read_local_batch, reduce_step_counts, setup_phase, update
+from discern.training.loop import compile_encoders, forward_backward, reduce_step_counts, setup_phase, update
 from discern.training.memory import peak_memory
 from discern.training.optimizer import clip_gradients
 from discern.training.parallel import Ranks, join_ranks
@@ -160,14 +161,12 @@ class _TrainingSteps:
     def __init__(self, context: TrainContext, phase: Phase, reader: ThreadPoolExecutor) -> None:
         self.context = context
         self._model, self._optimizer = setup_phase(context, phase)
-        self._reader = reader
         self._step = 0
         self._meter = StepMeter(0.0)
-        self._upcoming = reader.submit(read_local_batch, context, 0)
+        self._feed = Feed(context, reader, 0)
 
     def __call__(self) -> int:
-        local = self._upcoming.result()
-        self._upcoming = self._reader.submit(read_local_batch, self.context, self._step + 1)
+        local = self._feed.take(self._step)
         totals = reduce_step_counts(self.context, local, self._meter)
         forward_backward(self.context, self._model, local, totals.counts, self._step)
         float(clip_gradients(self.context.objective.parameters(), self.context.optimizer.clip_norm))

@@ -30,6 +30,7 @@ from discern.training.diagnosis import (
     diagnose_gradient_ratio,
     diagnose_loss_shares,
     diagnose_metrics,
+    diagnose_waiting,
     embedding_gradients,
     embedding_norm,
     finding_in_range,
@@ -37,7 +38,9 @@ from discern.training.diagnosis import (
 from discern.training.evaluation import EVALUATION_SEED, evaluate
 from discern.training.expectations import Expectations, expectations
 from discern.training.health import diagnosable_from, too_early
+from discern.training.metrics_log import is_number, read_metrics
 from discern.training.parallel import Ranks, choose_device
+from discern.training.products import fastest_product
 
 _GRADIENT_ROWS = 32
 
@@ -75,6 +78,8 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     statistics = run.record.get("statistics", {})
     findings = diagnose_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
     findings.append(_drift(run))
+    ranks = Ranks(0, 1, choose_device(device))
+    findings += _waiting(folder, run, ranks.device)
     steps = run.config.train.max_steps
     subject = f"{folder} at step {run.step:,} of {steps:,}"
     facts: dict[str, Any] = {"run": str(folder), "step": run.step, "max_steps": steps, "objective": run.config.objective.name}
@@ -83,7 +88,6 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     except DataError as problem:
         warn(f"its data set cannot be read, so only the weights were examined: {problem.message}")
         return Diagnosis(subject, facts, [_with_progress(each, run, Expectations()) for each in findings])
-    ranks = Ranks(0, 1, choose_device(device))
     objective = run.objective.to(ranks.device)
     rows = min(sequences, stream.num_rows)
     progress.start("examining", rows, "rows")
@@ -95,6 +99,18 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     expected = expectations(objective, steps, flatten(run.config))
     found = diagnose_metrics(metrics, expected) + _gradients(run, stream, ranks, expected) + findings
     return Diagnosis(subject, facts, [_with_progress(each, run, expected) for each in found])
+
+
+def _waiting(folder: Path, run: RunFolder, device: torch.device) -> list[Finding]:
+    """What the run was waiting for when it last wrote a record and, on a GPU like its own, how fast it was."""
+    record = next((each for each in reversed(read_metrics(folder)) if "data_share" in each), {})
+    computed = run.record.get("arithmetic", {})
+    numbers = [record.get(key) for key in ("flops", "tokens", "tokens_per_second")]
+    if device.type != "cuda" or computed.get("device") != "cuda" or not all(is_number(number) and number for number in numbers):
+        return diagnose_waiting(record)
+    flops, tokens, speed = numbers
+    peak = fastest_product(device, computed.get("precision", "float32")) * computed.get("processes", 1)
+    return diagnose_waiting(record, flops / tokens * speed / peak)
 
 
 def _with_progress(finding: Finding, run: RunFolder, expected: Expectations) -> Finding:

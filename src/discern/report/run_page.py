@@ -46,6 +46,7 @@ _OBJECTIVES = {
     "permutation-lm": "permutation language modeling (XLNet)",
     "electric": "noise-contrastive energies (Electric)",
 }
+_WAITING = {"data_share": "data", "host_share": "the host"}
 _UNKNOWN = "not recorded"
 # By the AUC; 0.5 is guessing.
 _AUC_WORDS = (
@@ -185,8 +186,11 @@ def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str,
 
 
 def _cost(last: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """FLOPs and peak memory, if the metrics log has them."""
+    """FLOPs, peak memory and what the run waited for at its last record, if the metrics log has them."""
     found = []
+    waited = {name: last[key] for key, name in _WAITING.items() if is_number(last.get(key))}
+    if waited:
+        found.append(("Time spent waiting", ", ".join(f"{share:.1%} for {name}" for name, share in waited.items())))
     if is_number(last.get("flops")):
         found.append(("FLOPs executed", f"{last['flops']:.3e}"))
     if is_number(last.get("peak_memory_bytes")):

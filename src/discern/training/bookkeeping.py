@@ -53,6 +53,7 @@ def make_record(
         "tokens": state.tokens,
         "seconds": round(state.seconds, 3),
         "tokens_per_second": round(meter.tokens_per_second(), 1),
+        **meter.shares(),
         "learning_rate": rate,
         "grad_norm": norm,
         **meter.means(),

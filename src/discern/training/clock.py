@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from discern.training.device_clock import DeviceClock
+
 Work = Literal["log", "evaluate", "checkpoint"]
 """Work that may follow a step."""
 
@@ -16,6 +18,7 @@ _INTERVALS: dict[Work, float] = {"log": 0.01, "evaluate": 0.05, "checkpoint": 0.
 _LONGEST: dict[Work, float] = {"checkpoint": 1800.0}  # seconds
 # An evaluation or checkpoint that took a second is not repeated for 20 seconds: each costs at most a twentieth of the time.
 _COST_FACTOR = 20.0
+_WORTH_SHOWING = 0.1
 
 
 class StepMeter:
@@ -24,10 +27,13 @@ class StepMeter:
     Args:
         seconds: duration of the run in earlier sessions.
         interval: the value of `interval()` that the earlier session saved; its means continue as if uninterrupted.
+        device: clock of the device; None on the CPU.
     """
 
-    def __init__(self, seconds: float, interval: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, seconds: float, interval: Mapping[str, Any] | None = None, device: DeviceClock | None = None) -> None:
         self._offset = seconds
+        self._device = device
+        self._shows_waits = False
         self._begin = time.perf_counter()
         self.last: dict[str, float] = {}
         self.restart()
@@ -35,6 +41,7 @@ class StepMeter:
             self._sums.update(interval["sums"])
             self._steps, self._tokens = int(interval["steps"]), int(interval["tokens"])
             self._since -= float(interval["seconds"])
+            self._waited = float(interval.get("waited", 0.0))
 
     def seconds(self) -> float:
         """Seconds of the run, including earlier sessions."""
@@ -45,10 +52,13 @@ class StepMeter:
         self._sums: dict[str, float] = {}
         self._steps = 0
         self._tokens = 0
+        self._waited = 0.0
         self._since = time.perf_counter()
 
     def add(self, losses: dict[str, float], tokens: int) -> None:
         """Add one step."""
+        if self._device is not None:
+            self._device.end()
         self.last = losses
         self._steps += 1
         self._tokens += tokens
@@ -58,7 +68,8 @@ class StepMeter:
     def interval(self) -> dict[str, Any]:
         """The current interval as plain JSON, from which a resumed run continues it."""
         seconds = time.perf_counter() - self._since
-        return {"sums": self._sums, "steps": self._steps, "tokens": self._tokens, "seconds": round(seconds, 3)}
+        counted = {"sums": self._sums, "steps": self._steps, "tokens": self._tokens}
+        return {**counted, "seconds": round(seconds, 3), "waited": round(self._waited, 3)}
 
     def means(self) -> dict[str, float]:
         """Mean of each loss over the interval."""
@@ -69,11 +80,40 @@ class StepMeter:
         return self._tokens / max(time.perf_counter() - self._since, 1e-9)
 
     @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of the block as waiting for data."""
+        begin = time.perf_counter()
+        yield
+        waited = time.perf_counter() - begin
+        self._waited += waited
+        if self._device is not None:
+            self._device.begin(waited)
+
+    def waits_shown(self) -> dict[str, str]:
+        """For the progress display: how much of the interval was spent waiting for data, if that is worth a look."""
+        share = self._data_share()
+        self._shows_waits = self._shows_waits or share > _WORTH_SHOWING  # once shown, it has to be kept up to date
+        return {"waiting for data": f"{share:.0%}"} if self._shows_waits else {}
+
+    def _data_share(self) -> float:
+        return min(1.0, self._waited / max(time.perf_counter() - self._since, 1e-9))
+
+    def shares(self) -> dict[str, float]:
+        """Fractions of the interval: waiting for data, waiting for the host (known of a GPU), computing. A GPU is waited for."""
+        found = None if self._device is None else self._device.read()
+        if found is not None:
+            return {f"{name}_share": round(share, 4) for name, share in found._asdict().items()}
+        data = self._data_share()
+        return {"data_share": round(data, 4), "device_share": round(1 - data, 4)}
+
+    @contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the clock of the interval; that of the run continues."""
         begin = time.perf_counter()
         yield
         self._since += time.perf_counter() - begin
+        if self._device is not None:
+            self._device.interrupt()
 
 
 @dataclass(frozen=True)

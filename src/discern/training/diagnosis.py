@@ -46,6 +46,8 @@ _DRIFT = 3.0  # measured: 1.1 to 1.4 in runs that learn, 3.3 to 3.8 in runs that
 _LEAST_GAIN = (
     0.1  # nats; measured: -0.05 and -0.04 in runs that learned only the word frequencies, 0.22 in an mlm run that learned more
 )
+_DATA_SHARE = 0.05  # a twentieth of the time is the most that faster reading could save
+_HOST_SHARE = 0.2
 _DUPLICATES = 0.14  # the most repetitive of four common corpora
 
 
@@ -304,6 +306,51 @@ def diagnose_drift(now: float, before: float, settings: Settings | None = None) 
             advise((Advice("a larger model.initializer_range"), LOCAL_START, LOWER_RATE), settings or {}),
         ),
     )
+
+
+def diagnose_waiting(record: Mapping[str, object], peak_share: float | None = None) -> list[Finding]:
+    """What a run waits for, by its last record; nothing if the record does not have it.
+
+    Args:
+        peak_share: FLOP/s of the run as a fraction of what large matrix products reach on its device; None: not measured.
+    """
+    shares = {name: record.get(f"{name}_share") for name in ("data", "host")}
+    found = []
+    data, host = shares["data"], shares["host"]
+    if isinstance(data, float):
+        found.append(
+            finding_in_range(
+                "data_share",
+                data,
+                (0.0, _DATA_SHARE),
+                fine="fraction of the time in which the run waits for data",
+                high=(
+                    f"{data:.0%} of the time, the run waits for data: rows are read more slowly than they are computed with",
+                    "a data set on a faster disk, and fewer other programs on this machine",
+                ),
+            )
+        )
+    if isinstance(host, float):
+        found.append(
+            finding_in_range(
+                "host_share",
+                host,
+                (0.0, _HOST_SHARE),
+                fine="fraction of the time in which the GPU may have waited for the host to launch its work",
+                high=(
+                    f"in {host:.0%} of the time, the GPU had caught up with the host, which launches its work too slowly",
+                    "a larger train.micro_batch_size, or train.compile = 'auto'",
+                ),
+            )
+        )
+    if peak_share is not None:
+        held_back = max(found, key=lambda each: each.value or 0.0, default=None)
+        waits = held_back is not None and held_back.verdict == "high"
+        what = {"data_share": "waiting for data", "host_share": "waiting for the host"}
+        cause = what[held_back.name] if held_back is not None and waits else "the rest is not spent waiting, but on other work"
+        said = f"{peak_share:.0%} of the speed of large matrix products on this device: {cause}"
+        found.append(Finding("speed_share", peak_share, None, "unknown", said))
+    return found
 
 
 def unusual_findings(findings: Iterable[Finding]) -> list[Finding]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from discern.corruption.randomness import Randomness, key_of
+from discern.corruption.randomness import key_of
 from discern.errors import CheckpointError
 from discern.objectives.base import Objective, Phase
 from discern.training.average import average_warning, update_average
@@ -36,18 +36,12 @@ from discern.training.bookkeeping import (
 from discern.training.checkpoint import AVERAGE_FILE, model_tensors
 from discern.training.clock import Due, StepMeter
 from discern.training.context import State, TrainContext
+from discern.training.device_clock import device_clock
+from discern.training.feed import Feed, LocalBatch
 from discern.training.interrupt import agree_to_stop
 from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, counts_text, parameter_groups
 from discern.training.precision import autocast
 from discern.training.schedule import learning_rate
-from discern.types import CorruptedBatch
-
-
-@dataclass(frozen=True)
-class LocalBatch:
-    """This rank's rows of one step: corrupted micro-batches, each with its random numbers."""
-
-    micro_batches: list[tuple[CorruptedBatch, Randomness]]
 
 
 @dataclass(frozen=True)
@@ -111,15 +105,16 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
     if state.step > first or not phase.fresh_optimizer:
         optimizer.load_tensors(_trainable(state.optimizer, names), names, state.updates)
     # Means in the log are taken over steps of one phase only.
-    meter, state.interval = StepMeter(state.seconds, state.interval if state.step > first else None), {}
+    interval = state.interval if state.step > first else None
+    meter, state.interval = StepMeter(state.seconds, interval, device_clock(context.ranks.device)), {}
     schedule_start, schedule_length = (first, last - first) if phase.own_schedule else (0, context.train.max_steps)
     record: dict[str, Any] = {}
-    upcoming = reader.submit(read_local_batch, context, state.step)
+    feed = Feed(context, reader, state.step)
 
     while state.step < last and not state.finished:
         # Read. A thread reads and corrupts the next rows while this step computes.
-        local = upcoming.result()
-        upcoming = reader.submit(read_local_batch, context, state.step + 1)
+        with meter.waiting():
+            local = feed.take(state.step)
         # Several losses share parameters, so each must be divided by its count over all ranks and micro-batches before the
         # first backward pass. Counts follow from the corruption alone; no network has run yet.
         totals = reduce_step_counts(context, local, meter)
@@ -143,8 +138,8 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         state.seconds = meter.seconds()
         meter.add(losses, totals.tokens)
         _finish_or_interrupt(context, state, totals)
-        speed = meter.tokens_per_second()
-        context.progress.advance(1, **{"loss": f"{losses['loss']:.3f}", "tokens/s": f"{speed:,.0f}"})
+        shown = {"loss": f"{losses['loss']:.3f}", "tokens/s": f"{meter.tokens_per_second():,.0f}"}
+        context.progress.advance(1, **shown, **meter.waits_shown())
 
         # Checkpoint, evaluate, log. The checkpoint comes first and holds the pending record: an evaluation that fails, or a
         # kill while it runs, then costs no training.
@@ -182,22 +177,6 @@ def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, Optimiz
     return model, Optimizer(groups, context.optimizer)
 
 
-def read_local_batch(context: TrainContext, step: int) -> LocalBatch:
-    """This rank's rows of a step, corrupted, in micro-batches. It runs in a thread and touches no network."""
-    examples, ranks = context.rows_of(step), context.ranks
-    per_rank = len(examples) // ranks.world_size
-    slots = np.arange(ranks.rank * per_rank, (ranks.rank + 1) * per_rank)
-    batch = context.source.batch(examples.start + slots, slots)
-    # Keyed by seed, step and slot in the global batch: the same whatever the number of ranks and micro-batches.
-    randomness = Randomness(context.train.seed, step, batch.slot)
-    size = context.micro_batch_size(step) or per_rank
-    micro_batches = []
-    for start in range(0, per_rank, size):
-        rows = randomness.rows(start, start + size)
-        micro_batches.append((context.objective.corrupt(batch.rows(start, start + size), rows), rows))
-    return LocalBatch(micro_batches)
-
-
 def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMeter) -> StepTotals:
     """Sum the counts of a step over all ranks, and share the other facts about it, in one exchange."""
     counts: dict[str, int] = {}
@@ -228,7 +207,7 @@ def forward_backward(
     sums = dict.fromkeys(counts, 0.0)
     others: dict[str, tuple[float, float]] = {}
     tallies: dict[str, Tensor] = {}
-    for number, (batch, randomness) in enumerate(local.micro_batches):
+    for number, (batch, randomness) in enumerate(local.on_device):
         # Dropout follows from seed, step, micro-batch and rank, so a resumed run drops the same elements.
         torch.manual_seed(key_of(context.train.seed, "dropout", step, number, ranks.rank))
         with _synchronize_after(model, last=number == last):
