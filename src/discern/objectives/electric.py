@@ -10,6 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from discern.corruption import MASKINGS_OF_INTEGERS
 from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import replace_positions, sample_tokens
@@ -77,6 +78,10 @@ class Electric(PretrainingObjective[ElectricConfig]):
         self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
         generator = two_tower_generator(read_by_generator, small, gradient_checkpointing=checkpointing)
         self.generator, self.generator_head = generator.encoder, generator.head
+
+    @property
+    def corrupts_anywhere(self) -> bool:
+        return self.config.masking in MASKINGS_OF_INTEGERS
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         entropies = self.token_entropies(randomness.step)

@@ -36,49 +36,52 @@ class PackedRows(Packing):
         self.num_rows = -(-int(self._starts[-1]) // (sequence_length - 1))
 
     def rows(self, numbers: Integers, epoch: int) -> Rows:
-        shape = (len(numbers), self._length)
-        input_ids = np.full(shape, self._special.pad, np.int64)
-        lengths = np.zeros(shape[0], np.int64)
-        is_special = np.ones(shape, bool)
-        positions = np.zeros(shape, np.int64)
-        pieces = np.zeros(shape, np.int64)
-        word_starts = np.zeros(shape, bool)
-        for at, number in enumerate(numbers):
-            ids, begins, special, piece = self._row(int(number), epoch)
-            count = lengths[at] = len(ids)
-            input_ids[at, :count] = ids
-            word_starts[at, :count] = begins
-            is_special[at, :count] = special
-            pieces[at, :count] = piece
-            pieces[at, count:] = piece[-1] + 1
-            starts = np.flatnonzero(np.diff(pieces[at], prepend=-1))
-            positions[at] = np.arange(self._length) - starts[pieces[at]]
-        return Rows(input_ids, lengths, is_special, np.zeros(shape, np.int64), positions, pieces, word_starts)
-
-    def _row(self, number: int, epoch: int) -> tuple[Integers, _Flags, _Flags, Integers]:
-        """Ids of a row, which of them begin a word, which are special, and the piece that each belongs to, numbered from 0."""
-        total, body = int(self._starts[-1]), self._length - 1
+        # For all rows at once: row by row, reading is slower than a GPU computes.
+        length, body, total = self._length, self._length - 1, int(self._starts[-1])
         turn = int(hash_integers(derive_key(self._seed, "rotation"), epoch) % np.uint64(body)) if self._rotate else 0
-        count = min(body, total - number * body)
-        places = (turn + number * body + np.arange(count)) % total
+        counts = np.minimum(body, total - numbers * body)
+        places = (turn + numbers[:, None] * body + np.arange(body)) % total
         document = np.searchsorted(self._starts, places, side="right") - 1
         within = places - self._starts[document]
         is_cls = within == 0
         special = is_cls | (places == self._starts[document + 1] - 1)
-        ids, starts = np.where(is_cls, self._special.cls, self._special.sep), np.zeros(count, bool)
-        ids[~special], starts[~special] = self._tokens((self._documents[document] + within - 1)[~special])
-        place, extra, owner = (count, self._special.sep, document[-1]) if is_cls[0] else (0, self._special.cls, document[0])
-        order = np.insert(document, place, owner)
+        offsets = self._documents[document] + within - 1
+        columns = np.arange(length)
+        # A row that begins with a document has one [SEP] more behind; any other has a [CLS] in front.
+        in_front = ~is_cls[:, 0]
+        source = columns - in_front[:, None]
+        lengths = counts + 1
+        is_text = (source >= 0) & (source < counts[:, None])
+        nearest = source.clip(0, counts[:, None] - 1)
+        document, is_cls = np.take_along_axis(document, nearest, 1), np.take_along_axis(is_cls, nearest, 1) & is_text
+        is_special = np.take_along_axis(special, nearest, 1) | ~is_text
+        input_ids = np.where(is_cls | (columns == 0), self._special.cls, self._special.sep)
+        is_padding = columns >= lengths[:, None]
+        input_ids[is_padding] = self._special.pad
+        word_starts = np.zeros(input_ids.shape, bool)
+        self._fill_tokens(np.take_along_axis(offsets, nearest, 1), ~is_special, input_ids, word_starts)
         # If the split is a single document, it meets itself here: its beginning does not continue its end.
-        turns = (np.diff(order, prepend=order[0]) != 0) | np.insert(is_cls, place, False)
-        turns[0] = False
-        ids, starts = np.insert(ids, place, extra), np.insert(starts, place, False)
-        return ids, starts, np.insert(special, place, True), np.cumsum(turns)
+        turns = (np.diff(document, prepend=document[:, :1]) != 0) | is_cls | (columns == lengths[:, None])
+        turns[:, 0] = False
+        begins = np.maximum.accumulate(np.where(turns, columns, 0), axis=1)
+        return Rows(
+            input_ids, lengths, is_special, np.zeros_like(input_ids), columns - begins, np.cumsum(turns, axis=1), word_starts
+        )
+
+    def _fill_tokens(self, offsets: Integers, is_word: _Flags, input_ids: Integers, word_starts: _Flags) -> None:
+        """Put the tokens at these offsets into each row, and mark which of them begin a word."""
+        for row, words in enumerate(is_word):
+            chosen = offsets[row, words]
+            if not len(chosen):
+                continue
+            if chosen[-1] - chosen[0] == len(chosen) - 1:  # it does not run over the end of the text
+                span = int(chosen[0]), int(chosen[-1]) + 1
+                input_ids[row, words], word_starts[row, words] = self._split.read(*span), self._split.word_starts(*span)
+            else:
+                input_ids[row, words], word_starts[row, words] = self._tokens(chosen)
 
     def _tokens(self, offsets: Integers) -> tuple[Integers, _Flags]:
         """Tokens at offsets that rise, except for at most one jump back to the beginning; and which of them begin a word."""
-        if not len(offsets):
-            return offsets, np.zeros(0, bool)
         parts = np.split(offsets, np.flatnonzero(np.diff(offsets) < 0) + 1)
         spans = [(int(part[0]), int(part[-1]) + 1) for part in parts]
         tokens = np.concatenate([self._split.read(*span) for span in spans])
