@@ -22,6 +22,7 @@ from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.models.base import Network
 from discern.models.embeddings import Disentangled
+from discern.models.span_attention import attention_path
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
 from discern.storage.records import Record, read_text, understood
@@ -362,10 +363,21 @@ class _Run(Record):
         return self
 
 
-def arithmetic(device: torch.device, precision: str) -> dict[str, Any]:
-    """What affects rounding in a run besides its settings: device, precision, kernels and threads."""
+def arithmetic(device: torch.device, precision: str, objective: Objective | None = None, processes: int = 1) -> dict[str, Any]:
+    """What affects rounding in a run besides its settings: device, precision, kernels and threads.
+
+    On a GPU also how the networks of `objective` compute attention, and the number of processes if there are several.
+    """
     fused = device.type == "cpu" and kernels.load_kernels().library is not None
-    return {"device": device.type, "precision": precision, "kernels": fused, "threads": torch.get_num_threads()}
+    path = None if objective is None else attention_path(objective, device, precision)
+    return {
+        "device": device.type,
+        "precision": precision,
+        "kernels": fused,
+        "threads": torch.get_num_threads(),
+        **({} if path is None else {"attention": path.name}),
+        **({"processes": processes} if processes > 1 else {}),
+    }
 
 
 def make_record(data: TokenData, objective: Objective, computed: dict[str, Any]) -> dict[str, Any]:

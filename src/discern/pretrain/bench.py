@@ -32,6 +32,7 @@ from discern.training.interrupt import StopRequest
 from discern.training.loop import compile_encoders, forward_backward, reduce_step_counts, setup_phase, update
 from discern.training.memory import peak_memory
 from discern.training.optimizer import clip_gradients
+from discern.training.out_of_memory import lacks_memory
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.precision import autocast, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
@@ -124,7 +125,7 @@ def bench(
             forward = time_forward(context, span)
             training = [time_training(context, phase, span) for phase in phases]
         except RuntimeError as problem:
-            if not _lacks_memory(problem):
+            if not lacks_memory(problem):
                 raise
             raise _out_of_memory(pretrain_config, ranks.world_size) from problem
         finally:
@@ -331,10 +332,6 @@ def processor_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _lacks_memory(problem: RuntimeError) -> bool:
-    return isinstance(problem, torch.OutOfMemoryError) or "can't allocate memory" in str(problem)
 
 
 def _out_of_memory(config: PretrainConfig, world: int) -> ConfigError:

@@ -31,6 +31,7 @@ from discern.data.batching.successive import SuccessiveRows, scheduled_rows
 from discern.data.batching.two_part import TwoPartStream
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError
+from discern.models.span_attention import attention_path
 from discern.objectives.base import Objective
 from discern.pretrain.decay import RECORD_KEY, risen_rate, write_start
 from discern.pretrain.resolved_run import (
@@ -267,7 +268,10 @@ def _start_or_resume(
     ranks.barrier()
     precision = precision_of(resolved, ranks, same_precision_as)
     if ranks.writes:
-        computed = arithmetic(ranks.device, precision.name)
+        computed = arithmetic(ranks.device, precision.name, objective, ranks.world_size)
+        path = attention_path(objective, ranks.device, precision.name)
+        if path is not None:
+            progress.note(path.note)
         if contents is not None:
             _note_changed_arithmetic(earlier.get("arithmetic", computed), computed, progress)
             if precision.name == "bfloat16" and ranks.device.type == "cpu" and not cpu_has_bfloat16():

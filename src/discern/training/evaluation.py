@@ -9,6 +9,8 @@ import torch
 
 from discern.corruption.randomness import Randomness, key_of
 from discern.data.batching.ordering import Integers
+from discern.models.span_attention import attention_path
+from discern.models.unpadding import with_spans
 from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.parallel import Ranks
@@ -64,9 +66,12 @@ def evaluate(
     evaluator = objective.evaluator()
     was_training = objective.training
     objective.eval()
+    path = attention_path(objective, ranks.device, precision)
     for start in range(0, len(chosen), batch_size):
         rows = chosen[start : start + batch_size]
         batch = stream.batch(rows, rows)
+        if path is not None and path.name == "varlen":
+            batch = with_spans(batch)
         randomness = Randomness(EVALUATION_SEED, 0, batch.example_index)
         corrupted = objective.corrupt(batch, randomness).to(ranks.device)
         with autocast(precision, ranks.device):

@@ -40,6 +40,7 @@ from discern.training.device_clock import device_clock
 from discern.training.feed import Feed, LocalBatch
 from discern.training.interrupt import agree_to_stop
 from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, counts_text, parameter_groups
+from discern.training.out_of_memory import explains_lack_of_memory
 from discern.training.precision import autocast
 from discern.training.schedule import learning_rate
 
@@ -69,6 +70,7 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
     A checkpoint of the last step is always written, before the last evaluation.
 
     Raises:
+        ConfigError: a step does not fit into memory.
         NumericsError: a loss or gradient is not finite; the weights before the update are kept under `folder/debug`.
         CheckpointError: a checkpoint could not be written.
         DataError: an evaluation failed.
@@ -81,7 +83,7 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
     if context.ranks.writes:
         for line in _notes(context):
             context.progress.note(line)
-    with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
+    with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader, explains_lack_of_memory(context, state):
         if state.pending is not None:
             # Compiled networks round differently, so the missed evaluation runs compiled if the interrupted one would have.
             compile_encoders(context)

@@ -121,11 +121,31 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as problem:
         raise ConfigError(f"unknown device '{name}'", hint="auto, cpu, cuda, cuda:1, ...") from problem
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda was requested, but torch sees no GPU", hint="leave --device out, or see `nvidia-smi`")
+    there = _devices()
+    if device.type == "cuda" and len(there) == 1:
+        raise ConfigError(
+            f"--device {name} was requested, but torch sees no GPU for CUDA; this machine has {there[0]}",
+            hint="leave --device out, or see `nvidia-smi` and `discern doctor`",
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"there is no {device}; torch sees {torch.cuda.device_count()} GPUs", hint="cuda:0 is the first")
+        raise ConfigError(f"there is no {device}; this machine has {', '.join(there)}", hint="cuda:0 is the first GPU")
+    if device.type not in ("cpu", "cuda") and not _is_usable(device):
+        raise ConfigError(f"there is no {device}; this machine has {', '.join(there)}", hint="leave --device out")
     return device
+
+
+def _devices() -> list[str]:
+    """The devices of this machine, as `--device` names them, GPUs with their models."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(f"cuda:{number} ({torch.cuda.get_device_name(number)})" for number in range(count))]
+
+
+def _is_usable(device: torch.device) -> bool:
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, NotImplementedError, AssertionError, ImportError):
+        return False
+    return device.type != "meta"
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from discern.errors import ConfigError
 from discern.models.config import ModelConfig
 from discern.training.parallel import Ranks
 
@@ -68,11 +69,15 @@ def resolve_precision(name: str, device: torch.device, shape: Shape) -> Precisio
 
     On a processor with instructions for bfloat16 both are measured: with matrix units (AMX) it is several times as fast as
     float32, with vector instructions alone (AVX-512 BF16) about 0.7 times, and for narrow networks slower in either case.
+
+    Raises:
+        ConfigError: bfloat16 is asked for, and the GPU does not have it.
     """
+    check_precision(name, device)
     if name != "auto":
         return Precision(name)
     if device.type == "cuda":
-        return Precision("bfloat16" if torch.cuda.is_bf16_supported() else "float32")
+        return Precision("bfloat16" if _gpu_has_bfloat16() else "float32")
     if device.type != "cpu" or not cpu_has_bfloat16():
         return Precision("float32")
     return faster(measured(shape, torch.get_num_threads()))
@@ -83,7 +88,11 @@ def shared_precision(name: str, ranks: Ranks, shape: Shape, known: Mapping[str, 
 
     Args:
         known: `device`, `precision` and possibly `precision_milliseconds` of the run so far, or of another run.
+
+    Raises:
+        ConfigError: bfloat16 is asked for, and the GPU does not have it.
     """
+    check_precision(name, ranks.device)
     if name != "auto":
         return Precision(name)
     found: Precision | None = None
@@ -93,6 +102,24 @@ def shared_precision(name: str, ranks: Ranks, shape: Shape, known: Mapping[str, 
         found = resolve_precision(name, ranks.device, shape)
     first: Precision = ranks.gather(found)[0]
     return first
+
+
+def check_precision(name: str, device: torch.device) -> None:
+    """Refuse bfloat16 on a GPU without instructions for it: torch would emulate it, slowly.
+
+    Raises:
+        ConfigError: the GPU does not have it.
+    """
+    if name == "bfloat16" and device.type == "cuda" and not _gpu_has_bfloat16():
+        raise ConfigError(
+            f"train.precision is bfloat16, which {torch.cuda.get_device_name(device)} does not support; "
+            "GPUs since Ampere (compute capability 8.0) do",
+            hint="--set train.precision=float32",
+        )
+
+
+def _gpu_has_bfloat16() -> bool:
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def faster(milliseconds: Mapping[str, float]) -> Precision:

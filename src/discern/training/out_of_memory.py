@@ -1,0 +1,100 @@
+"""Errors for batches that do not fit into memory, which say how many rows do."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from discern.errors import ConfigError
+from discern.training.context import State, TrainContext
+from discern.training.feed import read_rows
+from discern.training.precision import autocast
+
+
+def lacks_memory(problem: BaseException) -> bool:
+    """Whether an error means that the memory of the device, or of the machine, is used up."""
+    return isinstance(problem, torch.OutOfMemoryError) or (
+        isinstance(problem, RuntimeError) and "can't allocate memory" in str(problem)
+    )
+
+
+@contextmanager
+def explains_lack_of_memory(context: TrainContext, state: State) -> Iterator[None]:
+    """Turn the error of a step that does not fit into memory into one that says how many rows would.
+
+    Raises:
+        ConfigError: there is not enough memory.
+    """
+    try:
+        yield
+    except RuntimeError as problem:
+        if not lacks_memory(problem):
+            raise
+        # The frames of the error hold the tensors of the step.
+        traceback.clear_frames(problem.__traceback__)
+        raise out_of_memory(context, state.step, lambda rows: fits(context, state.step, rows)) from problem
+
+
+def out_of_memory(context: TrainContext, step: int, fitting: Callable[[int], bool]) -> ConfigError:
+    """The error for a step that does not fit.
+
+    Args:
+        fitting: whether a forward and backward pass of this many rows fits.
+    """
+    size = context.micro_batch_size(step) or len(context.rows_of(step)) // context.ranks.world_size
+    rows = size
+    while rows > 1:
+        rows //= 2
+        if fitting(rows):
+            return ConfigError(
+                f"step {step}: there is not enough memory on {context.ranks.device} for {_rows(size)} at once; "
+                f"{_rows(rows)} would fit",
+                hint=f"start again in a new folder with --set train.micro_batch_size={_setting(context, step, rows)}, which "
+                "computes each step in smaller parts",
+            )
+    return ConfigError(
+        f"step {step}: there is not enough memory on {context.ranks.device} for {_rows(size)} at once, and not for a single one",
+        hint="--set train.gradient_checkpointing=true, a shorter data.sequence_length, or a smaller model",
+    )
+
+
+def fits(context: TrainContext, step: int, rows: int) -> bool:
+    """Whether a forward and backward pass of this many rows of a step fits, beside the moments of the optimizer."""
+    objective, device = context.objective, context.ranks.device
+    objective.zero_grad(set_to_none=True)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    try:
+        trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+        moments = [torch.empty_like(parameter) for parameter in (*trained, *trained)]
+        tokens, randomness = next(read_rows(context, step))
+        tokens, randomness = tokens.rows(0, rows), randomness.rows(0, rows)
+        batch = objective.corrupt(tokens, randomness).to(device)
+        with autocast(context.precision, device):
+            output = objective(batch, randomness.to(device))
+        torch.stack([term.total for term in output.terms.values()]).sum().backward()
+        moments.clear()
+    except RuntimeError as problem:
+        if not lacks_memory(problem):
+            raise
+        traceback.clear_frames(problem.__traceback__)
+        return False
+    finally:
+        objective.zero_grad(set_to_none=True)
+    return True
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _setting(context: TrainContext, step: int, rows: int) -> int:
+    """The value of `train.micro_batch_size`, which counts rows of the last length of a schedule."""
+    if context.sizes is None:
+        return rows
+    return max(1, rows * context.sizes.at(step).length // context.sizes.stretches[-1].length)

@@ -1,0 +1,115 @@
+"""Devices that are not there, cards without bfloat16, and batches that do not fit into memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discern.corruption.randomness import Randomness
+from discern.errors import ConfigError
+from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
+from discern.training.context import State
+from discern.training.loop import train
+from discern.training.parallel import Ranks, choose_device
+from discern.training.precision import Shape, resolve_precision, shared_precision
+from discern.types import CorruptedBatch, StepOutput
+from tests.support import settings
+from tests.training.test_loop import context
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "says"),
+    [
+        (0, "cuda:7", "--device cuda:7 was requested, but torch sees no GPU for CUDA; this machine has cpu"),
+        (0, "cuda", "--device cuda was requested, but torch sees no GPU for CUDA; this machine has cpu"),
+        (2, "cuda:7", r"there is no cuda:7; this machine has cpu, cuda:0 \(Some GPU\), cuda:1 \(Some GPU\)"),
+        (0, "meta", "there is no meta; this machine has cpu"),
+        (0, "xpu", "there is no xpu; this machine has cpu"),
+        (0, "warp", "unknown device 'warp'"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, count: int, name: str, says: str) -> None:
+    gpus(monkeypatch, count)
+    with pytest.raises(ConfigError, match=says):
+        choose_device(name)
+
+
+def test_a_device_that_is_there_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 2)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    assert choose_device("auto") == torch.device("cuda")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_a_card_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would emulate it."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *, including_emulation: including_emulation)
+    gpus(monkeypatch, 1)
+    gpu, shape = torch.device("cuda"), Shape(8, 4, 16)
+    assert resolve_precision("auto", gpu, shape).name == "float32"
+    for resolve in (
+        lambda: resolve_precision("bfloat16", gpu, shape),
+        lambda: shared_precision("bfloat16", Ranks(0, 1, gpu), shape),
+    ):
+        with pytest.raises(ConfigError, match="bfloat16, which Some GPU does not support") as caught:
+            resolve()
+        assert "train.precision=float32" in str(caught.value.hint)
+    assert resolve_precision("float32", gpu, shape).name == "float32"
+
+
+class Hungry(ReplacedTokenDetection):
+    """Runs out of memory in training with more than `most` rows at once."""
+
+    most = 3
+
+    def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
+        if self.training and batch.tokens.size > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return super().forward(batch, randomness)
+
+
+def hungry(most: int) -> Hungry:
+    objective = Hungry(RTDConfig(), settings())
+    objective.most = most
+    objective.initialize(0)
+    return objective
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "setting"),
+    [
+        ({}, "step 0: there is not enough memory on cpu for 8 rows at once; 2 rows would fit", "train.micro_batch_size=2"),
+        ({"micro_batch_size": 5}, "for 5 rows at once; 2 rows would fit", "train.micro_batch_size=2"),
+    ],
+)
+def test_a_batch_that_does_not_fit(tmp_path: Path, options: dict[str, Any], says: str, setting: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        train(context(tmp_path, hungry(3), **options), State())
+    assert setting in str(caught.value.hint)
+    train(context(tmp_path / "smaller", hungry(3), micro_batch_size=2, max_steps=2), State())
+
+
+def test_when_not_even_one_row_fits(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="and not for a single one") as caught:
+        train(context(tmp_path, hungry(0)), State())
+    assert "gradient_checkpointing" in str(caught.value.hint)
+
+
+def test_other_errors_are_not_about_memory(tmp_path: Path) -> None:
+    class Broken(Hungry):
+        def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
+            raise RuntimeError("something else")
+
+    objective = Broken(RTDConfig(), settings())
+    objective.initialize(0)
+    with pytest.raises(RuntimeError, match="something else"):
+        train(context(tmp_path, objective), State())
