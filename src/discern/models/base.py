@@ -80,6 +80,10 @@ class Encoder(nn.Module, abc.ABC):
         """
         return {}
 
+    def repeated_blocks(self) -> list[nn.Module]:
+        """Modules of the same structure that make up most of the network, to be compiled one by one; empty if it has none."""
+        return []
+
     @abc.abstractmethod
     def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
         """FLOPs of the matrix products of a forward pass, per token of rows of `length` tokens.

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.errors import ConfigError
@@ -49,6 +49,9 @@ class TwoTowerEncoder(Encoder):
         """A new head over both towers' states; of encoders with a projection of the words, the left tower's is tied to it."""
         pair = (config or self.config).model_copy(update={"hidden_size": 2 * self.config.hidden_size})
         return self.left.language_head(pair)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        return [*self.left.repeated_blocks(), *self.right.repeated_blocks()]
 
     def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
         return self.left.forward_flops(length) + self.right.forward_flops(length)

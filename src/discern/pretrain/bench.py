@@ -22,9 +22,10 @@ from discern.config.presets import usual_vocabulary
 from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
 from discern.errors import ConfigError
 from discern.objectives.base import Objective, Phase, Vocabulary
-from discern.pretrain.run import check_shares
+from discern.pretrain.run import check_shares, workload_of
 from discern.progress import Progress, Silent
 from discern.training.clock import StepMeter
+from discern.training.compilation import shared_compilation
 from discern.training.context import TrainContext
 from discern.training.feed import Feed, read_local_batch
 from discern.training.flops import executed_flops
@@ -118,7 +119,12 @@ def bench(
         listener = progress if ranks.writes else Silent()
         tokens = (train.micro_batch_size or train.sequences_per_step // ranks.world_size) * pretrain_config.data.sequence_length
         precision = shared_precision(train.precision, ranks, shape_of(pretrain_config.model, tokens))
-        context = replace(_context(pretrain_config, objective, ranks, size, fill, listener), precision=precision.name)
+        workload = replace(workload_of(pretrain_config, ranks, precision.name), steps=None)
+        compilation = shared_compilation(train.compile, ranks, workload)
+        if train.compile:
+            listener.note(compilation.note)
+        context = _context(pretrain_config, objective, ranks, size, fill, listener)
+        context = replace(context, precision=precision.name, compilation=compilation.mode)
         phases = objective.phases(train.max_steps)
         listener.start("measuring", 1 + len(phases), "parts")
         try:
@@ -313,7 +319,7 @@ def _described(measured: dict[str, Any], config: PretrainConfig, context: TrainC
         "vocab_size": measured["vocab_size"],
         "fill": measured["fill"],
         "precision": context.precision,
-        "compile": train.compile,
+        "compile": context.compilation,
         "kernels": device.type == "cpu" and kernels.load_kernels().library is not None,
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),

@@ -103,10 +103,10 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
 
 def _waiting(folder: Path, run: RunFolder, device: torch.device) -> list[Finding]:
     """What the run was waiting for when it last wrote a record and, on a GPU like its own, how fast it was."""
-    record = next((each for each in reversed(read_metrics(folder)) if "data_share" in each), {})
+    record: dict[str, Any] = next((each for each in reversed(read_metrics(folder)) if "data_share" in each), {})
     computed = run.record.get("arithmetic", {})
-    numbers = [record.get(key) for key in ("flops", "tokens", "tokens_per_second")]
-    if device.type != "cuda" or computed.get("device") != "cuda" or not all(is_number(number) and number for number in numbers):
+    numbers = [float(record[key]) for key in ("flops", "tokens", "tokens_per_second") if is_number(record.get(key))]
+    if device.type != "cuda" or computed.get("device") != "cuda" or len(numbers) < 3 or 0.0 in numbers:
         return diagnose_waiting(record)
     flops, tokens, speed = numbers
     peak = fastest_product(device, computed.get("precision", "float32")) * computed.get("processes", 1)

@@ -51,6 +51,7 @@ from discern.training import checkpoint
 from discern.training.average import average_warning
 from discern.training.bookkeeping import written_record
 from discern.training.clock import TimeBudget, Work
+from discern.training.compilation import Mode, Workload, shared_compilation
 from discern.training.config import NO_STEP_LIMIT, TrainConfig
 from discern.training.context import BatchSource, State, TrainContext
 from discern.training.diagnosis import diagnose_duplicates, embedding_norm, unusual_findings
@@ -78,6 +79,7 @@ class Run:
         filled: how the weights of a model were used; None if the run was resumed or started from random weights.
         start_norm: mean norm of the initial word embeddings; None if unknown.
         precision: 'float32' or 'bfloat16'.
+        compilation: how the networks are compiled.
     """
 
     resolved: ResolvedRun
@@ -86,6 +88,7 @@ class Run:
     filled: Filled | None
     start_norm: float | None
     precision: str
+    compilation: Mode
 
 
 def pretrain(
@@ -217,6 +220,7 @@ def _train(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dic
         flops=run_flops(objective, steps, sizes),
         time_budget=_time_budget(run.resolved, state.seconds),
         sizes=sizes,
+        compilation=run.compilation,
     )
     try:
         return train(context, state)
@@ -267,22 +271,28 @@ def _start_or_resume(
     start_norm = embedding_norm(objective) if is_known else None
     ranks.barrier()
     precision = precision_of(resolved, ranks, same_precision_as)
+    compilation = shared_compilation(
+        config.train.compile, ranks, workload_of(config, ranks, precision.name), earlier.get("arithmetic")
+    )
     if ranks.writes:
         computed = arithmetic(ranks.device, precision.name, objective, ranks.world_size)
         path = attention_path(objective, ranks.device, precision.name)
         if path is not None:
             progress.note(path.note)
+        if config.train.compile:
+            computed["compile"] = compilation.mode
+            progress.note(compilation.note)
         if contents is not None:
             _note_changed_arithmetic(earlier.get("arithmetic", computed), computed, progress)
             if precision.name == "bfloat16" and ranks.device.type == "cpu" and not cpu_has_bfloat16():
                 progress.note("warning: this run began in bfloat16 and continues in it, but this CPU has no instructions for it")
         make_folder(resolved, folder, progress)
-        fill_folder(out, config, make_record(data, objective, computed) | precision.record() | began, data)
+        fill_folder(out, config, make_record(data, objective, computed) | precision.record() | compilation.record() | began, data)
         if decay is not None:
             write_start(out, decay, config.train.keep_checkpoints)
     ranks.barrier()
     if contents is None:
-        return Run(resolved, objective, State(), filled, start_norm, precision.name)
+        return Run(resolved, objective, State(), filled, start_norm, precision.name, compilation.mode)
     checkpoint.load_model_tensors(objective, contents.model, str(out))
     objective.load_carry_state(contents.carry)
     if decay is None:
@@ -290,7 +300,8 @@ def _start_or_resume(
     else:
         steps = config.train.max_steps - decay.step
         progress.note(f"continuing {decay.run} at step {decay.step:,}: the learning rate decays to zero over {steps:,} steps")
-    return Run(resolved, objective, State.from_checkpoint(contents), None, start_norm, precision.name)
+    state = State.from_checkpoint(contents)
+    return Run(resolved, objective, state, None, start_norm, precision.name, compilation.mode)
 
 
 def is_complete(state: State, config: PretrainConfig) -> bool:
@@ -378,6 +389,14 @@ def precision_of(resolved: ResolvedRun, ranks: Ranks, same_precision_as: Mapping
         known = {**record.get("arithmetic", {}), **{key: record[key] for key in ("precision_milliseconds",) if key in record}}
     rows = config.train.micro_batch_size or config.train.sequences_per_step // ranks.world_size
     return shared_precision(config.train.precision, ranks, shape_of(config.model, rows * config.data.sequence_length), known)
+
+
+def workload_of(config: PretrainConfig, ranks: Ranks, precision: str) -> Workload:
+    """What the networks of a run compute in one forward pass."""
+    train = config.train
+    rows = train.micro_batch_size or train.sequences_per_step // ranks.world_size
+    steps = None if train.max_hours is not None else train.max_steps
+    return Workload(config.model, rows, config.data.sequence_length, precision, steps)
 
 
 def _notes(resolved: ResolvedRun) -> list[str]:

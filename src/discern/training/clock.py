@@ -34,6 +34,7 @@ class StepMeter:
         self._offset = seconds
         self._device = device
         self._shows_waits = False
+        self._since = time.perf_counter()
         self._begin = time.perf_counter()
         self.last: dict[str, float] = {}
         self.restart()

@@ -93,7 +93,11 @@ class TrainConfig(Section):
         description="Precision of the forward pass: bfloat16 is autocast, weights stay float32. "
         "auto: bfloat16 if it is faster; on a CPU both are timed when the run begins, and run.json keeps the choice.",
     )
-    compile: bool = Field(False, description="Compile the networks with torch.compile.")
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="Compile the networks with torch.compile. auto: if that is faster; on a GPU it is timed when the run begins, "
+        "and run.json keeps the choice; on a CPU they are not compiled. If the compiler fails, the run goes on without it.",
+    )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
     tensorboard: bool = Field(False, description="Also write TensorBoard events (extra 'track').")
 

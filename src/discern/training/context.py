@@ -13,6 +13,7 @@ from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.checkpoint import Contents
 from discern.training.clock import TimeBudget
+from discern.training.compilation import Mode
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.evaluation import HeldoutRows
 from discern.training.flops import RunFlops
@@ -65,6 +66,7 @@ class TrainContext:
         health_monitor: warns of unusual held-out metrics.
         time_budget: schedules work by the clock; None without a time budget.
         sizes: rows of every step; None: `train.sequences_per_step` throughout.
+        compilation: how the networks are compiled.
     """
 
     objective: Objective
@@ -84,6 +86,7 @@ class TrainContext:
     health_monitor: HealthMonitor | None = None
     time_budget: TimeBudget | None = None
     sizes: StepSizes | None = None
+    compilation: Mode = "off"
 
     def rows_of(self, step: int) -> range:
         """The rows of a step, over all ranks, by their index in the sequence of examples."""

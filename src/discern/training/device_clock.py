@@ -95,4 +95,4 @@ def device_clock(device: torch.device) -> DeviceClock | None:
     """A clock for this device; None if it is not a GPU."""
     if device.type != "cuda":
         return None
-    return DeviceClock(lambda: torch.cuda.Event(enable_timing=True))
+    return DeviceClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]

@@ -96,7 +96,7 @@ class Feed:
         self._stream: torch.cuda.Stream | None = None
         device = context.ranks.device
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             path = attention_path(context.objective, device, context.precision)
             self._spans = path is not None and path.name == "varlen"
         self._upcoming = self._read(step)
@@ -118,7 +118,7 @@ class Feed:
             return self._reader.submit(lambda: (read_local_batch(self._context, step), None))
         # What was launched so far uses the rows of the step before the current one. Their memory is free for new copies once
         # that is done, and the copies wait for it.
-        launched = torch.cuda.Event()
+        launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
         launched.record(torch.cuda.current_stream(self._context.ranks.device))
         return self._reader.submit(self._copy, step, launched)
 
@@ -127,7 +127,7 @@ class Feed:
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(launched)
             local = read_onto_device(self._context, step, self._context.ranks.device, spans=self._spans, pin=True)
-            ready = torch.cuda.Event()
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(self._stream)
         return local, ready
 

@@ -35,6 +35,7 @@ from discern.training.bookkeeping import (
 )
 from discern.training.checkpoint import AVERAGE_FILE, model_tensors
 from discern.training.clock import Due, StepMeter
+from discern.training.compilation import compile_networks
 from discern.training.context import State, TrainContext
 from discern.training.device_clock import device_clock
 from discern.training.feed import Feed, LocalBatch
@@ -245,9 +246,7 @@ def update(optimizer: Optimizer, rate: float) -> None:
 
 def compile_encoders(context: TrainContext) -> None:
     """Compile the encoders if the run asks for it."""
-    if context.train.compile:
-        for network in context.objective.networks().values():
-            network.encoder.compile()
+    compile_networks((network.encoder for network in context.objective.networks().values()), context.compilation)
 
 
 def _begin_average(context: TrainContext, state: State) -> None:

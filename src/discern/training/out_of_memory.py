@@ -77,7 +77,8 @@ def fits(context: TrainContext, step: int, rows: int) -> bool:
         batch = objective.corrupt(tokens, randomness).to(device)
         with autocast(context.precision, device):
             output = objective(batch, randomness.to(device))
-        torch.stack([term.total for term in output.terms.values()]).sum().backward()
+        loss = torch.stack([term.total for term in output.terms.values()]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         moments.clear()
     except RuntimeError as problem:
         if not lacks_memory(problem):

@@ -119,7 +119,7 @@ def check_precision(name: str, device: torch.device) -> None:
 
 
 def _gpu_has_bfloat16() -> bool:
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def faster(milliseconds: Mapping[str, float]) -> Precision:

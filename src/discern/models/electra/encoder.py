@@ -120,6 +120,9 @@ class BertEncoder(Encoder):
     def glorot_layers(self) -> list[nn.Linear]:
         return [] if self.projection is None else [self.projection]
 
+    def repeated_blocks(self) -> list[nn.Module]:
+        return list(self.blocks)
+
     def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
         projection = 0.0 if self.projection is None else module_flops(self.projection, length)
         return projection + module_flops(self.blocks, length)

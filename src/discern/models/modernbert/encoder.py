@@ -175,6 +175,9 @@ class ModernBertEncoder(Encoder):
     def stacked_layers(self) -> Mapping[nn.Linear, int]:
         return {block.expand: 2 for block in self.blocks if isinstance(block, ModernBertBlock)}
 
+    def repeated_blocks(self) -> list[nn.Module]:
+        return list(self.blocks)
+
     def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
         projection = 0.0 if self.projection is None else module_flops(self.projection, length)
         return projection + module_flops(self.blocks, length)

@@ -1,0 +1,55 @@
+"""Outputs and gradients of encoders whose blocks are compiled one by one, for batches of many sizes, as JSON. A program: the
+shape checks that tests run under are not for the compiler to trace.
+
+With the backend that traces forward and backward but generates no code: what a compiler is known to break.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import torch
+from torch._dynamo.utils import counters
+
+from discern import kernels
+from discern.models.base import Encoder, build_embeddings, build_encoder
+from discern.models.config import build_config
+from discern.models.initialization import initialize
+from discern.training.compilation import compile_encoder
+from tests.support import make_batch
+
+LENGTHS = [(9, 7), (12, 3, 4), (6, 8), (6, 9, 2, 7), (11, 4, 4)]
+
+
+def figures(encoder: Encoder, lengths: tuple[int, ...]) -> list[float]:
+    """A weighted sum of the squared states of the real tokens, and the norm of each parameter's gradient."""
+    tokens = make_batch([[2, *range(5, 5 + length), 3] for length in lengths])
+    encoder.zero_grad()
+    states = encoder(tokens.input_ids, *tokens.context)[tokens.attention_mask]
+    total = (states.square() * torch.linspace(0, 1, 16)).sum()
+    total.backward()
+    return [total.item(), *(float(weight.grad.norm()) for weight in encoder.parameters() if weight.grad is not None)]
+
+
+def both(name: str, **changes: object) -> dict[str, object]:
+    """Eager and compiled figures, and the number of graphs after each batch."""
+    sizes = {"num_layers": 3, "hidden_size": 16, "embedding_size": 16, "num_heads": 2, "feedforward_size": 24}
+    dropout = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "initializer_range": 0.2}
+    config = build_config({"encoder": name, **sizes, **dropout, **changes})
+    encoder = build_encoder(build_embeddings(64, 16, config), config)
+    initialize(encoder, torch.Generator().manual_seed(0), config)
+    compiled = copy.deepcopy(encoder)
+    torch._dynamo.reset()
+    counters.clear()
+    compile_encoder(compiled, "blocks", backend="aot_eager")
+    rows, graphs = [], []
+    for lengths in LENGTHS:
+        rows.append((figures(encoder, lengths), figures(compiled, lengths)))
+        graphs.append(counters["stats"]["unique_graphs"])
+    return {"rows": rows, "graphs": graphs}
+
+
+if __name__ == "__main__":
+    with kernels.switched_off():
+        print(json.dumps({"bert": both("bert"), "modernbert": both("modernbert", local_window=4)}))
