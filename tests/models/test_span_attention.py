@@ -13,13 +13,17 @@ from torch.nn.attention import varlen
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from discern import kernels
+from discern.corruption.randomness import Randomness
 from discern.models import span_attention
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.span_attention import attend_in_spans, attention_path
 from discern.models.unpadding import visible_in_window, visible_keys, with_spans
+from discern.objectives import objectives
+from discern.objectives.base import Objective
 from discern.types import TokenBatch
 from tests.parity.small_networks import make_noisy, token_batch
+from tests.support import SPECIAL, make_batch, settings
 
 LENGTHS = [30, 30, 11, 4]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -105,6 +109,23 @@ def test_spans_give_the_states_and_gradients_of_padded_rows(name: str, kind: str
     torch.testing.assert_close(ours, states, atol=1e-5, rtol=1e-5)
     for theirs, other in zip(gradients, ours_of_weights, strict=True):
         torch.testing.assert_close(other, theirs, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", [name for name in objectives.names() if name not in ("permutation-lm", "electric")])
+def test_every_objective_passes_the_spans_on(name: str) -> None:
+    """Its losses are those of padded rows. XLNet and Electric's two towers always run in padded rows."""
+    objective = objectives.load(name)
+    built: Objective = objective(objective.Config(), settings(attention_dropout=0.0, hidden_dropout=0.0))
+    built.initialize(0)
+    tokens = make_batch([[SPECIAL.cls, *range(5, 5 + length), SPECIAL.sep] for length in (20, 7, 13)])
+    numbers = Randomness(0, 0, tokens.slot)
+    losses = []
+    for each in (tokens, with_spans(tokens)):
+        with kernels.switched_off():
+            output = built(built.corrupt(each, numbers), numbers)
+        losses.append({term: float(found.total.detach()) for term, found in output.terms.items()})
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_spans_by_hand() -> None:
