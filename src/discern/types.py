@@ -5,15 +5,18 @@ Dimensions: B sequences, L positions, V vocabulary, M masked positions in the ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional as F
 
 BatchT = TypeVar("BatchT")
+PlacesOf = Literal["chosen", "words", "real", "texts"]
+"""The positions chosen for corruption, those that may be chosen, all real tokens, or the first token of each text."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,23 @@ class TokenBatch:
     spans: Spans | None = None
 
     def to(self, device: torch.device) -> TokenBatch:
-        """The same batch on another device."""
-        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+        """The same batch on another device. What only the host reads stays where it is: `slot` and `is_reversed`."""
+        moved = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(moved, slot=self.slot, is_reversed=self.is_reversed)
 
     def rows(self, start: int, stop: int) -> TokenBatch:
         """Rows `start` to `stop`, as a micro-batch, without the spans, which belong to the whole."""
         return map_tensors(replace(self, spans=None), lambda tensor: tensor[start:stop])
+
+    @property
+    def maskable(self) -> Bool[Tensor, "B L"]:
+        """True where a token may be corrupted: real tokens that are not special, [UNK] included."""
+        return self.attention_mask & ~self.special_tokens_mask
+
+    @property
+    def text_starts(self) -> Bool[Tensor, "B L"]:
+        """True at the first token of each text: of a row, or of each document piece in it."""
+        return (self.position_ids == 0) & self.attention_mask
 
     @property
     def visible_mask(self) -> Bool[Tensor, "B L"] | None:
@@ -111,6 +125,72 @@ class TokenBatch:
 
 
 @dataclass(frozen=True)
+class Places:
+    """Some positions of a batch as an index, row by row.
+
+    An index has as many entries as there are positions, so finding them makes the host wait for a device. They are therefore
+    found on the host, before the batch moves. For a device, each row can have equally many entries: shapes then hardly change
+    from step to step, and entries that only fill up a row count zero times.
+
+    Attributes:
+        index: (N,) place of each entry among the B * L positions; for an entry that fills up a row, its first position.
+        count: number of items, where a position drawn twice counts twice.
+        draws: (N,) how often each entry counts; None: once each.
+        drawn_again: indices of the entries that count at least twice, of those that count at least three times, ...
+        even: whether all rows have equally many entries.
+    """
+
+    index: Int[Tensor, "N"]
+    count: int
+    draws: Int[Tensor, "N"] | None = None
+    drawn_again: tuple[Tensor, ...] = ()
+    even: bool = False
+
+    @classmethod
+    def of(cls, mask: Bool[Tensor, "B L"], draws: Int[Tensor, "B L"] | None = None, *, even: bool = False) -> Places:
+        """The positions where a mask is True.
+
+        Args:
+            draws: how often each of them counts; None: once.
+            even: give all rows the number of entries of the fullest one, and at least one.
+        """
+        index, counted = mask.flatten().nonzero().flatten(), None if draws is None else draws[mask]
+        count = len(index) if counted is None else int(counted.sum())
+        if even:
+            index, counted = _filled_up(mask, index, counted)
+        again = [] if draws is None else range(1, int(draws.max()) if draws.numel() else 0)
+        assert counted is not None or not again
+        drawn_again = tuple((counted > ordinal).nonzero().squeeze(1) for ordinal in again if counted is not None)
+        return cls(index, count, counted, drawn_again, even)
+
+    def gather(self, values: Shaped[Tensor, "B L ..."]) -> Shaped[Tensor, "N ..."]:
+        """The values at these positions."""
+        # By index rather than by mask: its backward pass is a copy of rows.
+        return values.flatten(0, 1).index_select(0, self.index)
+
+    def scatter(self, values: Shaped[Tensor, "B L"], entries: Shaped[Tensor, "N"]) -> Shaped[Tensor, "B L"]:
+        """The values with those at these positions replaced."""
+        if self.draws is None or not self.even:
+            return values.flatten().scatter(0, self.index, entries).view(values.shape)
+        # Entries that fill up go to one place more, which is dropped.
+        index = torch.where(self.draws > 0, self.index, values.numel())
+        return F.pad(values.flatten(), (0, 1)).scatter(0, index, entries)[:-1].view(values.shape)
+
+    def among(self, others: Places) -> Int[Tensor, "N"]:
+        """The index of each entry among those of `others`, which include all these positions and are not `even`."""
+        return torch.searchsorted(others.index, self.index).clamp(max=max(len(others.index) - 1, 0))
+
+    def weigh(self, values: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """The values times the number of times each of them counts."""
+        return values if self.draws is None else values * self.draws
+
+    def to(self, device: torch.device) -> Places:
+        """The same positions on another device."""
+        moved = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(moved, drawn_again=tuple(index.to(device, non_blocking=True) for index in self.drawn_again))
+
+
+@dataclass(frozen=True)
 class CorruptedBatch:
     """A batch with the positions chosen for corruption; the objective decides how to corrupt them.
 
@@ -122,6 +202,7 @@ class CorruptedBatch:
         num_tokens: number of real tokens in the batch.
         draws: (B, L) how often each position was drawn, if the masking draws with replacement; None: once each.
         num_draws: the sum of `draws`; None if `draws` is None.
+        located: places that were found before the batch moved to a device; see `places`.
     """
 
     tokens: TokenBatch
@@ -131,6 +212,7 @@ class CorruptedBatch:
     num_tokens: int
     draws: Int[Tensor, "B L"] | None = None
     num_draws: int | None = None
+    located: Mapping[PlacesOf, Places] = field(default_factory=dict)
 
     @property
     def num_targets(self) -> int:
@@ -140,12 +222,36 @@ class CorruptedBatch:
     @property
     def target_draws(self) -> Int[Tensor, "M"] | None:
         """How often each chosen position was drawn, row by row; None: once each."""
-        return None if self.draws is None else self.draws[self.masked_positions]
+        return self.places("chosen").draws
+
+    def places(self, which: PlacesOf) -> Places:
+        """Positions as an index. If they were not `locate`d before, finding them waits for the device of the batch."""
+        return self.located.get(which) or self._places(which, even=False)
+
+    def locate(self, kinds: Collection[PlacesOf], *, even: bool) -> CorruptedBatch:
+        """The same batch with these places found.
+
+        Args:
+            even: give all rows equally many of the chosen positions; see `Places`.
+        """
+        return replace(self, located={which: self._places(which, even=even and which == "chosen") for which in kinds})
+
+    def mask(self, which: PlacesOf) -> Bool[Tensor, "B L"]:
+        """True at these positions."""
+        if which == "chosen":
+            return self.masked_positions
+        if which == "words":
+            return self.tokens.maskable
+        return self.tokens.text_starts if which == "texts" else self.tokens.attention_mask
 
     def to(self, device: torch.device) -> CorruptedBatch:
         """The same batch on another device."""
         moved = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
-        return replace(moved, tokens=self.tokens.to(device))
+        located = {which: places.to(device) for which, places in self.located.items()}
+        return replace(moved, tokens=self.tokens.to(device), located=located)
+
+    def _places(self, which: PlacesOf, *, even: bool) -> Places:
+        return Places.of(self.mask(which), self.draws if which == "chosen" else None, even=even)
 
 
 @dataclass(frozen=True)
@@ -188,3 +294,18 @@ def map_tensors(batch: BatchT, change: Callable[[Tensor], Tensor]) -> BatchT:
         elif isinstance(value, Spans):
             changed[item.name] = map_tensors(value, change)
     return replace(batch, **changed)  # type: ignore[type-var]
+
+
+def _filled_up(
+    mask: Bool[Tensor, "B L"], index: Int[Tensor, "M"], counted: Int[Tensor, "M"] | None
+) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"] | None]:
+    """Index and counts with as many entries for every row as the fullest one has; None as counts if nothing was filled up."""
+    (rows, length), sizes = mask.shape, mask.sum(1)
+    size = max(int(sizes.max()) if rows else 0, 1)
+    if len(index) == rows * size:
+        return index, counted
+    row = index // length
+    slots = row * size + torch.arange(len(index), device=index.device) - (sizes.cumsum(0) - sizes)[row]
+    filled = (torch.arange(rows, device=index.device) * length).repeat_interleave(size)
+    counts = torch.zeros_like(filled)
+    return filled.scatter(0, slots, index), counts.scatter(0, slots, torch.ones_like(index) if counted is None else counted)

@@ -71,7 +71,7 @@ def test_what_is_left_out_is_never_drawn_and_the_rest_keeps_its_proportions() ->
     logits = PROBABILITIES.log().expand(1000, -1).contiguous()
     originals = torch.full((1000,), 1)
     sampling = Sampling(top_p=0.8, disallow_original=True)
-    drawn = sampling.sampler()(sampling.drawn_from(logits, originals), uniforms)
+    drawn = sampling.sample(logits, uniforms, originals)
     # Without token 1 there are 1/6, 3/6 and 2/6; the likeliest two make 5/6 and reach 0.8.
     assert torch.bincount(drawn, minlength=5).tolist() == [0, 0, 0, 600, 400]
 
@@ -82,7 +82,7 @@ def test_the_temperature_divides_once_whichever_way_is_taken() -> None:
     expected = torch.bincount(sample_tokens(logits, uniforms, 2.0)).tolist()
     assert expected == [125, 375]  # 9 to the power of 1/2
     for sampling in (Sampling(2.0), Sampling(2.0, top_p=0.9999)):
-        drawn = sampling.sampler()(sampling.drawn_from(logits, torch.zeros(500, dtype=torch.int64)), uniforms)
+        drawn = sampling.sample(logits, uniforms, torch.zeros(500, dtype=torch.int64))
         assert torch.bincount(drawn).tolist() == expected
 
 

@@ -30,8 +30,7 @@ def test_the_estimator_is_unbiased_whatever_the_baseline(baseline: float) -> Non
         loss = reinforce_loss(
             torch.log_softmax(logits, -1).float(),
             torch.tensor([token]),
-            rewards[token : token + 1].float(),
-            torch.tensor([baseline]),
+            rewards[token : token + 1].float() - baseline,
         )
         (gradient,) = torch.autograd.grad(loss, logits)
         mean += torch.softmax(logits, -1)[0, token].detach() * gradient

@@ -6,7 +6,8 @@ import torch
 
 from discern.corruption.randomness import Randomness
 from discern.models.config import build_config
-from discern.objectives.rtd.sentence_contrast import SentenceContrast, is_tampered, sentence_loss, text_starts
+from discern.objectives.rtd.sentence_contrast import SentenceContrast, is_tampered, sentence_loss
+from discern.types import Places
 from tests.objectives.rtd_options import build_option
 from tests.objectives.test_conformance import batch, run
 from tests.support import SPECIAL, make_batch
@@ -20,17 +21,17 @@ TOKENS = replace(
 
 
 def test_a_text_begins_where_its_positions_do() -> None:
-    assert text_starts(TOKENS).nonzero().tolist() == [[0, 0], [1, 0], [1, 2]]
-    assert not text_starts(make_batch([[], [SPECIAL.cls]]))[0].any()
+    assert TOKENS.text_starts.nonzero().tolist() == [[0, 0], [1, 0], [1, 2]]
+    assert not make_batch([[], [SPECIAL.cls]]).text_starts[0].any()
 
 
 def test_a_text_is_tampered_with_where_any_of_its_tokens_was_replaced() -> None:
     replaced = torch.zeros(2, 5, dtype=torch.bool)
-    assert is_tampered(replaced, TOKENS).tolist() == [False, False, False]
+    assert is_tampered(replaced, TOKENS, Places.of(TOKENS.text_starts)).tolist() == [False, False, False]
     replaced[1, 4] = True
-    assert is_tampered(replaced, TOKENS).tolist() == [False, False, True]
+    assert is_tampered(replaced, TOKENS, Places.of(TOKENS.text_starts)).tolist() == [False, False, True]
     replaced[0, 1] = True
-    assert is_tampered(replaced, TOKENS).tolist() == [True, False, True]
+    assert is_tampered(replaced, TOKENS, Places.of(TOKENS.text_starts)).tolist() == [True, False, True]
 
 
 def test_whole_texts_stay_clean_in_the_share_that_was_asked_for() -> None:

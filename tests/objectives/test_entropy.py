@@ -14,7 +14,7 @@ from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.objectives.config import PositionsConfig
-from discern.objectives.entropies import TokenEntropies, entropy_sums
+from discern.objectives.entropies import TokenEntropies, entropies_of, entropy_sums
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import checkpoint
 from discern.training.context import State
@@ -35,7 +35,7 @@ def build(name: str, **options: Any) -> Objective:
 def test_entropies_by_hand() -> None:
     # Token 2 is predicted twice, once evenly over four tokens and once with certainty; token 0 once, evenly over two of them.
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [99.0, 0.0, 0.0, 0.0], [5.0, 5.0, -99.0, -99.0]])
-    sums = entropy_sums(logits, torch.tensor([2, 2, 0]))
+    sums = entropy_sums(entropies_of(logits), torch.tensor([2, 2, 0]), 4)
     assert sums[0].tolist() == pytest.approx([math.log(2), 0.0, math.log(4), 0.0])
     assert sums[1].tolist() == [1, 0, 2, 0]
     table = TokenEntropies(4)

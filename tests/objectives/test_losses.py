@@ -44,12 +44,16 @@ def test_losses_are_float32_whatever_the_logits_are() -> None:
     assert term.total.item() == pytest.approx(2 * math.log(1000), rel=1e-6)
 
 
+def word_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
 def test_copy_loss_by_hand() -> None:
     """Three words. The gate copies with 3/4, 1/2 and 1/5; the words are even, even, and 1/2, 1/4, 1/4."""
     word_logits = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [math.log(2), 0.0, 0.0]])
     copy_logits = torch.tensor([math.log(3), 0.0, math.log(1 / 4)])
     read, original = torch.tensor([1, 2, 2]), torch.tensor([1, 0, 2])
-    term = copy_loss(word_logits, copy_logits, read, original)
+    term = copy_loss(word_losses(word_logits, original), copy_logits, read, original)
     expected = -math.log(3 / 4 + 1 / 4 / 3) - math.log(1 / 2 / 3) - math.log(1 / 5 + 4 / 5 / 4)
     assert term.total.item() == pytest.approx(expected, rel=1e-6)
     assert term.count == 3
@@ -60,7 +64,8 @@ def test_copy_loss_is_a_distribution() -> None:
     rng = torch.Generator().manual_seed(0)
     words, gate = torch.randn(6, generator=rng), torch.randn(1, generator=rng) * 3
     for read in range(6):
-        terms = [copy_loss(words[None], gate, torch.tensor([read]), torch.tensor([word])) for word in range(6)]
+        losses = word_losses(words.expand(6, -1), torch.arange(6))
+        terms = [copy_loss(losses[word, None], gate, torch.tensor([read]), torch.tensor([word])) for word in range(6)]
         assert sum(math.exp(-term.total.item()) for term in terms) == pytest.approx(1, rel=1e-5)
 
 
@@ -68,7 +73,8 @@ def test_copy_loss_is_a_distribution() -> None:
 def test_a_sure_gate_stays_finite(sure: float) -> None:
     gate = torch.full((2,), sure, requires_grad=True)
     words = torch.zeros(2, 5, requires_grad=True)
-    term = copy_loss(words, gate, torch.tensor([1, 1]), torch.tensor([1, 2]))
+    targets = torch.tensor([1, 2])
+    term = copy_loss(word_losses(words, targets), gate, torch.tensor([1, 1]), targets)
     term.total.backward()
     assert torch.isfinite(term.total)
     assert gate.grad is not None

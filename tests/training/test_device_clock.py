@@ -12,6 +12,7 @@ from discern.training import clock
 from discern.training.clock import StepMeter
 from discern.training.device_clock import DeviceClock, device_clock
 from discern.training.diagnosis import diagnose_waiting
+from discern.training.step_means import StepMeans
 
 
 @dataclass
@@ -104,7 +105,7 @@ def test_a_device_decides_the_shares_of_a_meter() -> None:
     meter = StepMeter(0.0, None, DeviceClock(Timeline([0.0, 3.0], asked_at=-1.0).event))
     with meter.waiting():
         pass
-    meter.add({"loss": 1.0}, 5)
+    meter.add(StepMeans(("loss",), torch.ones(1)), 5)
     assert meter.shares() == {"data_share": 0.0, "host_share": 0.0, "device_share": 1.0}
 
 

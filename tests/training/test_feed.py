@@ -31,7 +31,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 EXACT = """add sub mul bitwise_and bitwise_or bitwise_xor bitwise_not __rshift__ __lshift__ __and__ __or__ __xor__ remainder
 arange argsort sort masked_fill masked_fill_ where clamp minimum round lt le gt ge eq ne sum cumsum gather scatter_ scatter_add_
 zeros zeros_like ones_like full scalar_tensor expand view unsqueeze select slice copy_ _to_copy clone lift_fresh detach any min
-index_select _local_scalar_dense is_nonzero empty_like new_zeros t alias item logical_and logical_not floor_divide
+index_select _local_scalar_dense is_nonzero nonzero empty_like new_zeros t alias item logical_and logical_not floor_divide
 _unsafe_view""".split()
 
 
@@ -62,12 +62,16 @@ def run(folder: Path, masking: str, **options: Any) -> TrainContext:
 
 def compare(ours: CorruptedBatch, theirs: CorruptedBatch) -> None:
     """Every number and tensor of the two, and of their tokens, is equal."""
-    for left, right in ((ours, theirs), (ours.tokens, theirs.tokens)):
+    assert ours.located.keys() == theirs.located.keys()
+    located = ((places, theirs.located[which]) for which, places in ours.located.items())
+    for left, right in ((ours, theirs), (ours.tokens, theirs.tokens), *located):
         for item in fields(left):
             one, other = getattr(left, item.name), getattr(right, item.name)
             if isinstance(one, Tensor):
                 assert torch.equal(one, other.to(one.device)), item.name
-            elif item.name not in ("tokens", "spans"):
+            elif item.name == "drawn_again":
+                assert all(torch.equal(each, again.to(each.device)) for each, again in zip(one, other, strict=True))
+            elif item.name not in ("tokens", "spans", "located"):
                 assert one == other, item.name
 
 

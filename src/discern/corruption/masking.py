@@ -11,10 +11,10 @@ from torch import Tensor
 
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
-from discern.types import TokenBatch
+from discern.types import Places, TokenBatch
 
-Sample = Callable[[Float[Tensor, "N V"], Float[Tensor, "N"]], Int[Tensor, "N"]]
-"""Samples one id per row of logits, given a uniform number in [0, 1) for each."""
+Sample = Callable[..., Int[Tensor, "N"]]
+"""Samples one id per row of logits, (N, V), given a uniform number in [0, 1) for each."""
 _EXACT = frozenset({"uniform", "whole-word", "span"})
 """Maskings that choose exactly `quota` positions and favor no token."""
 _LEAST_ENTROPY = 1e-3
@@ -60,7 +60,7 @@ class Chosen:
 
 def maskable_positions(batch: TokenBatch) -> Bool[Tensor, "B L"]:
     """True where a token may be corrupted: real tokens that are not special, [UNK] included."""
-    return batch.attention_mask & ~batch.special_tokens_mask
+    return batch.maskable
 
 
 def quota(maskable: Bool[Tensor, "B L"], mask_probability: float) -> Int[Tensor, "B"]:
@@ -166,7 +166,7 @@ def draw_quota(attention_mask: Bool[Tensor, "B L"], available: Int[Tensor, "B"],
 
 
 def average_samples(
-    first: Int[Tensor, "M"], draws: Int[Tensor, "M"], again: Callable[[Int[Tensor, "N"], int], Int[Tensor, "N"]]
+    first: Int[Tensor, "M"], places: Places, again: Callable[[Int[Tensor, "n"], int], Int[Tensor, "n"]]
 ) -> Int[Tensor, "M"]:
     """The ids for positions that were drawn several times: the mean of that many sampled ids, rounded down.
 
@@ -175,14 +175,15 @@ def average_samples(
 
     Args:
         first: a sample of each position.
-        draws: number of times each was drawn, at least once.
+        places: the positions.
         again: returns sample number 1, 2, ... of the positions with these indices.
     """
+    if not places.drawn_again or places.draws is None:
+        return first
     total = first
-    for ordinal in range(1, int(draws.max()) if len(draws) else 0):
-        chosen = (draws > ordinal).nonzero().squeeze(1)
+    for ordinal, chosen in enumerate(places.drawn_again, 1):
         total = total.index_add(0, chosen, again(chosen, ordinal))
-    return total // draws
+    return total // places.draws.clamp(min=1)
 
 
 def _most_draws(length: int, mask_probability: float) -> int:

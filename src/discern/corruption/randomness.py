@@ -32,7 +32,7 @@ class Randomness:
 
     def to(self, device: torch.device) -> Randomness:
         """The same numbers, drawn on another device."""
-        return replace(self, examples=self.examples.to(device))
+        return replace(self, examples=self.examples.to(device, non_blocking=True))
 
     def rows(self, start: int, stop: int) -> Randomness:
         """The numbers of rows `start` to `stop`, as a micro-batch."""

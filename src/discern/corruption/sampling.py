@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,14 +40,11 @@ class Sampling:
             logits = logits.scatter(1, originals[:, None], float("-inf"))
         return top_p_logits(logits, self.top_p) if self.top_p < 1 else logits
 
-    def sampler(self) -> Callable[[Float[Tensor, "M V"], Float[Tensor, "M"]], Int[Tensor, "M"]]:
-        """A function that samples from the result of `drawn_from`."""
-        temperature = 1.0 if self.cuts else self.temperature
-        return lambda logits, uniforms: sample_tokens(logits, uniforms, temperature)
-
-    def drawn_from(self, logits: Float[Tensor, "M V"], originals: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
-        """Input of the sampler, detached: the logits themselves if no token is excluded."""
-        return self.logits(logits.detach(), originals) if self.cuts else logits.detach()
+    def sample(self, logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], originals: Int[Tensor, "M"]) -> Int[Tensor, "M"]:
+        """Sample one id per row; no gradient."""
+        if not self.cuts:
+            return sample_tokens(logits, uniforms, self.temperature)
+        return sample_tokens(self.logits(logits.detach(), originals), uniforms)
 
 
 @torch.no_grad()

@@ -46,12 +46,14 @@ class MaskedLMHead(nn.Module):
         projection = 0.0 if self.projection is None else module_flops(self.projection, length)
         return parts_flops(length, self.dense) + projection + _words_flops(self.word_embeddings)
 
+    def inner(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... E"]:
+        """What the word table is multiplied with."""
+        inner = normalized(self.norm, linear_gelu(self.dense, hidden)).operand
+        return inner if self.projection is None else F.linear(inner, self.projection.weight.t())
+
     def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits at the given states. Pass only those of the masked positions: this is the most expensive product."""
-        inner = normalized(self.norm, linear_gelu(self.dense, hidden)).operand
-        if self.projection is not None:
-            inner = F.linear(inner, self.projection.weight.t())
-        return F.linear(inner, self.word_embeddings.weight, self.bias)
+        return F.linear(self.inner(hidden), self.word_embeddings.weight, self.bias)
 
 
 class TiedLMHead(nn.Module):
@@ -72,6 +74,10 @@ class TiedLMHead(nn.Module):
     def forward_flops(self, length: int) -> float:
         """FLOPs per position."""
         return _words_flops(self.word_embeddings)
+
+    def inner(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        """What the word table is multiplied with: the states themselves."""
+        return hidden
 
     def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits at the given states. Pass only those that are needed: this is the most expensive product."""

@@ -10,13 +10,14 @@ from torch.nn import functional as F
 
 from discern.corruption.randomness import Randomness
 from discern.models.base import Network
-from discern.models.heads import CopyMLMHead, gather_positions
+from discern.models.heads import CopyMLMHead
 from discern.objectives.base import Phase
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import copy_loss
 from discern.objectives.metrics import GeneratorEvaluator, SumEvaluator
 from discern.objectives.two_networks import RestorationConfig, RestorationObjective
-from discern.types import CorruptedBatch, StepOutput
+from discern.objectives.word_logits import word_logits
+from discern.types import CorruptedBatch, PlacesOf, StepOutput
 
 
 class AllTokensMLMConfig(RestorationConfig):
@@ -45,14 +46,17 @@ class AllTokensMLM(RestorationObjective[AllTokensMLMConfig]):
         return {"generator": batch.num_targets, "mlm": batch.num_tokens}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
-        tokens = batch.tokens
+        tokens, real = batch.tokens, batch.places("real")
         replaced = self.replace_chosen(batch, randomness)
-        real = tokens.attention_mask
-        hidden = gather_positions(self.encoder(replaced.corrupted_ids, *tokens.context), real)
-        logits, copy_logits = self.head(hidden), self.head.copy_logits(hidden)
-        restored = copy_loss(logits, copy_logits, replaced.corrupted_ids[real], tokens.input_ids[real])
-        observations = {**replaced.observations, "mlm_logits": logits.detach(), "copy_logits": copy_logits.detach()}
+        hidden = real.gather(self.encoder(replaced.corrupted_ids, *tokens.context))
+        logits, copy_logits = word_logits(self.head, hidden), self.head.copy_logits(hidden)
+        targets = real.gather(tokens.input_ids)
+        restored = copy_loss(logits.losses(targets), copy_logits, real.gather(replaced.corrupted_ids), targets)
+        observations = {**replaced.observations, **logits.observed("mlm"), "copy_logits": copy_logits.detach()}
         return StepOutput({"generator": replaced.term, "mlm": restored}, observations)
+
+    def reads(self) -> frozenset[PlacesOf]:
+        return frozenset({"chosen", "real"})
 
     def head_share(self, network: Network, phase: Phase) -> float:
         """1 for the encoder, whose head runs on every token; the masked fraction for the generator."""

@@ -17,8 +17,9 @@ from discern.models.config import ModelConfig
 from discern.models.heads import LanguageHead
 from discern.models.initialization import initialize
 from discern.objectives.config import ObjectiveConfig
-from discern.objectives.entropies import TokenEntropies, entropy_sums
-from discern.types import CorruptedBatch, SpecialTokens, StepOutput, TokenBatch
+from discern.objectives.entropies import TokenEntropies
+from discern.objectives.word_logits import WordLogits
+from discern.types import CorruptedBatch, Places, PlacesOf, SpecialTokens, StepOutput, TokenBatch
 
 ConfigT = TypeVar("ConfigT", bound=ObjectiveConfig)
 
@@ -214,12 +215,16 @@ class Objective(nn.Module, abc.ABC):
         """State to keep from step to step in addition to the parameters; saved with the checkpoint."""
         return {}
 
+    def reads(self) -> frozenset[PlacesOf]:
+        """The places of a batch that `forward` needs as an index; they are found before the batch moves to a device."""
+        return frozenset({"chosen"})
+
     def tally(self, output: StepOutput) -> dict[str, Tensor]:
         """Sums over the rows of a batch, by name, that `absorb` wants of the whole step."""
         return {}
 
     def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
-        """Take note of a step after its forward passes.
+        """Take note of a step after its forward passes. The sums may still be computed by a device: do not read them here.
 
         Args:
             sums: results of `tally`, summed over all micro-batches and ranks.
@@ -255,12 +260,15 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
         """
         return None if self._entropies is None else self._entropies.at(step)
 
-    def tally(self, output: StepOutput) -> dict[str, Tensor]:
-        if self._entropies is None:
+    def observed_entropies(self, logits: WordLogits, targets: Int[Tensor, "N"], places: Places) -> dict[str, Tensor]:
+        """The observation that masking 'entropy' learns from, of the predictions at N positions; none without it."""
+        if not self.training or self._entropies is None:
             return {}
-        seen = output.observations
-        name = "generator" if "generator_logits" in seen else "mlm"
-        return {"entropies": entropy_sums(seen[f"{name}_logits"], seen[f"{name}_targets"])}
+        return {"entropy_sums": self._entropies.sums(logits, targets, places)}
+
+    def tally(self, output: StepOutput) -> dict[str, Tensor]:
+        sums = output.observations.get("entropy_sums")
+        return {} if sums is None else {"entropies": sums}
 
     def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
         if self._entropies is not None:

@@ -13,18 +13,19 @@ from torch import Tensor
 from discern.corruption import MASKINGS_OF_INTEGERS
 from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import replace_positions, sample_tokens
+from discern.corruption.sampling import sample_tokens
 from discern.models.base import Network, build_encoder
 from discern.models.dropout import same_draws
-from discern.models.heads import EnergyHead, gather_positions
+from discern.models.heads import EnergyHead, LanguageHead
 from discern.models.two_tower import two_tower_generator
 from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective
 from discern.objectives.config import ObjectiveConfig, PositionsConfig
-from discern.objectives.losses import masked_token_loss, noise_contrastive_loss
+from discern.objectives.losses import noise_contrastive_loss
 from discern.objectives.masked import choose_positions, unmasked_batch
 from discern.objectives.metrics import DiscriminatorEvaluator
 from discern.objectives.two_networks import bilinear_term, shared_embeddings
-from discern.types import CorruptedBatch, StepOutput, TokenBatch
+from discern.objectives.word_logits import word_logits
+from discern.types import CorruptedBatch, PlacesOf, StepOutput, TokenBatch
 
 
 class ElectricConfig(PositionsConfig):
@@ -67,6 +68,7 @@ class Electric(PretrainingObjective[ElectricConfig]):
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = ElectricConfig
+    generator_head: LanguageHead
 
     def __init__(self, config: ElectricConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
@@ -77,6 +79,7 @@ class Electric(PretrainingObjective[ElectricConfig]):
         self.discriminator_head = EnergyHead(model)
         self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
         generator = two_tower_generator(read_by_generator, small, gradient_checkpointing=checkpointing)
+        assert isinstance(generator.head, LanguageHead)
         self.generator, self.generator_head = generator.encoder, generator.head
 
     @property
@@ -93,35 +96,36 @@ class Electric(PretrainingObjective[ElectricConfig]):
         return {"generator": maskable, "discriminator": maskable}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
-        tokens, is_noise = batch.tokens, batch.masked_positions
-        context, words = tokens.context, maskable_positions(tokens)
+        tokens, is_noise, is_word = batch.tokens, batch.masked_positions, batch.mask("words")
+        context, chosen, words = tokens.context, batch.places("chosen"), batch.places("words")
 
         generator_again = same_draws(tokens.input_ids.device)
-        logits = self.generator_head(gather_positions(self.generator(tokens.input_ids, *context), words))
-        targets = tokens.input_ids[words]
-        uniforms = randomness.uniforms("replacements", words.shape[1])[is_noise]
-        sampled = sample_tokens(logits.detach()[is_noise[words]], uniforms)
-        corrupted_ids = replace_positions(tokens.input_ids, is_noise, sampled)
+        logits = word_logits(self.generator_head, words.gather(self.generator(tokens.input_ids, *context)))
+        targets = words.gather(tokens.input_ids)
+        uniforms = chosen.gather(randomness.uniforms("replacements", is_noise.shape[1]))
+        sampled = logits.select(chosen.among(words)).map(sample_tokens, uniforms)
+        corrupted_ids = chosen.scatter(tokens.input_ids, sampled)
 
         # Words are drawn from q and scored by q with the same units dropped, so that both are one distribution.
         with torch.no_grad(), generator_again():
-            around = gather_positions(self.generator(corrupted_ids, *context), words)
-            log_noise = log_probability(self.generator_head(around), corrupted_ids[words])
+            around = word_logits(self.generator_head, words.gather(self.generator(corrupted_ids, *context)))
+            log_noise = around.map(log_probability, words.gather(corrupted_ids))
         energy = self.networks()["discriminator"].token_logits(corrupted_ids, *context)
-        log_noise_probability = torch.zeros_like(energy, dtype=torch.float32).masked_scatter(words, log_noise)
-        log_noise_odds = noise_odds(is_noise, words)
+        log_noise_probability = words.scatter(torch.zeros_like(energy, dtype=torch.float32), log_noise)
+        log_noise_odds = noise_odds(is_noise, is_word)
         generator_weight, weight = self.config.generator_weight, self.config.discriminator_weight
         terms = {
-            "generator": masked_token_loss(logits, targets, generator_weight),
+            "generator": logits.loss(targets, words, generator_weight),
             "discriminator": noise_contrastive_loss(
-                energy, log_noise_probability, log_noise_odds, is_noise, words, targets.shape[0], weight
+                energy, log_noise_probability, log_noise_odds, is_noise, is_word, words.count, weight
             ),
         }
         observations = {
-            "generator_logits": logits.detach(),
+            **logits.observed("generator"),
+            **self.observed_entropies(logits, targets, words),
             "generator_targets": targets,
             "sampled_ids": sampled,
-            "sampled_targets": tokens.input_ids[is_noise],
+            "sampled_targets": chosen.gather(tokens.input_ids),
             "corrupted_ids": corrupted_ids,
             "is_noise": is_noise,
             "energy": energy.detach(),
@@ -129,6 +133,9 @@ class Electric(PretrainingObjective[ElectricConfig]):
             "log_noise_odds": log_noise_odds,
         }
         return StepOutput(terms, observations)
+
+    def reads(self) -> frozenset[PlacesOf]:
+        return frozenset({"chosen", "words"})
 
     def networks(self) -> dict[str, Network]:
         return {

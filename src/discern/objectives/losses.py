@@ -16,15 +16,17 @@ def masked_token_loss(
     targets: Int[Tensor, "M"],
     weight: float = 1.0,
     draws: Int[Tensor, "M"] | None = None,
+    count: int | None = None,
 ) -> LossTerm:
     """Cross-entropy of the original tokens at the masked positions, summed, in float32.
 
     Args:
         draws: how often each position counts (`CorruptedBatch.target_draws`); None: once.
+        count: the sum of `draws`; None: it is computed, which makes the host wait for a device.
     """
     if draws is not None:
         each = F.cross_entropy(logits.float(), targets, reduction="none")
-        return LossTerm((each * draws).sum(), int(draws.sum()), weight)
+        return LossTerm((each * draws).sum(), int(draws.sum()) if count is None else count, weight)
     if kernels.usable(logits):
         total = kernels.cross_entropy_sum(logits, targets)
     else:
@@ -81,7 +83,7 @@ def noise_contrastive_loss(
 
 
 def copy_loss(
-    word_logits: Float[Tensor, "T V"],
+    word_losses: Float[Tensor, "T"],
     copy_logits: Float[Tensor, "T"],
     input_ids: Int[Tensor, "T"],
     targets: Int[Tensor, "T"],
@@ -90,11 +92,12 @@ def copy_loss(
     """Cross-entropy of the original tokens under D [input] + (1 - D) softmax(words), summed, in float32.
 
     Args:
+        word_losses: cross-entropy of each original token under softmax(words).
         copy_logits: D is their sigmoid, the probability of copying the input token.
 
     Reference: Clark et al. 2020, section 3.3 (all-tokens MLM).
     """
     copied, written = F.logsigmoid(copy_logits.float()), F.logsigmoid(-copy_logits.float())
-    written = written - F.cross_entropy(word_logits.float(), targets, reduction="none")
+    written = written - word_losses
     log_probability = torch.where(input_ids == targets, torch.logaddexp(copied, written), written)
     return LossTerm(-log_probability.sum(), targets.shape[0], weight)

@@ -13,6 +13,7 @@ from discern.corruption.randomness import Randomness
 from discern.models.base import Network
 from discern.objectives.base import Phase, PretrainingObjective, Vocabulary, WordTargets, predicts_words
 from discern.objectives.config import MaskingConfig, PositionsConfig
+from discern.objectives.word_logits import WordLogits
 from discern.types import CorruptedBatch, TokenBatch
 
 MaskingConfigT = TypeVar("MaskingConfigT", bound=MaskingConfig)
@@ -118,18 +119,22 @@ def unmasked_batch(batch: TokenBatch, positions: Bool[Tensor, "B L"]) -> Corrupt
 
 
 def sample_replacements(
-    batch: CorruptedBatch, logits: Float[Tensor, "M V"], randomness: Randomness, sample: Sample
+    batch: CorruptedBatch, logits: WordLogits, randomness: Randomness, sample: Sample, *columns: Tensor
 ) -> Int[Tensor, "M"]:
     """One id for each chosen position, drawn by `sample` from its row of logits.
 
     A position that was drawn several times gets the floored mean of as many samples, as in the released code.
+
+    Args:
+        columns: further arguments of `sample`, with a row for each chosen position.
     """
-    positions, draws = batch.masked_positions, batch.target_draws
+    chosen, length = batch.places("chosen"), batch.masked_positions.shape[1]
 
     def uniforms(purpose: str) -> Float[Tensor, "M"]:
-        return randomness.uniforms(purpose, positions.shape[1])[positions]
+        return chosen.gather(randomness.uniforms(purpose, length))
 
-    first = sample(logits, uniforms("replacements"))
-    if draws is None:
-        return first
-    return average_samples(first, draws, lambda at, ordinal: sample(logits[at], uniforms(f"replacements {ordinal}")[at]))
+    def again(at: Int[Tensor, "n"], ordinal: int) -> Int[Tensor, "n"]:
+        given = uniforms(f"replacements {ordinal}"), *columns
+        return logits.select(at).map(sample, *(each.index_select(0, at) for each in given))
+
+    return average_samples(logits.map(sample, uniforms("replacements"), *columns), chosen, again)

@@ -9,12 +9,11 @@ from pydantic import Field
 
 from discern.corruption.randomness import Randomness
 from discern.models.base import Network, build_embeddings, build_encoder
-from discern.models.heads import gather_positions
 from discern.objectives.base import BuildSettings, WordTargets
 from discern.objectives.config import MaskingConfig, ObjectiveConfig
-from discern.objectives.losses import masked_token_loss
 from discern.objectives.masked import MaskingObjective
 from discern.objectives.metrics import MaskedTokenEvaluator
+from discern.objectives.word_logits import word_logits
 from discern.types import CorruptedBatch, StepOutput
 
 
@@ -49,13 +48,12 @@ class MaskedLanguageModel(MaskingObjective[MLMConfig]):
         return {"mlm": batch.num_targets}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
-        tokens, positions = batch.tokens, batch.masked_positions
+        tokens, chosen = batch.tokens, batch.places("chosen")
         direction = {"is_reversed": tokens.is_reversed} if self.encoder.reads_backwards else {}
         hidden = self.encoder(batch.masked_ids, *tokens.context, **direction)
-        logits = self.head(gather_positions(hidden, positions))
-        targets = tokens.input_ids[positions]
-        observations = {"mlm_logits": logits.detach(), "mlm_targets": targets}
-        return StepOutput({"mlm": masked_token_loss(logits, targets, draws=batch.target_draws)}, observations)
+        logits, targets = word_logits(self.head, chosen.gather(hidden)), chosen.gather(tokens.input_ids)
+        seen = logits.observed("mlm") | {"mlm_targets": targets} | self.observed_entropies(logits, targets, chosen)
+        return StepOutput({"mlm": logits.loss(targets, chosen)}, seen)
 
     def networks(self) -> dict[str, Network]:
         return {"encoder": Network(self.encoder, self.head)}

@@ -21,15 +21,14 @@ from discern.errors import ConfigError
 from discern.models import encoders
 from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.heads import gather_positions
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.models.xlnet.two_stream import Factorization, Remembering
 from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective, WordTargets
 from discern.objectives.config import ObjectiveConfig
-from discern.objectives.losses import masked_token_loss
 from discern.objectives.masked import unmasked_batch
 from discern.objectives.metrics import MaskedTokenEvaluator, SumEvaluator
-from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
+from discern.objectives.word_logits import word_logits
+from discern.types import CorruptedBatch, LossTerm, Places, StepOutput, TokenBatch
 
 _MEMORY_NAME = "memory.slot"
 
@@ -150,7 +149,8 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens = batch.tokens
-        positions, valid = self._queries(batch.masked_positions)
+        chosen = batch.places("chosen")
+        positions, valid = self._queries(batch, chosen)
         visible = self.visible(batch, randomness)
         queries = positions if self.next_sentence_head is None else F.pad(positions, (0, 1), value=visible.shape[1] - 1)
         remembers = self.training and self.config.memory_length > 0 and tokens.reuse_length > 0
@@ -165,10 +165,11 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         if remembers:
             assert streams.memory is not None
             self._memory.write(tokens.slot, streams.memory)
-        logits = self.head(gather_positions(streams.query[:, : positions.shape[1]], valid))
-        targets = tokens.input_ids[batch.masked_positions]
-        terms = {"permutation_lm": masked_token_loss(logits, targets)}
-        observations = {"permutation_lm_logits": logits.detach(), "permutation_lm_targets": targets}
+        states = streams.query[:, : positions.shape[1]]
+        logits = word_logits(self.head, states.flatten(0, 1) if valid is None else valid.gather(states))
+        targets = chosen.gather(tokens.input_ids)
+        terms = {"permutation_lm": logits.loss(targets, chosen)}
+        observations = {**logits.observed("permutation_lm"), "permutation_lm_targets": targets}
         if self.next_sentence_head is not None:
             follows = self.next_sentence_head(streams.query[:, -1]).squeeze(-1)
             terms["next_sentence"] = self._next_sentence_loss(follows, tokens)
@@ -185,12 +186,15 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         documents = tokens.document_ids
         return seen if documents is None else seen & (documents[:, :, None] == documents[:, None, :])
 
-    def _queries(self, targets: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
-        """The target positions of each row from left to right, and which of its P entries are valid."""
-        # The largest possible number of targets in a row: counting them would make a GPU wait.
-        count = max(1, targets.shape[1] // self.config.prediction_ratio)
-        positions = (~targets).long().argsort(dim=1, stable=True)[:, :count]
-        return positions, targets.gather(1, positions)
+    def _queries(self, batch: CorruptedBatch, chosen: Places) -> tuple[Int[Tensor, "B P"], Places | None]:
+        """The target positions of each row from left to right, and which of the B * P entries are valid; None: all."""
+        rows, length = batch.masked_positions.shape
+        if chosen.even:
+            return (chosen.index % length).view(rows, -1), None
+        # The largest possible number of targets in a row.
+        count = max(1, length // self.config.prediction_ratio)
+        positions = (~batch.masked_positions).long().argsort(dim=1, stable=True)[:, :count]
+        return positions, Places.of(batch.masked_positions.gather(1, positions))
 
     def _next_sentence_loss(self, logits: Float[Tensor, "B"], tokens: TokenBatch) -> LossTerm:
         if tokens.continues is None:
@@ -288,9 +292,9 @@ class SlotMemory:
 
     def read(self, slots: Int[Tensor, "B"], like: Tensor) -> Float[Tensor, "N B M D"]:
         """The memories of the given slots, on the device of `like`."""
-        empty = torch.zeros(self._shape)
+        empty = torch.zeros(self._shape, device=like.device)
         found = [self._states.get(slot, self._loaded.get(slot, empty)) for slot in slots.tolist()]
-        return torch.stack([state.to(like.device) for state in found], 1)
+        return torch.stack([state.to(like.device, non_blocking=True) for state in found], 1)
 
     def write(self, slots: Int[Tensor, "B"], memory: Float[Tensor, "N B M D"]) -> None:
         """Replace the memories of the given slots."""

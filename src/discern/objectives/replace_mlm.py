@@ -8,12 +8,11 @@ from typing import ClassVar
 from pydantic import Field
 
 from discern.corruption.randomness import Randomness
-from discern.models.heads import gather_positions
 from discern.objectives.base import WordTargets
 from discern.objectives.config import ObjectiveConfig
-from discern.objectives.losses import masked_token_loss
 from discern.objectives.metrics import GeneratorEvaluator, MaskedTokenEvaluator, SumEvaluator
 from discern.objectives.two_networks import RestorationConfig, RestorationObjective
+from discern.objectives.word_logits import word_logits
 from discern.types import CorruptedBatch, StepOutput
 
 
@@ -38,13 +37,11 @@ class ReplaceMLM(RestorationObjective[ReplaceMLMConfig]):
         return {"generator": batch.num_targets, "mlm": batch.num_targets}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
-        replaced = self.replace_chosen(batch, randomness)
+        replaced, chosen = self.replace_chosen(batch, randomness), batch.places("chosen")
         hidden = self.encoder(replaced.corrupted_ids, *batch.tokens.context)
-        logits = self.head(gather_positions(hidden, batch.masked_positions))
-        targets = replaced.observations["generator_targets"]
-        restored = masked_token_loss(logits, targets, draws=batch.target_draws)
-        observations = {**replaced.observations, "mlm_logits": logits.detach(), "mlm_targets": targets}
-        return StepOutput({"generator": replaced.term, "mlm": restored}, observations)
+        logits, targets = word_logits(self.head, chosen.gather(hidden)), replaced.observations["generator_targets"]
+        observations = {**replaced.observations, **logits.observed("mlm"), "mlm_targets": targets}
+        return StepOutput({"generator": replaced.term, "mlm": logits.loss(targets, chosen)}, observations)
 
     def evaluator(self) -> RestorationEvaluator:
         return RestorationEvaluator(self.config.generator_weight)

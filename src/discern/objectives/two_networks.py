@@ -11,17 +11,17 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import replace_positions, sample_tokens
+from discern.corruption.sampling import sample_tokens
 from discern.errors import ConfigError
 from discern.models import encoders
 from discern.models.base import Encoder, Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
 from discern.models.embeddings import TokenEmbeddings, WordTable
-from discern.models.heads import BilinearTerm, CopyMLMHead, LanguageHead, gather_positions
+from discern.models.heads import BilinearTerm, CopyMLMHead, LanguageHead
 from discern.objectives.base import BuildSettings
 from discern.objectives.config import MaskingConfig, check_ramp, ramp
-from discern.objectives.losses import masked_token_loss
 from discern.objectives.masked import MaskingObjective, sample_replacements
+from discern.objectives.word_logits import word_logits
 from discern.types import CorruptedBatch, LossTerm
 
 
@@ -115,22 +115,23 @@ class ReplacementObjective(MaskingObjective[GeneratorConfigT]):
 
         Reference: Clark et al. 2020, section 2.
         """
-        tokens, positions = batch.tokens, batch.masked_positions
+        tokens, chosen = batch.tokens, batch.places("chosen")
         hidden = self.generator(batch.masked_ids, *tokens.context)
-        logits = self.generator_head(gather_positions(hidden, positions))
-        targets = tokens.input_ids[positions]
+        logits = word_logits(self.generator_head, chosen.gather(hidden))
+        targets = chosen.gather(tokens.input_ids)
         sample = partial(sample_tokens, temperature=self.config.temperature_at(randomness.step))
-        sampled = sample_replacements(batch, logits.detach(), randomness, sample)
-        corrupted_ids = replace_positions(tokens.input_ids, positions, sampled)
+        sampled = sample_replacements(batch, logits, randomness, sample)
+        corrupted_ids = chosen.scatter(tokens.input_ids, sampled)
         is_replaced = corrupted_ids != tokens.input_ids
         observations = {
-            "generator_logits": logits.detach(),
+            **logits.observed("generator"),
+            **self.observed_entropies(logits, targets, chosen),
             "generator_targets": targets,
             "sampled_ids": sampled,
             "corrupted_ids": corrupted_ids,
             "is_replaced": is_replaced,
         }
-        term = masked_token_loss(logits, targets, self.config.generator_weight, batch.target_draws)
+        term = logits.loss(targets, chosen, self.config.generator_weight)
         return Replacement(term, corrupted_ids, is_replaced, observations)
 
 

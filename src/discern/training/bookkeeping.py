@@ -25,6 +25,7 @@ from discern.training.diagnosis import embedding_norm
 from discern.training.memory import peak_memory
 from discern.training.metrics_log import HELD_OUT, add_held_out, held_out_metrics, records_of_step
 from discern.training.parallel import Ranks
+from discern.training.step_means import Progressed
 
 Moments = Callable[[], Mapping[str, Tensor]]
 """Returns the optimizer's moments by parameter name."""
@@ -200,12 +201,19 @@ def note_best(
         context.progress.note(f"step {state.step}: {stopping.metric} has not improved for {waited}; training stops")
 
 
-def stop_at_nonfinite(context: TrainContext, state: State, moments: Moments, losses: Mapping[str, float]) -> NoReturn:
+def stop_at_nonfinite(
+    context: TrainContext, state: State, moments: Moments, before: Progressed, losses: Mapping[str, float]
+) -> NoReturn:
     """Keep what is needed to investigate a gradient that is not finite, and stop.
+
+    Args:
+        before: how far the run was before the step, to which the state returns: no update has changed the weights since.
+        losses: means of the step.
 
     Raises:
         NumericsError: always.
     """
+    state.step, state.tokens, state.updates, state.averaged = before.step, before.tokens, before.updates, before.averaged
     folder = context.folder / "debug"
     examples = context.rows_of(state.step)
     kept = f"the weights before the update are in {folder}"

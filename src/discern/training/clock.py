@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from discern.training.device_clock import DeviceClock
+from discern.training.parallel import Ranks
+from discern.training.step_means import StepMeans
 
 Work = Literal["log", "evaluate", "checkpoint"]
 """Work that may follow a step."""
@@ -49,31 +53,41 @@ class StepMeter:
         return self._offset + time.perf_counter() - self._begin
 
     def restart(self) -> None:
-        """Begin a new interval."""
+        """Begin a new interval. What was not read is dropped."""
         self._sums: dict[str, float] = {}
+        self._unread: tuple[Tensor, StepMeans] | None = None
         self._steps = 0
         self._tokens = 0
         self._waited = 0.0
         self._since = time.perf_counter()
 
-    def add(self, losses: dict[str, float], tokens: int) -> None:
-        """Add one step."""
+    def add(self, means: StepMeans, tokens: int) -> None:
+        """Add one step. Its means stay on the device until `read`."""
         if self._device is not None:
             self._device.end()
-        self.last = losses
+        self._unread = (means.shares if self._unread is None else self._unread[0] + means.shares), means
         self._steps += 1
         self._tokens += tokens
-        for name, value in losses.items():
+
+    def read(self, ranks: Ranks) -> None:
+        """Read what was added. Waits for the device."""
+        if self._unread is None:
+            return
+        shares, means = self._unread
+        self._unread = None
+        self.last = means.read(ranks)
+        sums = self.last if shares is means.shares else StepMeans(means.names, shares).read(ranks)
+        for name, value in sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def interval(self) -> dict[str, Any]:
-        """The current interval as plain JSON, from which a resumed run continues it."""
+        """The current interval as plain JSON, from which a resumed run continues it; of what was read."""
         seconds = time.perf_counter() - self._since
         counted = {"sums": self._sums, "steps": self._steps, "tokens": self._tokens}
         return {**counted, "seconds": round(seconds, 3), "waited": round(self._waited, 3)}
 
     def means(self) -> dict[str, float]:
-        """Mean of each loss over the interval."""
+        """Mean of each loss over the interval, of what was read."""
         return {name: value / max(self._steps, 1) for name, value in self._sums.items()}
 
     def tokens_per_second(self) -> float:

@@ -41,7 +41,9 @@ class LocalBatch:
 
 def read_local_batch(context: TrainContext, step: int) -> LocalBatch:
     """This rank's rows of a step, corrupted on the host. It runs in a thread and touches no network."""
-    return LocalBatch([(context.objective.corrupt(tokens, rows), rows) for tokens, rows in read_rows(context, step)])
+    even = not context.ranks.reads_freely
+    corrupted = ((context.objective.corrupt(tokens, rows), rows) for tokens, rows in read_rows(context, step))
+    return LocalBatch([(batch.locate(context.objective.reads(), even=even), rows) for batch, rows in corrupted])
 
 
 def read_rows(context: TrainContext, step: int) -> Iterator[tuple[TokenBatch, Randomness]]:
@@ -60,7 +62,8 @@ def read_rows(context: TrainContext, step: int) -> Iterator[tuple[TokenBatch, Ra
 def read_onto_device(context: TrainContext, step: int, device: torch.device, *, spans: bool, pin: bool) -> LocalBatch:
     """The same rows, with copies on a device.
 
-    They are corrupted there if the result is the same, bit for bit: that saves the host most of its work.
+    They are corrupted there if the result is the same, bit for bit: that saves the host most of its work. The thread then waits
+    for the stream of the copies, to count positions and to find them; the thread that trains does not.
 
     Args:
         spans: whether the networks attend to spans.
@@ -72,9 +75,11 @@ def read_onto_device(context: TrainContext, step: int, device: torch.device, *, 
         moved_rows = replace(rows, examples=_pinned(rows.examples, pin=pin)).to(device)
         if context.objective.corrupts_anywhere:
             corrupted = context.objective.corrupt(_copied(tokens, device, pin=pin), moved_rows)
+            corrupted = corrupted.locate(context.objective.reads(), even=not context.ranks.reads_freely)
             here.append((replace(corrupted, tokens=tokens), rows))
         else:
             batch = context.objective.corrupt(tokens, rows)
+            batch = batch.locate(context.objective.reads(), even=not context.ranks.reads_freely)
             corrupted = replace(_copied(batch, device, pin=pin), tokens=_copied(tokens, device, pin=pin))
             here.append((batch, rows))
         there.append((corrupted, moved_rows))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -44,6 +43,7 @@ from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule
 from discern.training.out_of_memory import explains_lack_of_memory
 from discern.training.precision import autocast
 from discern.training.schedule import learning_rate
+from discern.training.step_means import Progressed, StepMeans, UpdateGuard
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
     interval = state.interval if state.step > first else None
     meter, state.interval = StepMeter(state.seconds, interval, device_clock(context.ranks.device)), {}
     schedule_start, schedule_length = (first, last - first) if phase.own_schedule else (0, context.train.max_steps)
+    guard = UpdateGuard(context.ranks, partial(stop_at_nonfinite, context, state, moments))
     record: dict[str, Any] = {}
     feed = Feed(context, reader, state.step)
 
@@ -127,13 +128,12 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
 
         # Forward and backward, micro-batch by micro-batch.
         losses = forward_backward(context, model, local, totals.counts, state.step)
-        norm = float(clip_gradients(context.objective.parameters(), context.optimizer.clip_norm))
-        if not np.isfinite(norm):
-            stop_at_nonfinite(context, state, moments, losses)
+        norm = clip_gradients(context.objective.parameters(), context.optimizer.clip_norm)
 
-        # Update.
+        # Update, unless the gradient is not finite. A GPU decides that by itself, so that the host need not wait for it.
+        allowed = guard.admit(Progressed(state.step, state.tokens, state.updates, state.averaged), norm, losses)
         rate = learning_rate(context.optimizer, state.step - schedule_start, schedule_length, _time_used(context, totals.seconds))
-        update(optimizer, rate)
+        update(optimizer, rate, allowed)
         state.step, state.tokens, state.updates = state.step + 1, state.tokens + totals.tokens, optimizer.updates
         if context.train.weight_average:
             state.averaged += 1
@@ -141,14 +141,17 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         state.seconds = meter.seconds()
         meter.add(losses, totals.tokens)
         _finish_or_interrupt(context, state, totals)
-        shown = {"loss": f"{losses['loss']:.3f}", "tokens/s": f"{meter.tokens_per_second():,.0f}"}
-        context.progress.advance(1, **shown, **meter.waits_shown())
+        due = due_after_step(context, state, totals.due)
+        if context.ranks.reads_freely or due.log or due.checkpoint:
+            guard.check()
+            meter.read(context.ranks)
+        shown = {"loss": f"{meter.last['loss']:.3f}"} if meter.last else {}
+        context.progress.advance(1, **shown, **{"tokens/s": f"{meter.tokens_per_second():,.0f}"}, **meter.waits_shown())
 
         # Checkpoint, evaluate, log. The checkpoint comes first and holds the pending record: an evaluation that fails, or a
         # kill while it runs, then costs no training.
-        due = due_after_step(context, state, totals.due)
         if due.log:
-            state.pending = make_record(context, state, meter, rate=rate, norm=norm, evaluates=due.evaluate)
+            state.pending = make_record(context, state, meter, rate=rate, norm=float(norm), evaluates=due.evaluate)
             meter.restart()
             state.interval = {}
             note_done(context, meter, "log")
@@ -202,13 +205,13 @@ def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMete
     )
 
 
-def forward_backward(
-    context: TrainContext, model: nn.Module, local: LocalBatch, counts: dict[str, int], step: int
-) -> dict[str, float]:
-    """Compute the gradients of the step's mean loss. Return the mean of each loss over all ranks, and other means to log."""
+def forward_backward(context: TrainContext, model: nn.Module, local: LocalBatch, counts: dict[str, int], step: int) -> StepMeans:
+    """Compute the gradients of the step's mean loss. Return the mean of each loss, and other means to log."""
     ranks, last = context.ranks, len(local.micro_batches) - 1
-    sums = dict.fromkeys(counts, 0.0)
-    others: dict[str, tuple[float, float]] = {}
+    # In float64 on the device: the host learns them when it reads them.
+    sums: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
+    numbers: dict[str, int] = {}
     tallies: dict[str, Tensor] = {}
     for number, (batch, randomness) in enumerate(local.on_device):
         # Dropout follows from seed, step, micro-batch and rank, so a resumed run drops the same elements.
@@ -220,27 +223,26 @@ def forward_backward(
             # DDP averages gradients over the ranks, hence the factor: the counts are already those of all ranks.
             (loss * ranks.world_size).backward()
         for name, term in output.terms.items():
-            sums[name] += float(term.total.detach())
+            sums[name] = sums.get(name, 0.0) + term.total.detach().double()
         for name, tally in context.objective.tally(output).items():
             tallies[name] = tallies[name] + tally if name in tallies else tally
         for name, mean in output.metrics.items():
-            total, count = others.get(name, (0.0, 0.0))
-            others[name] = total + float(mean.total), count + mean.count
+            others[name] = others.get(name, 0.0) + mean.total.detach().double()
+            numbers[name] = numbers.get(name, 0) + mean.count
     context.objective.absorb(step, {name: ranks.sum_tensor(tally) for name, tally in tallies.items()})
-    # Losses and other means of all ranks in one exchange.
-    totals = ranks.sum([*sums.values(), *(number for pair in others.values() for number in pair)])
-    means = {name: total / max(counts[name], 1) for name, total in zip(sums, totals[: len(sums)], strict=True)}
-    pairs = zip(totals[len(sums) :: 2], totals[len(sums) + 1 :: 2], strict=True)
-    logged = {name: total / max(count, 1) for name, (total, count) in zip(others, pairs, strict=True)}
-    weights = {name: term.weight for name, term in output.terms.items()}
-    losses = {f"{name}_loss": mean for name, mean in means.items()}
-    return {"loss": sum(weights[name] * mean for name, mean in means.items()), **losses, **logged}
+    means = {name: sums[name] / max(count, 1) for name, count in counts.items()}
+    # The numbers of items of all ranks, which the hosts know.
+    all_numbers = ranks.sum([float(number) for number in numbers.values()]) if numbers else []
+    logged = {name: total / max(number, 1) for (name, total), number in zip(others.items(), all_numbers, strict=True)}
+    loss = sum(output.terms[name].weight * mean for name, mean in means.items())
+    found = {"loss": loss, **{f"{name}_loss": mean for name, mean in means.items()}, **logged}
+    return StepMeans(tuple(found), torch.stack([torch.as_tensor(value) for value in found.values()]))
 
 
-def update(optimizer: Optimizer, rate: float) -> None:
-    """Update the weights with their gradients, at this learning rate."""
+def update(optimizer: Optimizer, rate: float, allowed: Tensor | None = None) -> None:
+    """Update the weights with their gradients, at this learning rate; not if a device has found that it is not `allowed`."""
     optimizer.set_learning_rate(rate)
-    optimizer.step()
+    optimizer.step(allowed=allowed)
     optimizer.zero_grad(set_to_none=True)
 
 

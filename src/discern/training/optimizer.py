@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from discern import kernels
@@ -41,8 +42,15 @@ class Optimizer(torch.optim.Optimizer):
                     )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the parameters that have a gradient."""
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, allowed: Bool[Tensor, ""] | None = None
+    ) -> None:
+        """Update the parameters that have a gradient.
+
+        Args:
+            allowed: whether to update at all, decided by the device and read by it alone; None: yes. Without an update, weights
+                and moments stay as they are, to the last bit and whatever the gradients are; `updates` counts it nevertheless.
+        """
         self.updates += 1
         for group in self.param_groups:
             moved: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -50,16 +58,26 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             rule: UpdateRule = group["rule"]
             for parameter in moved:
-                if not self.state[parameter]:
-                    self.state[parameter] = {name: torch.zeros_like(parameter) for name in rule.moments}
+                self._begin_moments(parameter, rule)
+            gradients = [parameter.grad for parameter in moved if parameter.grad is not None]
+            if allowed is not None and not rule.holds_back(moved):
+                for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
+                    gradient.masked_fill_(~allowed, 0.0)
             rule.update(
                 moved,
-                [parameter.grad for parameter in moved if parameter.grad is not None],
+                gradients,
                 [[self.state[parameter][name] for parameter in moved] for name in rule.moments],
                 rate=group["lr"] * group["scale"],
                 decay=group["weight_decay"],
                 updates=self.updates,
+                allowed=allowed,
             )
+
+    def begin_moments(self) -> None:
+        """Create the moments of all parameters now, rather than with their first update."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._begin_moments(parameter, group["rule"])
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next update, which each group scales."""
@@ -73,6 +91,10 @@ class Optimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 found |= {f"{names[parameter]}.{kind}": value for kind, value in self.state[parameter].items()}
         return found
+
+    def _begin_moments(self, parameter: Tensor, rule: UpdateRule) -> None:
+        if not self.state[parameter]:
+            self.state[parameter] = {name: torch.zeros_like(parameter) for name in rule.moments}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[nn.Parameter, str], updates: int) -> None:
         """Load the moments that `tensors` returned.
@@ -188,15 +210,6 @@ def counts_text(counts: Mapping[str, Mapping[str, int]]) -> str:
     )
 
 
-def moment_bytes(model: nn.Module, config: OptimizerConfig) -> int:
-    """Memory of the optimizer's moments, in float32."""
-    return sum(
-        4 * len(group["rule"].moments) * parameter.numel()
-        for group in parameter_groups(model, config)
-        for parameter in group["params"]
-    )
-
-
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients so that their global norm is at most `limit` (0: no limit). Return the norm before."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -207,7 +220,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         if 0 < limit < gradient_norm + 1e-6:
             kernels.scale_gradients(gradients, limit / (gradient_norm + 1e-6))
         return torch.tensor(gradient_norm)
-    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if limit > 0:
         # A norm within the limit must leave the gradients untouched to the last bit, hence the clamp at 1.
         torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))

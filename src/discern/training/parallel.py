@@ -30,12 +30,19 @@ class Ranks:
         device: device on which this process computes.
         waiting: holds the process group for exchanges in which the others wait for work of rank 0. In all other exchanges, a rank
             that does not respond is considered lost after `ranks_timeout()` seconds.
+        hosts: holds the process group for numbers that the hosts know, if the devices have another one.
     """
 
     rank: int
     world_size: int
     device: torch.device
     waiting: list[Any] = field(default_factory=list)
+    hosts: list[Any] = field(default_factory=list)
+
+    @property
+    def reads_freely(self) -> bool:
+        """Whether the host can read a value of the device without waiting for it: on the CPU the two are one."""
+        return self.device.type == "cpu"
 
     @property
     def writes(self) -> bool:
@@ -43,12 +50,12 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
-        """Sum each value over all ranks, in float64."""
+        """Sum each value over all ranks, in float64. Waits for the other ranks, but for no device."""
         if self.world_size == 1:
             return values
-        total = torch.tensor(values, dtype=torch.float64, device=self._exchange)
+        total = torch.tensor(values, dtype=torch.float64)
         with _in_contact():
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self.hosts[0] if self.hosts else None)
         return [float(value) for value in total.tolist()]
 
     def sum_tensor(self, values: Tensor) -> Tensor:
@@ -117,6 +124,11 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "meta":
+        raise ConfigError(
+            "device 'meta' computes no numbers, so nothing can be trained on it",
+            hint="cpu or cuda; `discern bench --device meta` counts the FLOPs and the memory of a training step",
+        )
     try:
         device = torch.device(name)
     except RuntimeError as problem:
@@ -145,7 +157,7 @@ def _is_usable(device: torch.device) -> bool:
         torch.zeros(1, device=device)
     except (RuntimeError, NotImplementedError, AssertionError, ImportError):
         return False
-    return device.type != "meta"
+    return True
 
 
 @contextmanager
@@ -175,12 +187,17 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     with _in_contact():
         dist.init_process_group(backend, timeout=timedelta(seconds=ranks_timeout()))
     waiting: list[Any] = []
+    hosts: list[Any] = []
     try:
         with _in_contact():  # gradients are exchanged by torch itself
             waiting.append(dist.new_group(backend="gloo", timeout=_LONGEST_WORK))
-            yield Ranks(own.rank, own.world_size, chosen, waiting)
+            if backend != "gloo":
+                hosts.append(dist.new_group(backend="gloo", timeout=timedelta(seconds=ranks_timeout())))
+            yield Ranks(own.rank, own.world_size, chosen, waiting, hosts)
     finally:
-        waiting.clear()  # a remaining reference to the ranks must not keep the group's threads alive
+        # A remaining reference to the ranks must not keep the threads of the groups alive.
+        waiting.clear()
+        hosts.clear()
         dist.destroy_process_group()
 
 

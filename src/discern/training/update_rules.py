@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from discern import kernels
@@ -45,6 +45,7 @@ class UpdateRule(abc.ABC):
         rate: float,
         decay: float,
         updates: int,
+        allowed: Bool[Tensor, ""] | None = None,
     ) -> None:
         """Update weights and moments in place.
 
@@ -53,7 +54,13 @@ class UpdateRule(abc.ABC):
             rate: learning rate.
             decay: weight decay, multiplied by the rate.
             updates: number of this update, counted from 1.
+            allowed: whether to update at all, decided by the device; None: yes. If not, the gradients are zero, unless the rule
+                `holds_back` by itself.
         """
+
+    def holds_back(self, parameters: list[Tensor]) -> bool:
+        """Whether an update that is not allowed leaves these parameters as they are even if their gradients are not finite."""
+        return False
 
     def refuses(self, parameter: Tensor) -> str | None:
         """The reason for which the rule cannot update a tensor of this shape; None if it can."""
@@ -79,10 +86,17 @@ class AdamRule(UpdateRule):
         """Divisors of the two moments, which begin at zero."""
         return (1 - self.beta1**updates, 1 - self.beta2**updates) if self.bias_correction else (1.0, 1.0)
 
-    def roots(self, gradients: list[Tensor], means: list[Tensor], squares: list[Tensor], second: float) -> tuple[Tensor, ...]:
-        """Update both moments in place. Return the root of the second one, corrected by the divisor `second`."""
-        torch._foreach_lerp_(means, gradients, 1 - self.beta1)
-        torch._foreach_mul_(squares, self.beta2)
+    def roots(
+        self,
+        gradients: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        second: float,
+        allowed: Bool[Tensor, ""] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Update both moments in place, if that is `allowed`. Return the root of the second one, corrected by `second`."""
+        _move(means, gradients, 1 - self.beta1, allowed)
+        torch._foreach_mul_(squares, _or_one(self.beta2, allowed))
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - self.beta2)
         divisors = torch._foreach_sqrt(squares)
         torch._foreach_div_(divisors, second**0.5)
@@ -96,6 +110,10 @@ class AdamW(AdamRule):
 
     Differs from torch.optim.AdamW: bias correction is optional, as BERT and ELECTRA were trained without it. Without it the first
     updates are larger: for a constant gradient |update| / learning rate is 3.16, 4.25, 4.95, ... and falls towards 1.
+
+    On a GPU, torch's fused kernel updates all weights of a group in one pass. It computes the same: the decay is decoupled and
+    multiplied by the rate, and epsilon is added to the corrected root. Its corrections are 1 - beta^step, so an infinite step
+    turns them off; `found_inf` holds an update back.
 
     Reference: Loshchilov and Hutter 2019; google-research/bert, optimization.py.
     """
@@ -111,11 +129,12 @@ class AdamW(AdamRule):
         rate: float,
         decay: float,
         updates: int,
+        allowed: Bool[Tensor, ""] | None = None,
     ) -> None:
         means, squares = moments
         first, second = self.corrections(updates)
         kept = 1 - rate * decay
-        if kernels.dense([*parameters, *gradients, *means, *squares]):
+        if allowed is None and kernels.dense([*parameters, *gradients, *means, *squares]):
             kernels.adamw(
                 parameters,
                 gradients,
@@ -128,10 +147,21 @@ class AdamW(AdamRule):
                 epsilon=self.epsilon,
             )
             return
-        divisors = self.roots(gradients, means, squares, second)
+        if self.holds_back(parameters):
+            fused_adamw(self, parameters, gradients, moments, rate=rate, decay=decay, updates=updates, allowed=allowed)
+            return
+        divisors = self.roots(gradients, means, squares, second, allowed)
         torch._foreach_add_(divisors, self.epsilon)
-        torch._foreach_mul_(parameters, kept)
-        torch._foreach_addcdiv_(parameters, means, divisors, -rate / first)
+        torch._foreach_mul_(parameters, _or_one(kept, allowed))
+        if allowed is None:
+            torch._foreach_addcdiv_(parameters, means, divisors, -rate / first)
+        else:
+            changes = torch._foreach_div(means, divisors)
+            torch._foreach_mul_(changes, allowed * (rate / first))
+            torch._foreach_sub_(parameters, changes)
+
+    def holds_back(self, parameters: list[Tensor]) -> bool:
+        return all(parameter.device.type == "cuda" for parameter in parameters)
 
 
 @final
@@ -157,14 +187,17 @@ class StableAdamW(AdamRule):
         rate: float,
         decay: float,
         updates: int,
+        allowed: Bool[Tensor, ""] | None = None,
     ) -> None:
         means, squares = moments
         first, second = self.corrections(updates)
-        divisors = self.roots(gradients, means, squares, second)
+        divisors = self.roots(gradients, means, squares, second, allowed)
         relative = torch._foreach_div(gradients, torch._foreach_maximum(divisors, self.epsilon))
         # The rates stay tensors: reading them would make the host wait for a GPU.
-        roots = torch.tensor([math.sqrt(each.numel()) for each in gradients], device=gradients[0].device)
+        roots = torch.tensor([math.sqrt(each.numel()) for each in gradients]).to(gradients[0].device, non_blocking=True)
         rates = rate / (torch.stack(torch._foreach_norm(relative)) / roots).clamp(min=1)
+        if allowed is not None:
+            rates = rates * allowed
         torch._foreach_add_(divisors, self.epsilon)
         changes = torch._foreach_div(means, divisors)
         torch._foreach_mul_(changes, (rates / first).unbind())
@@ -204,11 +237,12 @@ class Muon(UpdateRule):
         rate: float,
         decay: float,
         updates: int,
+        allowed: Bool[Tensor, ""] | None = None,
     ) -> None:
         (momenta,) = moments
-        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        _move(momenta, gradients, 1 - MOMENTUM, allowed)
         directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's
-        torch._foreach_mul_(parameters, 1 - rate * decay)
+        torch._foreach_mul_(parameters, _or_one(1 - rate * decay, allowed))
         dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
         by_shape: dict[torch.Size, list[int]] = {}
         for number, parameter in enumerate(parameters):
@@ -217,6 +251,8 @@ class Muon(UpdateRule):
             # Matrices of one shape in one product: a network has dozens, and each alone is too small to keep a GPU busy.
             stacked = torch.cat([directions[number] for number in numbers]).view(-1, rows // self.parts, columns)
             changes = orthogonalized(stacked, dtype).to(stacked.dtype).reshape(len(numbers), rows, columns)
+            if allowed is not None:
+                changes = changes * allowed
             scale = _RMS * math.sqrt(max(rows // self.parts, columns))
             torch._foreach_add_([parameters[number] for number in numbers], changes.unbind(), alpha=-rate * scale)
 
@@ -247,3 +283,49 @@ def adam_rule(config: OptimizerConfig) -> AdamRule:
     """The rule for all weights, or with 'muon' for those that are no hidden matrices."""
     kind = StableAdamW if config.name == "stable-adamw" else AdamW
     return kind(config.beta1, config.beta2, config.epsilon, config.bias_correction)
+
+
+def fused_adamw(
+    rule: AdamW,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    moments: list[list[Tensor]],
+    *,
+    rate: float,
+    decay: float,
+    updates: int,
+    allowed: Bool[Tensor, ""] | None,
+) -> None:
+    """`AdamW.update` by torch's fused kernel."""
+    means, squares = moments
+    step = torch.full((), float(updates) if rule.bias_correction else math.inf, device=parameters[0].device)
+    torch._fused_adamw_(
+        parameters,
+        gradients,
+        means,
+        squares,
+        [],
+        [step] * len(parameters),
+        lr=rate,
+        beta1=rule.beta1,
+        beta2=rule.beta2,
+        weight_decay=decay,
+        eps=rule.epsilon,
+        amsgrad=False,
+        maximize=False,
+        found_inf=None if allowed is None else (~allowed).float(),
+    )
+
+
+def _move(averages: list[Tensor], values: list[Tensor], share: float, allowed: Tensor | None) -> None:
+    """Move averages by a share of their distance to the values, in place; the values are zero if that is not allowed."""
+    if allowed is None:
+        torch._foreach_lerp_(averages, values, share)
+        return
+    torch._foreach_mul_(averages, _or_one(1 - share, allowed))
+    torch._foreach_add_(averages, values, alpha=share)
+
+
+def _or_one(factor: float, allowed: Tensor | None) -> Any:
+    """The factor; 1 if the update is not allowed."""
+    return factor if allowed is None else torch.where(allowed, factor, 1.0)

@@ -20,7 +20,7 @@ class SyntheticRows:
     """`[CLS] tokens [SEP]` with ids that have the frequencies of words.
 
     The frequency of the r-th most frequent id is proportional to 1/r (Zipf's law). Ids therefore repeat as they do in text,
-    which affects the time of the gradient of the embedding. Their order is random.
+    which affects the time of the gradient of the embedding. Their order is random, and each of them is a word.
 
     Args:
         vocab_size: V, at least 6.
@@ -49,7 +49,7 @@ class SyntheticRows:
         ids[places == last] = SPECIAL.sep
         ids[places > last] = SPECIAL.pad
         special = (places == 0) | (places >= last)
-        return to_batch(Rows(ids, lengths, special, np.zeros_like(ids), places, None), indices, slots)
+        return to_batch(Rows(ids, lengths, special, np.zeros_like(ids), places, None, np.ones_like(special)), indices, slots)
 
 
 class SyntheticParts:

@@ -186,7 +186,7 @@ class XLNetEncoder(Encoder):
             is_reversed: True = the text of the row runs backwards, and its distances change sign; None: no row does.
             remembering: how much to remember; None: nothing.
         """
-        rows = _Rows.of(is_reversed)
+        rows = _Rows.of(is_reversed, input_ids.device)
         input_ids, visible, token_type_ids = rows.sort(input_ids), rows.sort(visible), rows.sort(token_type_ids)
         memory, sizes = rows.sort(memory, 1), rows.sizes(input_ids)
         sight = look(input_ids, visible, token_type_ids, _length(memory))
@@ -213,7 +213,7 @@ class XLNetEncoder(Encoder):
             input_ids: all tokens, including those to predict, which `factorization.visible` hides.
             token_type_ids, memory, is_reversed, remembering: as in `content_stream`.
         """
-        rows = _Rows.of(is_reversed)
+        rows = _Rows.of(is_reversed, input_ids.device)
         input_ids, token_type_ids, memory = rows.sort(input_ids), rows.sort(token_type_ids), rows.sort(memory, 1)
         visible, positions = rows.sort(factorization.visible), rows.sort(factorization.positions)
         sizes, before, predicted = rows.sizes(input_ids), _length(memory), positions.shape[1]
@@ -293,13 +293,13 @@ class _Rows:
     num_reversed: int = 0
 
     @classmethod
-    def of(cls, is_reversed: Bool[Tensor, "B"] | None) -> _Rows:
-        """The order for the given directions."""
+    def of(cls, is_reversed: Bool[Tensor, "B"] | None, device: torch.device) -> _Rows:
+        """The order for the given directions, which are best on the CPU: reading them makes the host wait for a device."""
         flags = [] if is_reversed is None else is_reversed.tolist()
         order = sorted(range(len(flags)), key=flags.__getitem__)
         if is_reversed is None or order == list(range(len(flags))):
             return cls(None, sum(flags))
-        return cls(torch.tensor(order, device=is_reversed.device), sum(flags))
+        return cls(torch.tensor(order).to(device, non_blocking=True), sum(flags))
 
     def sort(self, tensor: TensorOrNone, dim: int = 0) -> TensorOrNone:
         """Sort the rows."""

@@ -253,18 +253,23 @@ class Adversarial(Algorithm):
     ) -> GeneratorTerms:
         assert prediction.states is not None
         assert rewards is not None
-        drawn_from = torch.log_softmax(self.config.sampling_at(step).logits(prediction.masked_logits, prediction.originals), -1)
+        # As one matrix on any device: the gradient needs the distribution that the samples came from, whatever was cut off.
+        logits = self.config.sampling_at(step).logits(prediction.masked_logits.matrix(), prediction.originals)
+        drawn_from = torch.log_softmax(logits, -1)
         answers = self._baseline(prediction.states.detach()).squeeze(-1).float()
         baselines = F.softplus(-answers).detach()
-        count = len(rewards)
-        fit = F.binary_cross_entropy_with_logits(answers, torch.exp(-rewards), reduction="sum")
+        chosen, count = prediction.chosen, prediction.chosen.count
+        fit = chosen.weigh(F.binary_cross_entropy_with_logits(answers, torch.exp(-rewards), reduction="none")).sum()
+        entropies = torch.special.entr(drawn_from.detach().exp()).sum(-1)
         return GeneratorTerms(
             {
                 "generator": replace(loss, total=loss.total.detach(), weight=0.0),
-                "adversarial": LossTerm(reinforce_loss(drawn_from, sampled_ids, rewards, baselines), count, loss.weight),
+                "adversarial": LossTerm(
+                    reinforce_loss(drawn_from, sampled_ids, chosen.weigh(rewards - baselines)), count, loss.weight
+                ),
                 "baseline": LossTerm(fit, count),
             },
-            {"generator_entropy": LossTerm(torch.special.entr(drawn_from.detach().exp()).sum(), count)},
+            {"generator_entropy": LossTerm(chosen.weigh(entropies).sum(), count)},
         )
 
     def initial_loss(self) -> float:
@@ -275,20 +280,19 @@ class Adversarial(Algorithm):
 def reinforce_loss(
     log_probabilities: Float[Tensor, "M V"],
     sampled_ids: Int[Tensor, "M"],
-    rewards: Float[Tensor, "M"],
-    baselines: Float[Tensor, "M"],
+    advantages: Float[Tensor, "M"],
 ) -> Float[Tensor, ""]:
     """A sum whose expected gradient is minus that of the expected reward; its value has no meaning.
 
-    Baselines that do not depend on the sample leave the expectation as it is; good ones reduce the variance.
-
     Args:
         log_probabilities: log-probabilities of all words, in the distributions that the samples were drawn from.
+        advantages: rewards minus baselines. Baselines that do not depend on the sample leave the expectation as it is; good ones
+            reduce the variance.
 
     Reference: Williams 1992.
     """
     chosen = log_probabilities.gather(1, sampled_ids[:, None]).squeeze(1)
-    return -(chosen * (rewards - baselines).detach()).sum()
+    return -(chosen * advantages.detach()).sum()
 
 
 def check_freezing(config: RTDConfig) -> None:

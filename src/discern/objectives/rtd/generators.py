@@ -11,21 +11,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import sample_fixed
 from discern.errors import ConfigError
 from discern.models.base import Encoder, Network
 from discern.models.config import ModelConfig
 from discern.models.embeddings import WordTable
-from discern.models.heads import LanguageHead, gather_positions
+from discern.models.heads import LanguageHead
 from discern.models.two_tower import two_tower_generator
 from discern.objectives.base import BuildSettings
-from discern.objectives.losses import masked_token_loss
 from discern.objectives.masked import sample_replacements
 from discern.objectives.rtd.config import RTDConfig
 from discern.objectives.two_networks import masked_lm
-from discern.types import CorruptedBatch, LossTerm
+from discern.objectives.word_logits import Whole, WordLogits, word_logits
+from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf
 
 
 @dataclass(frozen=True)
@@ -50,20 +49,22 @@ class Prediction:
     """A generator's distributions over the vocabulary.
 
     Attributes:
-        logits: (N, V) at the positions of the loss.
+        logits: at the N positions of the loss.
         targets: (N,) the original tokens there.
-        masked_logits: (M, V) at the chosen positions, with gradient; the same tensor as `logits` if the loss is taken there.
+        places: the N positions, which may count more than once.
+        masked_logits: at the M chosen positions, with gradient; the same as `logits` if the loss is taken there.
+        chosen: the M positions.
         originals: (M,) the original tokens there.
         states: (M, D) the hidden states behind `masked_logits`; None for a generator without weights.
-        draws: (N,) how often each target counts; None: once each.
     """
 
-    logits: Float[Tensor, "N V"]
+    logits: WordLogits
     targets: Int[Tensor, "N"]
-    masked_logits: Float[Tensor, "M V"]
+    places: Places
+    masked_logits: WordLogits
+    chosen: Places
     originals: Int[Tensor, "M"]
     states: Float[Tensor, "M D"] | None
-    draws: Int[Tensor, "N"] | None = None
 
 
 class Generator(abc.ABC):
@@ -107,13 +108,16 @@ class Generator(abc.ABC):
 
     def loss(self, prediction: Prediction, weight: float) -> LossTerm:
         """Cross-entropy of the original tokens, summed."""
-        return masked_token_loss(prediction.logits, prediction.targets, weight, prediction.draws)
+        return prediction.logits.loss(prediction.targets, prediction.places, weight)
+
+    def reads(self) -> frozenset[PlacesOf]:
+        """The places of a batch that `predict` needs as an index."""
+        return frozenset({"chosen"})
 
     def sample(self, prediction: Prediction, batch: CorruptedBatch, randomness: Randomness) -> Int[Tensor, "M"]:
         """A token for each chosen position, drawn from `masked_logits`; no gradient."""
-        sampling = self.config.sampling_at(randomness.step)
-        logits = sampling.drawn_from(prediction.masked_logits, prediction.originals)
-        return sample_replacements(batch, logits, randomness, sampling.sampler())
+        sample = self.config.sampling_at(randomness.step).sample
+        return sample_replacements(batch, prediction.masked_logits, randomness, sample, prediction.originals)
 
     @abc.abstractmethod
     def initial_loss(self) -> float:
@@ -174,11 +178,11 @@ class MaskedLMGenerator(NetworkGenerator):
         return batch.num_targets
 
     def predict(self, batch: CorruptedBatch) -> Prediction:
-        tokens, positions = batch.tokens, batch.masked_positions
+        tokens, chosen = batch.tokens, batch.places("chosen")
         # The head is the most expensive product, so it runs on the chosen positions alone.
-        states = gather_positions(self.network.encoder(batch.masked_ids, *tokens.context), positions)
-        logits, originals = self.head(states), tokens.input_ids[positions]
-        return Prediction(logits, originals, logits, originals, states, batch.target_draws)
+        states = chosen.gather(self.network.encoder(batch.masked_ids, *tokens.context))
+        logits, originals = word_logits(self.head, states), chosen.gather(tokens.input_ids)
+        return Prediction(logits, originals, chosen, logits, chosen, originals, states)
 
 
 class TwoTowerGenerator(NetworkGenerator):
@@ -210,13 +214,18 @@ class TwoTowerGenerator(NetworkGenerator):
             )
 
     def count(self, batch: CorruptedBatch) -> int:
-        return int(maskable_positions(batch.tokens).sum())
+        return int(batch.mask("words").sum())
+
+    def reads(self) -> frozenset[PlacesOf]:
+        return frozenset({"chosen", "words"})
 
     def predict(self, batch: CorruptedBatch) -> Prediction:
-        tokens, positions, maskable = batch.tokens, batch.masked_positions, maskable_positions(batch.tokens)
-        states = gather_positions(self.network.encoder(tokens.input_ids, *tokens.context), maskable)
-        logits, targets, chosen = self.head(states), tokens.input_ids[maskable], positions[maskable]
-        return Prediction(logits, targets, logits[chosen], targets[chosen], states[chosen])
+        tokens, words = batch.tokens, batch.places("words")
+        states = words.gather(self.network.encoder(tokens.input_ids, *tokens.context))
+        logits, targets, chosen = word_logits(self.head, states), words.gather(tokens.input_ids), batch.places("chosen")
+        at = chosen.among(words)
+        masked_logits, originals = logits.select(at), targets.index_select(0, at)
+        return Prediction(logits, targets, words, masked_logits, chosen, originals, states.index_select(0, at))
 
 
 class FixedGenerator(Generator):
@@ -255,17 +264,16 @@ class FixedGenerator(Generator):
         return batch.num_targets
 
     def predict(self, batch: CorruptedBatch) -> Prediction:
-        originals = batch.tokens.input_ids[batch.masked_positions]
-        logits = self.log_probabilities(originals.device).expand(len(originals), -1)
-        return Prediction(logits, originals, logits, originals, None, batch.target_draws)
+        chosen = batch.places("chosen")
+        originals = chosen.gather(batch.tokens.input_ids)
+        logits = Whole(self.log_probabilities(originals.device).expand(len(originals), -1))
+        return Prediction(logits, originals, chosen, logits, chosen, originals, None)
 
     def loss(self, prediction: Prediction, weight: float) -> LossTerm:
         """As for every generator; the logits are log-probabilities already, so no softmax is needed."""
-        targets, draws = prediction.targets, prediction.draws
+        targets, places = prediction.targets, prediction.places
         losses = -self.log_probabilities(targets.device)[targets]
-        if draws is None:
-            return LossTerm(losses.sum(), len(targets), weight)
-        return LossTerm((losses * draws).sum(), int(draws.sum()), weight)
+        return LossTerm(places.weigh(losses).sum(), places.count, weight)
 
     def sample(self, prediction: Prediction, batch: CorruptedBatch, randomness: Randomness) -> Int[Tensor, "M"]:
         sampling = self.config.sampling_at(randomness.step)

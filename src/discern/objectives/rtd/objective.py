@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import replace_positions
 from discern.models.base import Network, build_encoder
 from discern.models.config import ModelConfig
 from discern.models.embeddings import Disentangled, DisentangledEmbeddings, TokenEmbeddings, WordTable
@@ -32,10 +31,9 @@ from discern.objectives.rtd.sentence_contrast import (
     SentenceContrastEvaluator,
     is_tampered,
     sentence_loss,
-    text_starts,
 )
 from discern.objectives.two_networks import bilinear_term, separate_embeddings, shared_embeddings
-from discern.types import CorruptedBatch, StepOutput
+from discern.types import CorruptedBatch, Places, PlacesOf, StepOutput
 
 
 class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
@@ -81,8 +79,12 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         if self._runs_discriminator():
             counts["discriminator"] = batch.num_tokens
             if self.sentence_contrast is not None:
-                counts["sentence"] = int(text_starts(batch.tokens).sum())
+                counts["sentence"] = int(batch.mask("texts").sum())
         return counts
+
+    def reads(self) -> frozenset[PlacesOf]:
+        texts: frozenset[PlacesOf] = frozenset() if self.sentence_contrast is None else frozenset({"texts"})
+        return self._generator.reads() | texts
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         """Both losses of a batch whose chosen positions `corrupt` has masked."""
@@ -94,9 +96,11 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
 
         # Samples from the same logits replace them; no gradient flows through the choice.
         sampled_ids = self._generator.sample(prediction, batch, randomness)
-        corrupted_ids = replace_positions(tokens.input_ids, batch.masked_positions, sampled_ids)
+        chosen = batch.places("chosen")
+        corrupted_ids = chosen.scatter(tokens.input_ids, sampled_ids)
         observations = {
-            "generator_logits": prediction.logits.detach(),
+            **prediction.logits.observed("generator"),
+            **self.observed_entropies(prediction.logits, prediction.targets, prediction.places),
             "generator_targets": prediction.targets,
             "sampled_ids": sampled_ids,
             "sampled_targets": prediction.originals,
@@ -116,13 +120,14 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         terms = {"discriminator": replaced_token_loss(logits, is_replaced, tokens.attention_mask, batch.num_tokens, weight)}
         observations |= {"corrupted_ids": corrupted_ids, "is_replaced": is_replaced, "discriminator_logits": logits.detach()}
         if self.sentence_contrast is not None:
-            sentence_logits, tampered = self.sentence_contrast(hidden, tokens), is_tampered(is_replaced, tokens)
+            texts = batch.places("texts")
+            sentence_logits, tampered = self.sentence_contrast(hidden, texts), is_tampered(is_replaced, tokens, texts)
             terms["sentence"] = sentence_loss(sentence_logits, tampered, self.config.sentence_contrastive_weight)
             observations |= {"sentence_logits": sentence_logits.detach(), "is_tampered": tampered}
 
         rewards = None
         if self._algorithm.needs_rewards:
-            rewards = loss_at(logits, is_replaced, batch.masked_positions)
+            rewards = loss_at(logits, is_replaced, chosen)
         learned = self._algorithm.generator_terms(generator_loss, prediction, sampled_ids, rewards, step)
         return StepOutput({**learned.terms, **terms}, observations, learned.metrics)
 
@@ -204,10 +209,10 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         return self._algorithm.initial_loss() + binary * math.log(2)
 
 
-def loss_at(logits: Float[Tensor, "B L"], is_replaced: Bool[Tensor, "B L"], positions: Bool[Tensor, "B L"]) -> Float[Tensor, "M"]:
+def loss_at(logits: Float[Tensor, "B L"], is_replaced: Bool[Tensor, "B L"], chosen: Places) -> Float[Tensor, "M"]:
     """The discriminator's loss at the chosen positions, in nats, detached: the reward of an adversarial generator."""
-    chosen, labels = logits.detach()[positions].float(), is_replaced[positions].float()
-    return F.binary_cross_entropy_with_logits(chosen, labels, reduction="none")
+    judged, labels = chosen.gather(logits.detach()).float(), chosen.gather(is_replaced).float()
+    return F.binary_cross_entropy_with_logits(judged, labels, reduction="none")
 
 
 @torch.no_grad()

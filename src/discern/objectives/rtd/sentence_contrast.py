@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from discern.corruption.randomness import Randomness
 from discern.models.config import ModelConfig
-from discern.models.heads import ReplacedTokenHead, gather_positions
+from discern.models.heads import ReplacedTokenHead
 from discern.objectives.metrics import ReplacedTokenEvaluator, SumEvaluator
-from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
+from discern.types import CorruptedBatch, LossTerm, Places, StepOutput, TokenBatch
 
 
 class SentenceContrast(nn.Module):
@@ -34,28 +34,26 @@ class SentenceContrast(nn.Module):
 
     def restore(self, corrupted_ids: Int[Tensor, "B L"], tokens: TokenBatch, randomness: Randomness) -> Int[Tensor, "B L"]:
         """The corrupted ids, with the original ones in the texts that are left unchanged."""
-        starts = text_starts(tokens)
+        starts = tokens.text_starts
         draws = randomness.uniforms("clean texts", starts.shape[1])
         texts = starts.long().cumsum(1)  # 1, 2, ... within a row; 0 before the first, in rows of padding
         each = draws.new_ones(len(draws), starts.shape[1] + 1).scatter(1, texts * starts, torch.where(starts, draws, 1.0))
         return torch.where(each.gather(1, texts) < self._clean_probability, tokens.input_ids, corrupted_ids)
 
-    def forward(self, hidden: Float[Tensor, "B L D"], tokens: TokenBatch) -> Float[Tensor, "S"]:
-        """One logit per text, positive meaning *tampered with*, row by row."""
-        return self.head(gather_positions(hidden, text_starts(tokens))[None])[0]  # type: ignore[no-any-return]
+    def forward(self, hidden: Float[Tensor, "B L D"], texts: Places) -> Float[Tensor, "S"]:
+        """One logit per text, positive meaning *tampered with*, row by row.
+
+        Args:
+            texts: the first token of each.
+        """
+        return self.head(texts.gather(hidden)[None])[0]  # type: ignore[no-any-return]
 
 
-def text_starts(tokens: TokenBatch) -> Bool[Tensor, "B L"]:
-    """True at the first token of each text."""
-    return (tokens.position_ids == 0) & tokens.attention_mask
-
-
-def is_tampered(is_replaced: Bool[Tensor, "B L"], tokens: TokenBatch) -> Bool[Tensor, "S"]:
+def is_tampered(is_replaced: Bool[Tensor, "B L"], tokens: TokenBatch, texts: Places) -> Bool[Tensor, "S"]:
     """Whether any token of each text was replaced, row by row."""
-    starts = text_starts(tokens)
-    texts = starts.flatten().long().cumsum(0)  # numbers over the whole batch; tokens before the first text have 0
-    replaced = torch.zeros(texts.numel() + 1, device=texts.device).index_add(0, texts, is_replaced.flatten().float())
-    return replaced[texts[starts.flatten()]] > 0
+    numbers = tokens.text_starts.flatten().long().cumsum(0)  # over the whole batch; tokens before the first text have 0
+    replaced = torch.zeros(numbers.numel() + 1, device=numbers.device).index_add(0, numbers, is_replaced.flatten().float())
+    return replaced.index_select(0, numbers.index_select(0, texts.index)) > 0
 
 
 def sentence_loss(logits: Float[Tensor, "S"], tampered: Bool[Tensor, "S"], weight: float) -> LossTerm:
