@@ -41,6 +41,22 @@ def test_two_processes_share_the_step() -> None:
     assert figures["micro_batch_size"] == 4
 
 
+def test_the_meta_device_counts_without_computing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    # XLNet-Large would need dozens of gigabytes.
+    few = ["--set", "model.num_layers=3", "--set", "train.sequences_per_step=64"]
+    monkeypatch.setattr(sys, "argv", ["discern", "bench", "--preset", "xlnet-large", *few, "--device", "meta", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["flops_per_step"] == figures["flops_per_position"] * 64 * 512 > 0
+    assert figures["peak_memory_bytes"] > 16 * figures["parameters"]
+    assert (figures["precision"], figures["micro_batch_size"]) == ("bfloat16", 8)
+    monkeypatch.setattr(sys, "argv", ["discern", "bench", *SMALL, "--device", "meta"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "GiB of tensors. Nothing was computed." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -213,9 +213,10 @@ def test_a_dry_run_tells_what_each_optimizer_updates(data: Path, tmp_path: Path)
     shares = plans["muon"].values["parameters_by_optimizer"]
     assert shares["muon"]["parameters"] + shares["adamw"]["parameters"] == numbers
     assert f"# optimizer     muon updates {shares['muon']['tensors']} matrices with" in plans["muon"].text
-    # Muon keeps one moment, not two; the average is as large as the weights.
+    # Muon keeps one moment, not two; the average is as large as the weights. Each tensor is rounded up to 512 bytes.
     saved = plans["adamw"].values["memory_bytes"] - plans["muon"].values["memory_bytes"]
-    assert saved == 4 * (shares["muon"]["parameters"] - numbers)
+    rounding = 512 * sum(share["tensors"] for share in shares.values())
+    assert saved == pytest.approx(4 * (shares["muon"]["parameters"] - numbers), abs=rounding)
     assert any("averages over about 100,000 updates" in warning for warning in plans["muon"].values["warnings"])
 
 

@@ -40,14 +40,17 @@ def bench(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.0, help="Time for each part; at least three steps are timed.")
     ] = 8.0,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; meta: FLOPs and memory from the shapes alone.")
+    ] = "auto",
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes, as in pretrain.")] = 1,
     json_output: JsonOption = False,
 ) -> None:
     """Measure speed and memory of training steps and of forward passes, on made-up text. Nothing is written.
 
     Both are compared with the time of their matrix products alone, which no implementation can beat. OMP_NUM_THREADS sets the
-    number of threads.
+    number of threads. With --device meta, nothing runs: the FLOPs and the peak memory of a training step on a GPU follow from the
+    shapes of its tensors, for any configuration.
 
     Example: discern bench --preset electra-small --set train.sequences_per_step=32 --set train.precision=float32
     """
@@ -66,9 +69,23 @@ def bench(
             seconds=seconds,
             progress=console.progress,
         )
-        if measured is not None:
+        if measured is not None and "flops_per_step" in measured:
+            console.result(measured, text=_counted(measured))
+        elif measured is not None:
             console.result(measured, text=_table(measured))
             console.print(_sentence(measured))
+
+
+def _counted(figures: dict[str, Any]) -> str:
+    """What a step on the meta device tells, in two sentences."""
+    name, rows = figures["preset"] or figures["objective"], figures["sequences_per_step"]
+    parts = f", {figures['micro_batch_size']} at once" if figures["micro_batch_size"] < rows else ""
+    return (
+        f"{name} ({figures['parameters']:,} parameters with a vocabulary of {figures['vocab_size']:,}) in {figures['precision']}:"
+        f" {rows} sequences of {figures['sequence_length']} per step{parts}.\n"
+        f"A training step on one GPU has {figures['flops_per_step']:.4g} FLOPs in its matrix products and holds at most "
+        f"{figures['peak_memory_bytes'] / 2**30:,.2f} GiB of tensors. Nothing was computed."
+    )
 
 
 def _table(figures: dict[str, Any]) -> Table:

@@ -7,11 +7,11 @@ import platform
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ import torch
 from discern import kernels
 from discern.artifacts.run import build_objective, check_parameters
 from discern.config.presets import usual_vocabulary
-from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
-from discern.errors import ConfigError
-from discern.objectives.base import Objective, Phase, Vocabulary
+from discern.data.batching.synthetic import SPECIAL
+from discern.errors import ConfigError, NumericsError
+from discern.objectives.base import Phase, Vocabulary
+from discern.pretrain.meta_bench import meta_bench, synthetic_context
 from discern.pretrain.run import check_shares, workload_of
 from discern.progress import Progress, Silent
 from discern.training.clock import StepMeter
@@ -29,7 +30,6 @@ from discern.training.compilation import shared_compilation
 from discern.training.context import TrainContext
 from discern.training.feed import Feed, read_local_batch
 from discern.training.flops import executed_flops
-from discern.training.interrupt import StopRequest
 from discern.training.loop import compile_encoders, forward_backward, reduce_step_counts, setup_phase, update
 from discern.training.memory import peak_memory
 from discern.training.optimizer import clip_gradients
@@ -39,6 +39,7 @@ from discern.training.precision import autocast, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
 from discern.training.products import Product, ProductTimer, fastest_product, record_products
 from discern.training.schedule import learning_rate
+from discern.training.step_means import Progressed, UpdateGuard
 
 _STEPS_OF_ROWS = 4  # synthetic rows repeat after this many steps
 _LEAST, _MOST = 3, 200  # number of timed steps by default
@@ -102,12 +103,15 @@ def bench(
         fill: fraction of real tokens in its rows.
         steps: steps to time; None: as many as fit into `seconds`, at least three.
         seconds: time for the forward pass and for each phase of training.
+        device: 'meta' runs one training step without numbers, for its FLOPs and memory on a GPU.
 
     Raises:
         ConfigError: the configuration is invalid, or the memory is too small for it.
     """
     pretrain_config = load_pretrain_config(config, preset, overrides).config
     train, size, span = pretrain_config.train, vocab_size or usual_vocabulary(preset), Span(steps, seconds)
+    if device == "meta":
+        return {"preset": preset} | meta_bench(pretrain_config, size, fill)
     with join_ranks(device) as ranks:
         check_shares(pretrain_config, ranks)
         # Speed does not depend on which words are frequent, so any counts will do.
@@ -123,7 +127,8 @@ def bench(
         compilation = shared_compilation(train.compile, ranks, workload)
         if train.compile:
             listener.note(compilation.note)
-        context = _context(pretrain_config, objective, ranks, size, fill, listener)
+        count = _STEPS_OF_ROWS * train.sequences_per_step
+        context = synthetic_context(pretrain_config, objective, ranks, size, fill, listener, count)
         context = replace(context, precision=precision.name, compilation=compilation.mode)
         phases = objective.phases(train.max_steps)
         listener.start("measuring", 1 + len(phases), "parts")
@@ -170,14 +175,17 @@ class _TrainingSteps:
         self._model, self._optimizer = setup_phase(context, phase)
         self._step = 0
         self._meter = StepMeter(0.0)
+        self._guard = UpdateGuard(context.ranks, _diverged)
         self._feed = Feed(context, reader, 0)
 
     def __call__(self) -> int:
         local = self._feed.take(self._step)
         totals = reduce_step_counts(self.context, local, self._meter)
-        forward_backward(self.context, self._model, local, totals.counts, self._step)
-        float(clip_gradients(self.context.objective.parameters(), self.context.optimizer.clip_norm))
-        update(self._optimizer, learning_rate(self.context.optimizer, self._step, self.context.train.max_steps))
+        means = forward_backward(self.context, self._model, local, totals.counts, self._step)
+        norm = clip_gradients(self.context.objective.parameters(), self.context.optimizer.clip_norm)
+        allowed = self._guard.admit(Progressed(self._step, 0, self._step, 0), norm, means)
+        update(self._optimizer, learning_rate(self.context.optimizer, self._step, self.context.train.max_steps), allowed)
+        _wait(self.context.ranks.device)
         self._step += 1
         return totals.tokens
 
@@ -216,7 +224,7 @@ def _time(call: _TrainingSteps | _ForwardPasses, span: Span) -> Timing:
     context.ranks.barrier()
     for _ in range(int(steps)):
         begin = time.perf_counter()
-        timing.tokens.append(call())  # a training step waits for the device anyway, to read its losses
+        timing.tokens.append(call())
         timing.seconds.append(time.perf_counter() - begin)
         context.progress.advance(1 / steps, **{"tokens/s": f"{timing.tokens_per_second:,.0f}"})
     timing.peak_bytes = int(context.ranks.sum([float(peak_memory(context.ranks.device))])[0])
@@ -231,30 +239,15 @@ def _seconds(call: _TrainingSteps | _ForwardPasses, ranks: Ranks) -> float:
     return ranks.sum([took if ranks.writes else 0.0])[0]
 
 
+def _diverged(before: Progressed, means: Mapping[str, float]) -> NoReturn:
+    raise NumericsError(
+        f"the gradient of step {before.step} is not finite", hint="try a lower optimizer.learning_rate or a longer warm-up"
+    )
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _context(
-    config: PretrainConfig, objective: Objective, ranks: Ranks, size: int, fill: float, progress: Progress
-) -> TrainContext:
-    """A context of the loop in which nothing is written."""
-    train = config.train
-    rows = SyntheticRows(size, config.data.sequence_length, fill, _STEPS_OF_ROWS * train.sequences_per_step, train.seed)
-    return TrainContext(
-        objective=objective,
-        source=SyntheticParts(rows) if config.data.packing == "two-part" else rows,
-        heldout=None,
-        optimizer=config.optimizer,
-        train=train,
-        ranks=ranks,
-        precision="float32",
-        folder=Path(),
-        metrics_log=None,
-        progress=progress,
-        stop=StopRequest(),
-    )
 
 
 def _speeds(context: TrainContext, forward: Timing, training: Sequence[tuple[Timing, Phase]]) -> dict[str, Any]:

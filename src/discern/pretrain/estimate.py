@@ -11,15 +11,14 @@ import torch
 
 from discern.artifacts.run import build_objective, check_words, vocabulary_of
 from discern.config.tree import to_toml
-from discern.models.base import Encoder, Network
-from discern.models.xlnet.encoder import XLNetEncoder
-from discern.objectives.base import ForwardPass, Objective
+from discern.models.base import Network
+from discern.pretrain.meta_bench import meta_steps, slot_memory
 from discern.pretrain.resolved_run import ResolvedRun, Resume, resolve_run
 from discern.pretrain.run import epochs_of, notes_on_rows, precision_of, training_stream
 from discern.training.average import average_warning
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import RunFlops, run_flops
-from discern.training.optimizer import counts_by_rule, counts_text, moment_bytes
+from discern.training.optimizer import counts_by_rule, counts_text
 from discern.training.parallel import Ranks, choose_device
 from discern.training.pretrain_config import PretrainConfig
 from discern.training.products import fastest_product
@@ -51,7 +50,8 @@ def estimate(
 ) -> Estimate:
     """Estimate parameters, memory, FLOPs and time of a run, without starting it. The arguments are those of `pretrain`.
 
-    Memory is estimated from the shapes, time from the speed of matrix products on this machine.
+    Memory is that of a step on a GPU, from the shapes of its tensors. Time is estimated from the speed of matrix products on this
+    machine.
 
     Raises:
         ConfigError, DataError: the options do not fit together.
@@ -92,8 +92,8 @@ def _estimate(resolved: ResolvedRun, device: torch.device) -> Estimate:
         "parameters_by_optimizer": counts_by_rule(objective, config.optimizer),
         "flops": flops.executed,
         "flops_paper_convention": flops.paper,
-        "memory_bytes": _memory(objective, config, parameters, precision),
-        "slot_memory_bytes": _slot_memory(objective, config),
+        "memory_bytes": meta_steps(config, objective, precision, vocabulary.size).peak_memory_bytes,
+        "slot_memory_bytes": slot_memory(config, objective),
         "estimated_seconds": flops.executed / speed,
         "epochs": epochs,
         "precision": precision,
@@ -114,56 +114,6 @@ def _size(network: Network) -> int:
     modules = [module for module in (network.encoder, network.head, network.bilinear) if module is not None]
     parts = {id(p): p.numel() for module in modules for p in module.parameters()}
     return sum(parts.values())
-
-
-def _memory(objective: Objective, config: PretrainConfig, parameters: int, precision: str) -> int:
-    """Bytes in one process: weights, their average, gradients and moments in float32, activations kept for the backward pass,
-    and the memory of the slots."""
-    rows = config.train.micro_batch_size or config.train.sequences_per_step
-    length = config.data.sequence_length
-    number = 2 if precision == "bfloat16" else 4
-    kept, logits = 0.0, 0.0
-    passes = {id(each.network.encoder): each for each in _passes(objective, config)}
-    for network in objective.networks().values():
-        sizes, encoder = network.encoder.config, network.encoder
-        layers = 1 if config.train.gradient_checkpointing else sizes.num_layers
-        kept += rows * number * layers * _of_a_row(encoder, length, passes.get(id(encoder)))
-    for each in _passes(objective, config):
-        if each.predicts_words:
-            logits = max(logits, 4 * 4 * rows * length * each.head_share * each.network.encoder.embeddings.vocab_size)
-    averaged = 4 * parameters if config.train.weight_average else 0
-    return int(8 * parameters + averaged + moment_bytes(objective, config.optimizer) + kept + logits) + _slot_memory(
-        objective, config
-    )
-
-
-def _of_a_row(encoder: Encoder, length: int, step: ForwardPass | None) -> float:
-    """Numbers that a block keeps per row.
-
-    Inputs and outputs of the products, dropout masks and normalized states; probabilities three times: raw, mask, dropped. An
-    XLNet also has the query stream, the scores of all distances, and the keys and values of its memory.
-    """
-    sizes = encoder.config
-    inside = 14 * sizes.hidden_size + 3 * sizes.feedforward_size
-    if not isinstance(encoder, XLNetEncoder) or step is None:
-        return length * (inside + 3 * length * sizes.num_heads)
-    tokens, keys = length * (1 + step.query_share), length + step.remembered
-    scores = 3 * keys + (keys + length)
-    return tokens * (inside + scores * sizes.num_heads) + 3 * step.remembered * sizes.hidden_size
-
-
-def _slot_memory(objective: Objective, config: PretrainConfig) -> int:
-    """Bytes of the memory that the slots of the batch carry from step to step, in float32, over all processes."""
-    found, slots = 0, max(stretch.rows for stretch in step_sizes(config.train, config.data).stretches)
-    for each in {id(each.network.encoder): each for each in _passes(objective, config)}.values():
-        sizes = each.network.encoder.config
-        found += 4 * slots * each.remembered * sizes.num_layers * sizes.hidden_size
-    return found
-
-
-def _passes(objective: Objective, config: PretrainConfig) -> list[ForwardPass]:
-    """Forward passes of the steps of all phases."""
-    return [each for phase in objective.phases(config.train.max_steps) for each in objective.forward_passes(phase)]
 
 
 def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:

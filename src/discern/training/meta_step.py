@@ -1,0 +1,263 @@
+"""A training step on the meta device: its FLOPs and its peak memory, from the shapes of its tensors alone.
+
+The step is the real one, as a GPU runs it, down to the update; only no number is computed and no memory is taken. Two things that
+torch refuses on the meta device have stand-ins: autocast, and fused attention, whose scores never stand in memory. The update is
+that of separate operations, which needs a few tensors more than the fused one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from discern.objectives.base import Phase
+from discern.training.average import update_average
+from discern.training.clock import StepMeter
+from discern.training.context import TrainContext
+from discern.training.feed import read_local_batch
+from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, update
+from discern.training.optimizer import clip_gradients
+from discern.training.parallel import Ranks
+from discern.training.products import RecordProducts
+from discern.training.schedule import learning_rate
+from discern.training.step_means import Progressed, UpdateGuard
+
+META = torch.device("meta")
+_BLOCK = 512  # torch's allocator on a GPU rounds up to multiples of it
+
+
+@dataclass(frozen=True)
+class MetaStep:
+    """What a step on one rank costs.
+
+    Attributes:
+        flops: of its matrix products.
+        peak_memory_bytes: most bytes of live tensors: weights, gradients, moments, activations and everything else.
+    """
+
+    flops: int
+    peak_memory_bytes: int
+
+
+def meta_step(context: TrainContext, phase: Phase) -> MetaStep:
+    """Run a training step of a phase on the meta device, at the number of rows of the last steps of the run.
+
+    One micro-batch is run; if there are more, it adds to gradients that exist already, as all but the first do.
+
+    Args:
+        context: with the objective on the meta device; the device of its ranks is not used.
+    """
+    rows = context.train.sequences_per_step
+    size = min(context.train.micro_batch_size or rows, rows)
+    changed = {"sequences_per_step": size, "micro_batch_size": None}
+    context = replace(
+        context, train=context.train.model_copy(update=changed), ranks=Ranks(0, 1, META), sizes=None, compilation="off"
+    )
+    context.objective.train()
+    remembers = any(each.remembered for each in context.objective.forward_passes(phase))
+    with torch.random.fork_rng([]):
+        if phase.start is not None:
+            phase.start()
+        step = _Step(context, phase)
+        if remembers:
+            step.fill_memory()
+        computed, updated = step.run(accumulates=rows > size)
+    return MetaStep(round(computed * rows / size) + updated, step.ledger.peak)
+
+
+class _Step:
+    """Steps of a phase on the meta device."""
+
+    def __init__(self, context: TrainContext, phase: Phase) -> None:
+        self._context = context
+        self.ledger = MemoryLedger()
+        self._model, self._optimizer = setup_phase(context, phase)
+        self._optimizer.begin_moments()
+        self._average: dict[str, Tensor] = {}
+        self._update_average(1)
+        held = [value for state in self._optimizer.state.values() for value in state.values()]
+        for tensor in [*context.objective.parameters(), *context.objective.buffers(), *held, *self._average.values()]:
+            self.ledger.track(tensor)
+
+    @torch.no_grad()
+    def fill_memory(self) -> None:
+        """Let the rows of the next step find the states of earlier ones."""
+        ((batch, randomness),) = read_local_batch(self._context, 0).micro_batches
+        with self.ledger, GpuStandIns(low=self._context.precision == "bfloat16"):
+            self._context.objective(batch.to(META), randomness.to(META))
+
+    def run(self, number: int = 1, *, accumulates: bool) -> tuple[int, int]:
+        """Run a step; return the FLOPs of its micro-batch and of the update.
+
+        Args:
+            accumulates: whether the gradients exist already.
+        """
+        context = self._context
+        for parameter in context.objective.parameters():
+            if accumulates and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+                self.ledger.track(parameter.grad)
+        local = read_local_batch(context, number)
+        totals = reduce_step_counts(context, local, StepMeter(0.0))
+        guard = UpdateGuard(context.ranks, _never)
+        computed, updated = RecordProducts(), RecordProducts()
+        with self.ledger, GpuStandIns(low=context.precision == "bfloat16"):
+            with computed:
+                means = forward_backward(context, self._model, local, totals.counts, number)
+            with updated:
+                norm = clip_gradients(context.objective.parameters(), context.optimizer.clip_norm)
+                allowed = guard.admit(Progressed(number, 0, number, number), norm, means)
+                update(self._optimizer, learning_rate(context.optimizer, number, context.train.max_steps), allowed)
+                self._update_average(number + 2)
+        return _flops(computed), _flops(updated)
+
+    def _update_average(self, updates: int) -> None:
+        decay = self._context.train.weight_average
+        if decay:
+            update_average(self._average, self._context.objective, decay, updates)
+
+
+class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps account of the tensors on the meta device that operations in its context create, until each of them is freed.
+
+    Attributes:
+        live: bytes of the storages that exist now.
+        peak: most bytes that existed at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, Tensor):
+                self.track(value)
+        return result
+
+    def track(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor, unless it is counted already or on another device."""
+        if not tensor.is_meta:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+        self._sizes[key] = size
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self.live -= self._sizes.pop(key, 0)
+
+
+class GpuStandIns(TorchFunctionMode):
+    """Does on the meta device what autocast and fused attention do on a GPU.
+
+    Active during the backward pass as well, where gradient checkpointing computes again.
+
+    Args:
+        low: whether matrix products run in bfloat16, as under autocast.
+    """
+
+    def __init__(self, *, low: bool) -> None:
+        super().__init__()
+        self._low = low
+        # As autocast does, each weight is cast once.
+        self._cast: dict[tuple[int, bool], Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._low and func in _IN_BFLOAT16:
+            args = tuple(self._lowered(value) for value in args)
+        elif self._low and func in _IN_FLOAT32:
+            args = tuple(_raised(value) for value in args)
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _lowered(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dtype != torch.float32 or not value.is_meta:
+            return value
+        if not (value.is_leaf and value.requires_grad):
+            return value.to(torch.bfloat16)
+        key = id(value), torch.is_grad_enabled()
+        if key not in self._cast:
+            self._cast[key] = value.to(torch.bfloat16)
+        return self._cast[key]
+
+
+_IN_BFLOAT16: frozenset[Callable[..., Any]] = frozenset(
+    {
+        F.linear,
+        F.scaled_dot_product_attention,
+        torch.matmul,
+        torch.mm,
+        torch.bmm,
+        torch.addmm,
+        torch.baddbmm,
+        Tensor.matmul,
+        Tensor.__matmul__,
+        Tensor.__rmatmul__,
+        Tensor.mm,
+        Tensor.bmm,
+    }
+)
+_IN_FLOAT32: frozenset[Callable[..., Any]] = frozenset(
+    {
+        F.layer_norm,
+        F.softmax,
+        F.log_softmax,
+        F.softplus,
+        F.cross_entropy,
+        F.binary_cross_entropy_with_logits,
+        torch.softmax,
+        torch.log_softmax,
+        torch.exp,
+        torch.log,
+        Tensor.softmax,
+        Tensor.log_softmax,
+        Tensor.logsumexp,
+        Tensor.exp,
+        Tensor.log,
+        Tensor.cumsum,
+        Tensor.sum,
+        Tensor.pow,
+        Tensor.norm,
+    }
+)
+
+
+def _raised(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **options: Any
+) -> Tensor:
+    """Fused attention, which keeps one number per query instead of its scores. The mask changes no shape."""
+    needs_backward = torch.is_grad_enabled() and query.requires_grad
+    fused = torch.ops.aten._scaled_dot_product_efficient_attention
+    attended: Tensor = fused(query, key, value, None, needs_backward, dropout_p)[0]
+    return attended
+
+
+def _flops(record: RecordProducts) -> int:
+    return sum(count * product.flops for product, count in record.found.items())
+
+
+def _never(before: Progressed, means: Mapping[str, float]) -> None:
+    raise AssertionError("nothing is read of a step on the meta device")

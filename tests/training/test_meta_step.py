@@ -1,0 +1,222 @@
+"""The whole training step as a GPU runs it: that the host never waits in it, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from discern.config.presets import preset_names
+from discern.data.batching.synthetic import SyntheticParts, SyntheticRows
+from discern.objectives import objectives, word_logits
+from discern.objectives.base import Objective
+from discern.pretrain.meta_bench import meta_bench
+from discern.progress import Silent
+from discern.training import feed, loop
+from discern.training.clock import StepMeter
+from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.context import TrainContext
+from discern.training.flops import step_flops
+from discern.training.interrupt import StopRequest
+from discern.training.meta_step import META, MemoryLedger, _Step, meta_step
+from discern.training.optimizer import clip_gradients
+from discern.training.parallel import Ranks
+from discern.training.pretrain_config import load_pretrain_config
+from discern.training.step_means import Progressed, UpdateGuard
+from tests.golden.runs import OPTIMIZERS, OPTIONS, ROWS, VARIANT_MODELS, VARIANTS
+from tests.support import MODELS, settings
+from tests.training.no_waits import WaitsError, no_waits
+
+CPU = torch.device("cpu")
+NAMES = sorted({*objectives.names(), *VARIANTS})
+VOCABULARY = 50
+
+
+def build(name: str) -> Objective:
+    optioned = VARIANT_MODELS.get(name, {})
+    name, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
+    factory = objectives.load(name)
+    given = settings(VOCABULARY, hidden_dropout=0.0, attention_dropout=0.0, **MODELS.get(name, {}), **optioned)
+    counted = replace(given.vocabulary, token_counts=torch.arange(1, VOCABULARY + 1))
+    objective: Objective = factory(factory.Config(name=name, **options), replace(given, vocabulary=counted))
+    objective.initialize(0)
+    return objective
+
+
+def context(name: str, device: torch.device, *, fill: float = 0.7, precision: str = "float32", **train: Any) -> TrainContext:
+    objective = build(name)
+    kind = VARIANTS.get(name, (name, {}))[0]
+    rows = SyntheticRows(VOCABULARY, 32, 1.0 if ROWS.get(kind) else fill, 32, 0)
+    return TrainContext(
+        objective=objective.to(device),
+        source=SyntheticParts(rows) if ROWS.get(kind) else rows,
+        heldout=None,
+        optimizer=OptimizerConfig(**OPTIMIZERS.get(name, {})),
+        train=TrainConfig(**({"max_steps": 20, "sequences_per_step": 8} | train)),
+        ranks=Ranks(0, 1, device),
+        precision=precision,
+        folder=Path(),
+        metrics_log=None,
+        progress=Silent(),
+        stop=StopRequest(),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_host_never_waits_in_a_step(name: str) -> None:
+    run = context(name, META, precision="bfloat16", weight_average=0.9)
+    for phase in run.objective.phases(20):
+        if phase.start is not None:
+            phase.start()
+        step = _Step(run, phase)
+        # From the copy of the batch to the update; rows are read and corrupted on the host.
+        with no_waits():
+            step.run(accumulates=True)
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long, device=META)
+
+
+WAITS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a value": lambda values, mask: float(values.sum()),
+    "a decision": lambda values, mask: bool(mask.all()),
+    "a selection": lambda values, mask: values[mask],
+    "an assignment": lambda values, mask: values.__setitem__(mask, torch.ones((), device=META)),
+    "an assignment of a number": lambda values, mask: values.index_put_((mask,), values.new_zeros(())),
+    "positions": lambda values, mask: mask.nonzero(),
+    "a new tensor": lambda values, mask: torch.tensor([1.0, 2.0], device=META),
+    "a copy to the device": lambda values, mask: torch.ones(3).to(META),
+    "a copy into a tensor": lambda values, mask: values.copy_(torch.ones(2, 3)),
+    "a copy from the device": lambda values, mask: values.cpu(),
+    "an index on the host": lambda values, mask: values[torch.tensor([0, 1])],
+    "an operand on the host": lambda values, mask: torch.where(mask, values, torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_what_would_wait_is_refused(kind: str) -> None:
+    values, mask = torch.zeros(2, 3, device=META), torch.zeros(2, 3, dtype=torch.bool, device=META)
+    with no_waits(), pytest.raises((WaitsError, RuntimeError, NotImplementedError)):
+        WAITS[kind](values, mask)
+
+
+def test_what_does_not_wait_is_allowed() -> None:
+    values = torch.zeros(2, 3, device=META)
+    with no_waits():
+        copied = torch.ones(2, 3).to(META, non_blocking=True)
+        assert (torch.where(values > 0, copied, 1.0) + 2).shape == values.flatten()[ids(2, 3)].shape
+
+
+def losses_and_gradients(run: TrainContext, steps: int = 1) -> tuple[list[float], dict[str, Tensor]]:
+    run.objective.train()
+    (phase, *_) = run.objective.phases(run.train.max_steps)
+    model, _ = loop.setup_phase(run, phase)
+    for step in range(steps):
+        run.objective.zero_grad()
+        local = feed.read_local_batch(run, step)
+        counts = {name: count for batch, _ in local.micro_batches[:1] for name, count in run.objective.counts(batch).items()}
+        means = loop.forward_backward(run, model, local, counts, step)
+    found = {name: p.grad for name, p in run.objective.named_parameters() if p.grad is not None}
+    return means.shares.tolist(), found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_way_of_a_device_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with equally many entries, some of which do not count, and logits in parts change no loss and no gradient."""
+    expected = losses_and_gradients(context(name, CPU), 2)
+    monkeypatch.setattr(Ranks, "reads_freely", False)
+
+    def in_parts(head: Any, states: Tensor) -> word_logits.WordLogits:
+        words = getattr(head, "words", head)
+        return word_logits.InParts(words.inner(states), words.word_embeddings.weight, words.bias, rows=5)
+
+    for module in ("mlm", "two_networks", "replace_mlm", "all_tokens_mlm", "electric", "permutation_lm", "rtd.generators"):
+        monkeypatch.setattr(f"discern.objectives.{module}.word_logits", in_parts)
+    run = context(name, CPU)
+    assert all(batch.places("chosen").even for batch, _ in feed.read_local_batch(run, 0).micro_batches)
+    got = losses_and_gradients(run, 2)
+    assert got[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
+    assert got[1].keys() == expected[1].keys()
+    for key, gradient in got[1].items():
+        torch.testing.assert_close(gradient, expected[1][key], rtol=1e-4, atol=1e-5, msg=lambda said, key=key: f"{key}: {said}")
+
+
+def test_the_ledger_by_hand() -> None:
+    kib = 256  # numbers in a KiB
+    ledger = MemoryLedger()
+    weights = torch.zeros(4 * kib, device=META)
+    ledger.track(weights)
+    with ledger:
+        first = weights + 1  # 8 KiB live
+        second = first * 2  # 12
+        view = second[:kib]
+        del first  # 8
+        third = weights - 1  # 12
+        assert ledger.live == 12 * 1024
+        del second  # the view holds it
+        assert ledger.live == 12 * 1024
+        del view, third
+        assert ledger.live == 4 * 1024
+        torch.zeros(1, device=META)  # rounded up
+    assert (ledger.live, ledger.peak) == (4 * 1024, 12 * 1024)
+
+
+def test_the_flops_are_those_of_the_shapes() -> None:
+    for micro in (None, 2):
+        run = context("mlm", META, fill=1.0, micro_batch_size=micro)
+        (phase,) = run.objective.phases(20)
+        found = meta_step(run, phase)
+        # The executed products are those that `step_flops` counts, but for the logits, computed again in the backward pass.
+        counted = step_flops(run.objective, phase, 32, 8).executed
+        assert 1 < found.flops / counted < 1.1
+        assert found.peak_memory_bytes > 16 * sum(parameter.numel() for parameter in run.objective.parameters())
+
+
+def test_micro_batches_and_bfloat16_need_less_memory() -> None:
+    found = {}
+    for micro, precision in ((None, "float32"), (None, "bfloat16"), (2, "float32")):
+        run = context("rtd", META, fill=1.0, precision=precision, micro_batch_size=micro, sequences_per_step=64)
+        found[micro, precision] = meta_step(run, run.objective.phases(20)[0])
+    whole = found[None, "float32"]
+    assert found[None, "bfloat16"].peak_memory_bytes < 0.9 * whole.peak_memory_bytes
+    assert found[2, "float32"].peak_memory_bytes < 0.5 * whole.peak_memory_bytes
+    assert found[2, "float32"].flops == pytest.approx(whole.flops, rel=0.02)
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_is_measured_on_the_meta_device(preset: str) -> None:
+    # Few layers and rows: what differs between presets is the rest.
+    overrides = ["model.num_layers=2", "train.sequences_per_step=4", "train.micro_batch_size=2", "train.batch_schedule=[]"]
+    figures = meta_bench(load_pretrain_config(None, preset, overrides).config, 1000, 0.9)
+    assert figures["flops_per_step"] > 0
+    assert figures["peak_memory_bytes"] > 16 * figures["parameters"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_runs_the_step_without_a_wait(name: str) -> None:
+    run = context(name, torch.device("cuda", 0), precision="bfloat16")
+    run.objective.train()
+    for phase in run.objective.phases(20):
+        if phase.start is not None:
+            phase.start()
+        guard, means = UpdateGuard(run.ranks, pytest.fail), []
+        model, optimizer = loop.setup_phase(run, phase)
+        local = [feed.read_local_batch(run, step) for step in range(3)]
+        for step in range(3):
+            torch.cuda.set_sync_debug_mode("error" if step == 2 else "default")  # the first steps create what lasts
+            try:
+                totals = loop.reduce_step_counts(run, local[step], StepMeter(0.0))
+                means.append(loop.forward_backward(run, model, local[step], totals.counts, step))
+                norm = clip_gradients(run.objective.parameters(), 1.0)
+                loop.update(optimizer, 1e-3, guard.admit(Progressed(step, 0, step, 0), norm, means[-1]))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        guard.check()
+        assert all(torch.isfinite(each.shares).all() for each in means)
