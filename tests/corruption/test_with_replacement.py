@@ -6,6 +6,7 @@ from scipy import stats
 
 from discern.corruption.masking import MaskingContext, average_samples, draw_quota, with_replacement
 from discern.corruption.randomness import Randomness
+from discern.types import Places
 from tests.support import SPECIAL, make_batch
 
 
@@ -66,7 +67,7 @@ def test_draws_are_independent() -> None:
 
 
 def test_samples_are_averaged_by_hand() -> None:
-    first, draws = torch.tensor([10, 20, 30, 7]), torch.tensor([1, 2, 3, 2])
+    first, draws = torch.tensor([10, 20, 30, 7]), torch.tensor([[1, 2, 0], [3, 2, 0]])
     later = {1: torch.tensor([0, 25, 31, 7]), 2: torch.tensor([0, 0, 34, 0])}
     asked = []
 
@@ -75,11 +76,12 @@ def test_samples_are_averaged_by_hand() -> None:
         return later[ordinal][chosen]
 
     # 10; (20 + 25) / 2 = 22.5; (30 + 31 + 34) / 3 = 31.67; two equal samples stay.
-    assert average_samples(first, draws, again).tolist() == [10, 22, 31, 7]
+    assert average_samples(first, Places.of(draws > 0, draws), again).tolist() == [10, 22, 31, 7]
     assert asked == [(1, [1, 2, 3]), (2, [2])]
     assert first.tolist() == [10, 20, 30, 7]
 
 
 def test_no_sample_to_average() -> None:
-    none = torch.zeros(0, dtype=torch.long)
-    assert average_samples(none, none, lambda chosen, ordinal: chosen).tolist() == []
+    none = torch.zeros(2, 0, dtype=torch.long)
+    places = Places.of(none > 0, none)
+    assert average_samples(none.flatten(), places, lambda chosen, ordinal: chosen).tolist() == []

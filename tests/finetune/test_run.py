@@ -76,10 +76,10 @@ def test_an_interrupted_seed_ends_with_the_same_weights(
 
     update = loop.update
 
-    def cut(optimizer: Any, rate: float) -> None:
+    def cut(optimizer: Any, *arguments: Any) -> None:
         if optimizer.updates == 8:
             raise CutError
-        update(optimizer, rate)
+        update(optimizer, *arguments)
 
     monkeypatch.setattr(loop, "update", cut)
     with pytest.raises(CutError):
