@@ -71,7 +71,7 @@ LIMITS = {
     "compiled with graphs": 70,
 }  # fmt: skip
 LIMITS_SMALL = {
-    "parity": 25, "waits": 15, "curves": 35, "eager": 20, "techniques": 30, "graphs": 10, "compiled": 40,
+    "parity": 25, "waits": 15, "curves": 35, "eager": 20, "techniques": 30, "graphs": 10, "compiled": 90,
     "compiled with graphs": 10,
 }  # fmt: skip
 
