@@ -35,6 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, made in kinds.items():
         make_finetuned(root / name, own=made)
     make_finetuned(root / "joint", own=replace(SPANS, settings={"head": "joint"}))
+    make_finetuned(root / "compared", own=replace(PAIR, settings={"pooling": "pair"}))
     for name in ("single", "pair", "number", "tags", "spans"):
         settings = {**(kinds[name].settings or {}), "head": "prediction", **({"pooling": "mean"} if name == "single" else {})}
         make_finetuned(root / f"modern-{name}", model=MODERN, own=replace(kinds[name], settings=settings))
@@ -150,6 +151,14 @@ def test_a_joint_head_stands_beside_the_encoder(folders: Path, tmp_path: Path) -
     exported(folders / "joint", tmp_path / "out"), "an export with a head beside it is replaced like any other"
 
 
+def test_a_head_that_compares_texts_predicts_alike_from_an_export(folders: Path, tmp_path: Path) -> None:
+    assert exported(folders / "compared", tmp_path / "out").architecture == "ElectraModel"
+    rows = [{"a": first, "b": second} for first, second in zip(TEXTS[:4], TEXTS[4:8], strict=True)]
+    ours, theirs = (probabilities(said(model, tmp_path / "a.jsonl", *rows)) for model in (folders / "compared", tmp_path / "out"))
+    torch.testing.assert_close(theirs, ours)
+    assert ours.std(0).min() > 1e-3, "predictions that hardly differ would prove nothing"
+
+
 def test_what_the_folder_holds(folders: Path, tmp_path: Path) -> None:
     done = exported(folders / "several", tmp_path / "my-model", task="first", seed=0)
     assert sorted(path.name for path in done.folder.iterdir()) == sorted({*FILES, CHECKSUMS_NAME} - {SETTINGS_NAME})
@@ -182,7 +191,7 @@ def test_what_the_folder_holds(folders: Path, tmp_path: Path) -> None:
 
 def test_the_code_on_the_card_runs(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modern = [f"modern-{kind}" for kind in ("single", "pair", "number", "tags", "spans", "joint")]
-    for name in ("single", "pair", "multi", "number", "tags", "spans", "joint", *modern):
+    for name in ("single", "pair", "compared", "multi", "number", "tags", "spans", "joint", *modern):
         folder = exported(folders / name, tmp_path / name, precision="bfloat16").folder
         code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
         monkeypatch.chdir(folder)

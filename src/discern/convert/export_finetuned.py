@@ -40,7 +40,7 @@ from discern.storage.files import write_file
 from discern.storage.records import understood
 from discern.tasks.answer_heads import SpanHead
 from discern.tasks.base import Task
-from discern.tasks.classification import ClassificationHead
+from discern.tasks.classification import ClassificationHead, Pooling
 from discern.tasks.frames import FrameName
 from discern.tasks.prediction_input import known_definition
 from discern.tasks.tagging import TaggingHead
@@ -145,11 +145,12 @@ def head_weights(task: Task[Any], head: nn.Module, frame: FrameName = "cls-first
     kind: Kind = _KINDS.get(labels.kind, "classification")
     names = bio_labels(labels.names) if labels.scheme != "none" else labels.names if kind != "span" else ()
     problem: Problem = _PROBLEMS.get(labels.kind, "single")
-    # Exact types, as a subclass may compute something else. In ELECTRA's joint head the end of an answer depends on its start;
-    # transformers has no such head.
-    if type(head) not in (ClassificationHead, TaggingHead, SpanHead) or not isinstance(output, nn.Linear):
+    pooling: Pooling = head.pooling if isinstance(head, ClassificationHead) else "cls"
+    # Exact types, as a subclass may compute something else. transformers has neither ELECTRA's joint head, in which the end of
+    # an answer depends on its start, nor a head that compares two texts.
+    known = type(head) in (ClassificationHead, TaggingHead, SpanHead)
+    if not known or not isinstance(output, nn.Linear) or pooling == "pair":
         return OwnHead(kind, head.state_dict(), names, problem, frame)
-    pooling = head.pooling if isinstance(head, ClassificationHead) else "cls"
     return HeadWeights(
         kind, output.weight, output.bias, names, problem, labels.scale, labels.shift, _summary(head), frame, pooling
     )

@@ -18,6 +18,7 @@ from discern.errors import ConfigError
 from discern.finetune.task_files import TaskData
 from discern.models.base import Encoder
 from discern.tasks.base import Definition, TaskConfig
+from discern.tasks.classification import ClassificationConfig
 from discern.tasks.frames import FrameName
 from discern.tasks.questions import QuestionConfig
 from discern.training.config import MICRO_BATCH_CLAMP, OptimizerConfig, TrainConfig
@@ -294,6 +295,8 @@ def _recipe_layer(definitions: Sequence[Definition[Any]], hidden_size: int, reci
         own = dict(each.defaults)
         if recipe == "google" and each.name in _SWAPPED:
             own["task.swap_pairs"] = True
+        if recipe != "auto" and issubclass(each.family.Config, ClassificationConfig):
+            own["task.pooling"] = "cls"
         # A task's defaults for training apply only to a single task: several tasks share one training.
         chosen = own if len(definitions) == 1 else {k: v for k, v in own.items() if k.startswith("task.")}
         for key, value in chosen.items():

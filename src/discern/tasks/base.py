@@ -51,6 +51,7 @@ class Labels:
         scale, shift: a score is `scale * output + shift`.
         weights: weights of the classes in the loss, in the order of `names`; empty: all 1.
         scheme: tag scheme of the training file ('iob1', 'iob2', 'bioes' or 'none').
+        pairs: whether the examples are pairs of texts.
     """
 
     names: tuple[str, ...] = ()
@@ -59,6 +60,7 @@ class Labels:
     shift: float = 0.0
     weights: tuple[float, ...] = ()
     scheme: str = "none"
+    pairs: bool = False
 
 
 @dataclass(frozen=True)

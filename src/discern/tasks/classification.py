@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from discern.tasks.examples import ClassificationExample, Reading, label_counts
 from discern.tasks.features import Features, Ragged, TaskRows
 from discern.tasks.metrics import Scores
 from discern.tasks.metrics.classification import class_scores, label_set_scores, number_scores
+from discern.tasks.pairs import PairStates, mean_state
 from discern.types import TokenBatch
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 # Number of texts tokenized at a time: the id lists of a large file take more memory than its rows.
 _BLOCK = 10_000
+# Networks of this width and more compare two texts in their own layers (ELECTRA-Small is the narrowest with published scores).
+_WIDE = 256
+Pooling = Literal["cls", "mean", "pair"]
 _ACTIVATIONS: dict[str, Literal["tanh", "gelu"]] = {"summary": "tanh", "dense": "gelu"}
 
 
@@ -46,10 +51,12 @@ class ClassificationConfig(TaskConfig):
         "tanh, as in XLNet and BERT. 'dense': with GELU instead of tanh, as ELECTRA in Hugging Face transformers. "
         "'prediction': with GELU and a LayerNorm, as in ModernBERT, for which it is the default.",
     )
-    pooling: Literal["cls", "mean"] = Field(
-        "cls",
+    pooling: Literal["auto", "cls", "mean", "pair"] = Field(
+        "auto",
         description="State that the head reads. 'cls': that of [CLS]. 'mean': the mean over all tokens, [CLS] and [SEP] "
-        "included, which only ModernBERT has in Hugging Face transformers.",
+        "included, which only ModernBERT has in Hugging Face transformers. 'pair': computed from two texts by comparing their "
+        "means and their aligned tokens, which transformers does not have. 'auto': 'pair' for pairs of texts and networks "
+        "narrower than 256, otherwise 'cls'.",
     )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."
@@ -66,7 +73,7 @@ class ClassificationHead(TaskHead):
         labels: labels, which decide the number of outputs and the loss.
         activation: activation of a summary, a dense layer before the last: tanh or the exact GELU; None: no summary.
         inner: ModernBERT's layers before the last one, instead of a summary.
-        pooling: 'cls': the head reads the state of [CLS]; 'mean': the mean over all tokens.
+        pooling: 'cls': the head reads the state of [CLS]; 'mean': the mean over all tokens; 'pair': see `PairStates`.
     """
 
     weights: Tensor
@@ -79,12 +86,13 @@ class ClassificationHead(TaskHead):
         *,
         activation: Literal["tanh", "gelu"] | None = None,
         inner: PredictionLayers | None = None,
-        pooling: Literal["cls", "mean"] = "cls",
+        pooling: Pooling = "cls",
     ) -> None:
         super().__init__()
         self.kind = labels.kind
         self.activation = activation
         self.pooling = pooling
+        self.pair = PairStates(hidden_size, dropout) if pooling == "pair" else None
         self.summary = nn.Linear(hidden_size, hidden_size) if activation is not None else None
         self.inner = inner
         self.dropout = Dropout(dropout)
@@ -95,7 +103,10 @@ class ClassificationHead(TaskHead):
     def forward(
         self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        state = hidden[:, 0] if self.pooling == "cls" else _mean(hidden, tokens.attention_mask)
+        if self.pair is not None:
+            state = self.pair(hidden, tokens)
+        else:
+            state = hidden[:, 0] if self.pooling == "cls" else mean_state(hidden, tokens.attention_mask)
         if self.summary is not None:
             state = self.summary(state)
             state = state.tanh() if self.activation == "tanh" else F.gelu(state)
@@ -127,8 +138,9 @@ class Classification(Task[ClassificationExample]):
         kinds = {type(example.label) for example in train.examples}
         if type(None) in kinds:
             raise DataError(f"{train.source} has no labels to train on", hint="train on a file with labels")
+        pairs = any(example.pair is not None for example in train.examples)
         if kinds == {float}:
-            return _scores_of(train, fixed)
+            return replace(_scores_of(train, fixed), pairs=pairs)
         counts = label_counts(train.examples)
         names = fixed or tuple(sorted(counts, key=_numerically))
         kind = "multi" if kinds == {tuple} else "single"
@@ -142,7 +154,7 @@ class Classification(Task[ClassificationExample]):
         balanced = cast(ClassificationConfig, config).class_weights == "balanced"
         total = sum(counts.values())
         weights = tuple(total / (len(names) * counts[name]) if counts.get(name) else 0.0 for name in names) if balanced else ()
-        return Labels(names, kind, weights=weights)
+        return Labels(names, kind, weights=weights, pairs=pairs)
 
     def check(self, reading: Reading[ClassificationExample]) -> None:
         found = label_counts(reading.examples)
@@ -202,8 +214,13 @@ class Classification(Task[ClassificationExample]):
             self.labels,
             activation=_ACTIVATIONS.get(settings.head),
             inner=PredictionLayers(encoder) if settings.head == "prediction" else None,
-            pooling=settings.pooling,
+            pooling=self._pooling(settings.pooling, encoder.hidden_size),
         )
+
+    def _pooling(self, setting: Literal["auto"] | Pooling, hidden_size: int) -> Pooling:
+        if setting != "auto":
+            return setting
+        return "pair" if self.labels.pairs and hidden_size < _WIDE else "cls"
 
     def items(self, rows: TaskRows) -> int:
         return len(rows.rows)
@@ -275,13 +292,6 @@ class Classification(Task[ClassificationExample]):
         from discern.tasks.baselines.texts import text_baselines
 
         return text_baselines(self.labels)
-
-
-def _mean(hidden: Float[Tensor, "R L D"], real: Bool[Tensor, "R L"]) -> Float[Tensor, "R D"]:
-    """The mean state of the tokens of each row."""
-    # Masked by value: the states of padding are undefined, and 0 * inf is not 0. The sum in float32: bf16 has 8 bits.
-    total = hidden.masked_fill(~real[..., None], 0.0).sum(1, dtype=torch.float32)
-    return (total / real.sum(1, keepdim=True)).to(hidden.dtype)
 
 
 def _classes(example: ClassificationExample) -> tuple[str, ...]:

@@ -1,0 +1,104 @@
+"""The head that compares two texts: its state by hand, rows beside one another, and when it is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from discern.tasks.base import Labels
+from discern.tasks.classification import Classification, ClassificationConfig, ClassificationHead
+from discern.tasks.examples import ClassificationExample, Reading
+from discern.tasks.features import TaskRows
+from discern.tasks.pairs import PairStates
+from tests.parity.small_networks import make_noisy, token_batch
+from tests.parity.small_xlnet import sizes
+
+WIDTH = 4
+
+
+def pair_states() -> PairStates:
+    states = PairStates(WIDTH, 0.0)
+    with torch.no_grad():
+        make_noisy(states)
+    return states
+
+
+def by_hand(states: PairStates, texts: list[torch.Tensor], ids: list[list[int]]) -> torch.Tensor:
+    """The state of one row, token by token. The first text begins with [CLS]."""
+    aligned = []
+    for side in range(2):
+        known, importance = [], []
+        for token, identity in zip(texts[side], ids[side], strict=True):
+            cosines = torch.stack([token @ each / (token.norm() * each.norm()) for each in texts[1 - side]])
+            weights = torch.softmax(cosines * states.sharpness.exp(), 0)
+            gap = (token - weights @ texts[1 - side]).abs()
+            known.append(torch.cat([gap, cosines.max().reshape(1), torch.tensor([float(identity in ids[1 - side])])]))
+            importance.append(token @ states.importance)
+        aligned.append(torch.softmax(torch.stack(importance), 0) @ torch.stack(known))
+    one, two = (text.mean(0) for text in texts)
+    everything = torch.cat([texts[0][0], one, two, (one - two).abs(), one * two, *aligned])
+    return states.norm(F.gelu(everything @ states.dense.weight.T + states.dense.bias))
+
+
+@torch.no_grad()
+def test_the_state_by_hand() -> None:
+    states = pair_states()
+    batch = token_batch([7, 5], second=[4, 2])
+    batch.input_ids[0, 5] = batch.input_ids[0, 2]
+    # What padding holds must not matter.
+    hidden = torch.randn(2, 7, WIDTH).masked_fill(~batch.attention_mask[..., None], float("nan"))
+    expected = []
+    for row, (middle, end) in enumerate([(4, 7), (2, 5)]):
+        ids = batch.input_ids[row].tolist()
+        expected.append(by_hand(states, [hidden[row, :middle], hidden[row, middle:end]], [ids[:middle], ids[middle:end]]))
+    torch.testing.assert_close(states(hidden, batch), torch.stack(expected))
+
+
+def test_a_text_alone_has_a_state_and_a_gradient() -> None:
+    hidden = torch.randn(1, 5, WIDTH, requires_grad=True)
+    state = pair_states()(hidden, token_batch([5]))
+    state.square().sum().backward()
+    assert state.isfinite().all()
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("pooling", "pairs", "width", "expected"),
+    [
+        ("auto", True, 192, "pair"),
+        ("auto", True, 256, "cls"),
+        ("auto", False, 192, "cls"),
+        ("cls", True, 192, "cls"),
+        ("pair", True, 256, "pair"),
+    ],
+)
+def test_pairs_and_narrow_networks_choose_it(pooling: str, pairs: bool, width: int, expected: str) -> None:
+    config = ClassificationConfig.model_validate({"pooling": pooling})
+    task = Classification("t", config, ("accuracy",), Labels(("a", "b"), pairs=pairs))
+    assert task.head(sizes(hidden_size=width, num_heads=8), 0.1).pooling == expected
+
+
+def test_the_training_file_decides_whether_there_are_pairs() -> None:
+    examples = tuple(ClassificationExample(str(number), "a", "b", label) for number, label in enumerate("yn"))
+    paired = Reading(examples, "train.csv")
+    assert Classification.learn(paired, ClassificationConfig(), ()).pairs
+    alone = replace(paired, examples=tuple(replace(each, pair=None) for each in examples))
+    assert not Classification.learn(alone, ClassificationConfig(), ()).pairs
+
+
+def test_the_loss_reaches_every_part_of_the_head() -> None:
+    head = ClassificationHead(WIDTH, 0.0, Labels(("a", "b"), pairs=True), pooling="pair")
+    with torch.no_grad():
+        make_noisy(head)
+    batch = token_batch([7, 5], second=[4, 2])
+    rows = TaskRows("t", torch.arange(2), torch.arange(2), {"class": torch.tensor([0, 1])})
+    loss, _ = head(torch.randn(2, 7, WIDTH), batch, rows)
+    assert loss is not None
+    loss.backward()
+    for name, weight in head.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.any(), name
