@@ -3,14 +3,15 @@
     python benchmarks/contamination.py TEXT... --tests $DISCERN_TEST_DATA [--words 13] [--json]
 
 TEXT: files as for `discern prepare`. An example counts as seen if `--words` words in a row of it occur in TEXT, ignoring case and
-punctuation; shorter texts (at least 6 words) if they occur as a whole. Checks what is evaluated here: the dev files of CoLA, SST-2,
-QNLI, STS-B, MRPC and RTE, the test file of CoNLL-2000, and both sentences of BLiMP's pairs.
+punctuation; shorter texts (at least 6 words) if they occur as a whole. Checks what is evaluated here: the dev files of CoLA,
+SST-2, QNLI, STS-B, MRPC and RTE, the test file of CoNLL-2000, and both sentences of BLiMP's pairs.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -83,7 +84,7 @@ def main() -> None:
     seen: set[tuple[str, int]] = set()
     for document in Corpus(asked.text, CorpusOptions()).documents(ProblemLog()):
         words = words_of(" ".join(document))
-        for place, pair in enumerate(zip(words, words[1:], strict=False)):
+        for place, pair in enumerate(itertools.pairwise(words)):
             for size in starts.get(pair, ()):
                 seen |= owners.get(tuple(words[place : place + size]), set())
     counts = {name: sum(owner == name for owner, _ in seen) for name in totals}
