@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 # Number of texts tokenized at a time: the id lists of a large file take more memory than its rows.
 _BLOCK = 10_000
-# Networks of this width and more compare two texts in their own layers (ELECTRA-Small is the narrowest with published scores).
+# From this width on, pairs are left to the encoder's own layers, as in the published results, of which ELECTRA-Small's are the
+# narrowest.
 _WIDE = 256
 Pooling = Literal["cls", "mean", "pair"]
 _ACTIVATIONS: dict[str, Literal["tanh", "gelu"]] = {"summary": "tanh", "dense": "gelu"}

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from discern.models.dropout import Dropout
 from discern.types import TokenBatch
 
-# Logits of the alignment are cosines times e to this, about 10: a token with the same state weighs e^5 times one at a right
-# angle to it halfway through training. The factor is trained.
+# The logits of the alignment are cosines times e to the power of this, about 10 at first. The factor is trained.
 _SHARPNESS = 2.3
 _NOWHERE = -1e4
 
