@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest) -> Path:
 def test_small_and_whole(model: Path) -> None:
     files = {str(path.relative_to(model)): path.stat().st_size for path in model.rglob("*") if path.is_file()}
     assert files.keys() >= set(FILES)
-    assert sum(files.values()) < 10 * 2**20
+    assert sum(files.values()) < 12e6
     assert "\nlicense:\n" not in (model / "README.md").read_text(encoding="utf-8"), "the license is to be filled in"
 
 

@@ -113,7 +113,7 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
         f"{name}.{key}"
         for name in record["tasks"]
         for key in ("labels", "files")
-        if json.loads(json.dumps(record["tasks"][name][key])) != old["tasks"][name][key]
+        if _differs(json.loads(json.dumps(record["tasks"][name][key])), old["tasks"][name][key])
     ]
     # A setting that did not exist yet had the value that is now its default.
     usual = _plain(flatten(type(config)()))
@@ -147,6 +147,10 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
+
+
+def _differs(new: dict[str, Any], old: dict[str, Any]) -> bool:
+    return new != new | old
 
 
 def _refuse_other_reading(out: Path, old: dict[str, Any], record: dict[str, Any], hint: str) -> None:
