@@ -82,10 +82,12 @@ def test_a_process_that_does_not_answer_is_told_of(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_reaches_all_processes_once(number: signal.Signals) -> None:
+def test_a_signal_reaches_all_processes_once(number: signal.Signals, tmp_path: Path) -> None:
+    both = f"while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.02)\n"  # the other process listens as well
     body = (
-        f"def leave(number, frame): time.sleep(0.3); sys.exit(128 + number)\n"
+        "def leave(number, frame): time.sleep(0.3); sys.exit(128 + number)\n"
         f"signal.signal({int(number)}, leave)\n"
+        f"{mark(tmp_path)}{both}"
         f"if rank == 1: os.kill(os.getppid(), {int(number)})\n"
         "time.sleep(60)"
     )
