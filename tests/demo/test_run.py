@@ -37,6 +37,10 @@ def test_the_whole_way_and_again(tmp_path: Path, monkeypatch) -> None:  # type: 
     for found in result.sentences:
         assert found.word in found.detection.text
         assert 1 <= found.rank <= len(found.detection.tokens)
+    assert result.wrong_words is not None
+    assert 1 <= result.wrong_words.sentences <= 200
+    assert 0 <= result.wrong_words.auc <= 1
+    assert 0 <= result.wrong_words.most_suspicious <= result.wrong_words.sentences
     assert "<svg" in result.report.read_text()
     assert result.task is not None
     assert result.task.examples == 200

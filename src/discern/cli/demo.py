@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,6 +61,7 @@ def _values(result: DemoResult) -> dict[str, object]:
         "text": result.text,
         **result.metrics,
         "sentences": sentences,
+        "wrong_words": None if result.wrong_words is None else asdict(result.wrong_words),
         "labelled_task": labeled,
         "report": str(result.report),
         "seconds_by_stage": result.seconds,
@@ -74,6 +76,12 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
     console.print(f"Trained {metrics['step']:,} steps; on text held out:")
     for name, meaning in _MEANINGS.items():
         console.print(f"  {name:<24} {metrics[name]:>6.3f}  {meaning}")
+    random_words = result.wrong_words
+    if random_words is not None:
+        console.print(
+            f"\nA random word put into each of {random_words.sentences} held-out sentences: it looks the most suspicious in "
+            f"{random_words.most_suspicious} of them; AUC {random_words.auc:.3f}."
+        )
     first = sum(found.rank == 1 for found in result.sentences)
     console.print(Text(f"\nSentences with a wrong word; it looked the most suspicious in {first} of {len(result.sentences)}:\n"))
     for found in result.sentences:
@@ -109,7 +117,7 @@ def _show_task(console: Console, task: LabeledTask) -> None:
 _MEANINGS = {
     "generator_accuracy": "fraction of the masked tokens that the generator predicts correctly",
     "replaced_fraction": "fraction of all tokens that its samples replaced",
-    "discriminator_auc": "chance that a replaced token looks more suspicious than an original one; 0.5 is guessing",
+    "discriminator_auc": "chance that a sample of its generator looks more suspicious than an original token; 0.5 is guessing",
     "discriminator_precision": "fraction of the tokens marked as replaced that were replaced",
     "discriminator_recall": "fraction of the replaced tokens that were marked",
 }

@@ -14,6 +14,7 @@ from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.demo.documentation import collect
 from discern.demo.task import LabeledTask, labeled_task
+from discern.demo.wrong_words import WrongWords, wrong_words
 from discern.errors import DataError
 from discern.inference.detection import Detection, detect
 from discern.pretrain.evaluate import evaluate
@@ -59,6 +60,7 @@ class DemoResult:
         text: size of the text.
         metrics: held-out metrics.
         sentences: the sentences with a wrong word.
+        wrong_words: results for random words in held-out sentences; None if there is no sentence of a usual length.
         report: HTML page.
         seconds: duration of each stage.
         task: results of the labeled task; None if there was too little text for it.
@@ -67,6 +69,7 @@ class DemoResult:
     text: dict[str, int]
     metrics: dict[str, Any]
     sentences: list[DetectedWord]
+    wrong_words: WrongWords | None
     report: Path
     seconds: dict[str, float]
     task: LabeledTask | None = None
@@ -112,11 +115,12 @@ def demo(
     stage("evaluate")
     found = detect(run, [" ".join(parts).replace(" .", ".").replace(" ,", ",") for parts in SENTENCES], progress, warn)
     sentences = [_rank(detection, before, word) for detection, (before, word, _) in zip(found, SENTENCES, strict=True)]
+    random_words = wrong_words(run, out / "data", progress, warn)
     page = report(run, out / "report.html", found)
     stage("report")
     task = labeled_task(out, metrics["step"], progress, tuple(task_overrides))
     stage("fine-tune")
-    return DemoResult(text, metrics, sentences, page, seconds, task)
+    return DemoResult(text, metrics, sentences, random_words, page, seconds, task)
 
 
 class _Sizes(Record):
