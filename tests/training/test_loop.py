@@ -181,7 +181,7 @@ def test_the_average_by_hand(tmp_path: Path) -> None:
     kept: dict[str, Tensor] = {}
     for update, value in enumerate((1.0, 3.0, -2.0), start=1):
         nn.init.constant_(model.weight, value)
-        update_average(kept, model, 0.5, update)
+        update_average(kept, checkpoint.model_tensors(model), 0.5, update)
     assert kept["weight"].item() == pytest.approx((0.25 * 1 + 0.5 * 3 - 2) / 1.75)
     with averaged(model, kept):
         assert torch.equal(model.weight, kept["weight"])

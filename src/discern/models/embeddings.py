@@ -5,10 +5,12 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.parameter import Parameter
 
@@ -65,7 +67,7 @@ class WordTable(TokenEmbeddings, abc.ABC):
         return self.word.weight
 
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
-        return self.word(input_ids)  # type: ignore[no-any-return]
+        return looked_up(self.word.weight, input_ids)
 
 
 class WordEmbeddings(WordTable):
@@ -136,10 +138,10 @@ class Embeddings(WordTable, PlacedEmbeddings):
         self.dropout = Dropout(config.hidden_dropout)
 
     def positions(self, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
-        return self.position(position_ids)  # type: ignore[no-any-return]
+        return looked_up(self.position.weight, position_ids)
 
     def segments(self, token_type_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
-        return self.token_type(token_type_ids)  # type: ignore[no-any-return]
+        return looked_up(self.token_type.weight, token_type_ids)
 
 
 class Disentangled(TokenEmbeddings, abc.ABC):
@@ -178,7 +180,7 @@ class Disentangled(TokenEmbeddings, abc.ABC):
         return self.shared.word.weight
 
     def words(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L E"]:
-        return _fixed(self.shared.word, input_ids) + self.difference(input_ids)  # type: ignore[no-any-return]
+        return _fixed(self.shared.word, input_ids) + looked_up(self.difference.weight, input_ids)
 
 
 class DisentangledWords(Disentangled):
@@ -232,4 +234,26 @@ class DisentangledEmbeddings(Disentangled, PlacedEmbeddings):
 
 
 def _fixed(table: nn.Embedding, ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
-    return F.embedding(ids, table.weight.detach())
+    return looked_up(table.weight.detach(), ids)
+
+
+def looked_up(table: Float[Tensor, "V E"], ids: Int[Tensor, "..."]) -> Float[Tensor, "... E"]:
+    """Rows of a table in float32, whatever the table is stored in; their gradients are summed in float32, too."""
+    return F.embedding(ids, table) if table.dtype == torch.float32 else _LowLookup.apply(table, ids)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LowLookup(torch.autograd.Function):
+    """Rows of a table in lower precision, in which thousands of gradients of a frequent word could not be summed."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows = len(table)
+        return F.embedding(ids, table).float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (ids,) = ctx.saved_tensors
+        summed: Tensor = torch.ops.aten.embedding_dense_backward(gradient, ids, ctx.rows, -1, False)
+        return summed, None

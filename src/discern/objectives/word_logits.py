@@ -168,7 +168,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         states, table, bias, targets, normalizers = ctx.saved_tensors
         operand, shift = table.to(ctx.dtype), bias.to(ctx.dtype)
-        dtable, dbias = torch.zeros_like(table), torch.zeros_like(bias)
+        # In float32, also if the table is not: each part adds to the sum.
+        dtable, dbias = torch.zeros_like(table, dtype=torch.float32), torch.zeros_like(bias)
         dstates = torch.empty_like(states)
         columns = (states, targets, normalizers, gradient, dstates)
         for some, wanted, normalizer, slope, result in zip(*(torch.split(each, ctx.rows) for each in columns), strict=True):

@@ -13,7 +13,7 @@ from discern.training.config import TrainConfig
 
 
 @torch.no_grad()
-def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, updates: int) -> None:
+def update_average(average: dict[str, Tensor], own: Mapping[str, Tensor], decay: float, updates: int) -> None:
     """Add the present weights to an average, in place.
 
     After n updates, the weights k updates ago have weight (1 - decay) decay^k / (1 - decay^n). The weights before the first
@@ -21,9 +21,9 @@ def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, u
 
     Args:
         average: every parameter and buffer by name, in float32; empty before the first update.
+        own: the present ones, in float32.
         updates: n, this update included.
     """
-    own = model_tensors(model)
     if updates == 1:
         average.clear()
         average.update({name: tensor.clone() for name, tensor in own.items()})

@@ -26,6 +26,7 @@ from discern.training.memory import peak_memory
 from discern.training.metrics_log import HELD_OUT, add_held_out, held_out_metrics, records_of_step
 from discern.training.parallel import Ranks
 from discern.training.step_means import Progressed
+from discern.training.weight_precision import full_weights
 
 Moments = Callable[[], Mapping[str, Tensor]]
 """Returns the optimizer's moments by parameter name."""
@@ -93,7 +94,7 @@ def save_checkpoint(context: TrainContext, state: State, moments: Moments, folde
     if context.ranks.writes:
         best = {"best": state.best, "best_loss": state.best_loss, "waited": state.evaluations_since_best}
         contents = checkpoint.Contents(
-            model=checkpoint.model_tensors(context.objective),
+            model=full_weights(context.objective, state.masters),
             optimizer=moments(),
             carry={name: tensor for each in reversed(carried) for name, tensor in each.items()},
             state={

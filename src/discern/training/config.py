@@ -93,6 +93,12 @@ class TrainConfig(Section):
         description="Precision of the forward pass: bfloat16 is autocast, weights stay float32. "
         "auto: bfloat16 if it is faster; on a CPU both are timed when the run begins, and run.json keeps the choice.",
     )
+    weight_precision: Literal["float32", "bfloat16", "bfloat16-masters"] = Field(
+        "float32",
+        description="Precision in which linear layers and embeddings are stored while they are trained. 'bfloat16': they take "
+        "half the memory; updates are computed in float32 and rounded up or down at random, so that small ones count on average. "
+        "'bfloat16-masters': float32 copies are updated beside bfloat16 weights. Both need precision = 'bfloat16'.",
+    )
     compile: bool | Literal["auto"] = Field(
         False,
         description="Compile the networks with torch.compile. auto: if that is faster; on a GPU it is timed when the run begins, "
@@ -100,6 +106,15 @@ class TrainConfig(Section):
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
     tensorboard: bool = Field(False, description="Also write TensorBoard events (extra 'track').")
+
+    @model_validator(mode="after")
+    def _weights_suit(self) -> TrainConfig:
+        if self.weight_precision != "float32" and self.precision != "bfloat16":
+            raise ValueError(
+                f"weight_precision '{self.weight_precision}' needs matrix products in bfloat16, but precision is "
+                f"'{self.precision}'; set train.precision=bfloat16"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batch_grows(self) -> TrainConfig:

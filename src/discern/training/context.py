@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from discern.data.batching.ordering import Integers
 from discern.objectives.base import Objective
@@ -135,6 +136,7 @@ class State:
         optimizer: moments to continue from, by parameter name.
         average: moving average of the weights, by name; empty without one.
         averaged: number of updates that it contains.
+        masters: float32 copies of weights that are stored in bfloat16 at present (see training/weight_precision.py).
         best: best value of the metric of early stopping.
         best_loss: held-out loss at that evaluation.
         evaluations_since_best: number of evaluations since then.
@@ -152,6 +154,7 @@ class State:
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)
     averaged: int = 0
+    masters: dict[Parameter, Tensor] = field(default_factory=dict)
     best: float | None = None
     best_loss: float | None = None
     evaluations_since_best: int = 0

@@ -44,6 +44,7 @@ from discern.training.out_of_memory import explains_lack_of_memory
 from discern.training.precision import autocast
 from discern.training.schedule import learning_rate
 from discern.training.step_means import Progressed, StepMeans, UpdateGuard
+from discern.training.weight_precision import check_weight_precision, full_weights, lower_weights, lowered, raise_weights
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,15 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
         if state.pending is not None:
             # Compiled networks round differently, so the missed evaluation runs compiled if the interrupted one would have.
             compile_encoders(context)
-            record = catch_up(context, state)
+            with lowered(context.objective, context.train.weight_precision):
+                record = catch_up(context, state)
         for phase, first, last in _phases_with_steps(context):
             if state.step < last and not state.finished:
-                record = train_phase(context, state, (phase, first, last), reader) or record
+                try:
+                    record = train_phase(context, state, (phase, first, last), reader) or record
+                finally:
+                    raise_weights(context.objective, state.masters)
+                    state.masters = {}
     agree_to_stop(context.stop, context.ranks)  # so that all ranks leave in the same way
     return record
 
@@ -103,6 +109,7 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         phase.start()
         state.average, state.averaged = {}, 0  # the weights before have nothing to do with those that follow
     model, optimizer = setup_phase(context, phase)
+    state.masters = optimizer.masters
     names = {parameter: name for name, parameter in context.objective.named_parameters()}
     moments = partial(optimizer.tensors, names)
     if state.step > first or not phase.fresh_optimizer:
@@ -137,7 +144,8 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         state.step, state.tokens, state.updates = state.step + 1, state.tokens + totals.tokens, optimizer.updates
         if context.train.weight_average:
             state.averaged += 1
-            update_average(state.average, context.objective, context.train.weight_average, state.averaged)
+            own = full_weights(context.objective, state.masters)
+            update_average(state.average, own, context.train.weight_average, state.averaged)
         state.seconds = meter.seconds()
         meter.add(losses, totals.tokens)
         _finish_or_interrupt(context, state, totals)
@@ -175,12 +183,14 @@ def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, Optimiz
     """The model to run forward, shared by the ranks, and an optimizer of the parameters that the phase trains."""
     _freeze_others(context.objective, phase)
     compile_encoders(context)
+    check_weight_precision(context.train, context.ranks)
+    masters = lower_weights(context.objective, context.train.weight_precision)
     model: nn.Module = context.objective
     if context.ranks.world_size > 1:
         ids = [context.ranks.device.index] if context.ranks.device.type == "cuda" else None
         model = DistributedDataParallel(context.objective, device_ids=ids)
     groups = parameter_groups(context.objective, context.optimizer, context.precision)
-    return model, Optimizer(groups, context.optimizer)
+    return model, Optimizer(groups, context.optimizer, masters, context.train.seed)
 
 
 def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMeter) -> StepTotals:

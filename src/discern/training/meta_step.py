@@ -30,6 +30,7 @@ from discern.training.parallel import Ranks
 from discern.training.products import RecordProducts
 from discern.training.schedule import learning_rate
 from discern.training.step_means import Progressed, UpdateGuard
+from discern.training.weight_precision import full_weights, raise_weights
 
 META = torch.device("meta")
 _BLOCK = 512  # torch's allocator on a GPU rounds up to multiples of it
@@ -71,6 +72,7 @@ def meta_step(context: TrainContext, phase: Phase) -> MetaStep:
         if remembers:
             step.fill_memory()
         computed, updated = step.run(accumulates=rows > size)
+        step.end()
     return MetaStep(round(computed * rows / size) + updated, step.ledger.peak)
 
 
@@ -85,7 +87,8 @@ class _Step:
         self._average: dict[str, Tensor] = {}
         self._update_average(1)
         held = [value for state in self._optimizer.state.values() for value in state.values()]
-        for tensor in [*context.objective.parameters(), *context.objective.buffers(), *held, *self._average.values()]:
+        masters = self._optimizer.masters.values()
+        for tensor in [*context.objective.parameters(), *context.objective.buffers(), *masters, *held, *self._average.values()]:
             self.ledger.track(tensor)
 
     @torch.no_grad()
@@ -104,7 +107,7 @@ class _Step:
         context = self._context
         for parameter in context.objective.parameters():
             if accumulates and parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
                 self.ledger.track(parameter.grad)
         local = read_local_batch(context, number)
         totals = reduce_step_counts(context, local, StepMeter(0.0))
@@ -120,10 +123,14 @@ class _Step:
                 self._update_average(number + 2)
         return _flops(computed), _flops(updated)
 
+    def end(self) -> None:
+        """Let the weights be float32 again, as the next phase expects them."""
+        raise_weights(self._context.objective, self._optimizer.masters)
+
     def _update_average(self, updates: int) -> None:
         decay = self._context.train.weight_average
         if decay:
-            update_average(self._average, self._context.objective, decay, updates)
+            update_average(self._average, full_weights(self._context.objective, self._optimizer.masters), decay, updates)
 
 
 class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -11,11 +11,15 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from discern import kernels
+from discern.corruption.randomness import key_of
 from discern.errors import CheckpointError, ConfigError
 from discern.models.base import Encoder
 from discern.models.heads import MaskedLMHead
 from discern.training.config import OptimizerConfig
 from discern.training.update_rules import Muon, UpdateRule, adam_rule
+from discern.training.weight_precision import generator_on, in_parts, rounded_at_random
+
+_MOST_AT_ONCE = 1 << 25  # weights that have a temporary float32 copy: 128 MiB of them
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -23,15 +27,25 @@ class Optimizer(torch.optim.Optimizer):
 
     Args:
         groups: parameter groups with `weight_decay`, `scale`, a factor of the learning rate, and `rule`; AdamW by default.
+        masters: float32 copies of weights in bfloat16, which are updated in their place. Other weights in bfloat16 are updated in
+            float32 and rounded at random.
+        seed: of that rounding, together with the number of the update.
 
     Raises:
         ConfigError: a rule cannot update one of its parameters.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], config: OptimizerConfig) -> None:
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        config: OptimizerConfig,
+        masters: Mapping[nn.Parameter, Tensor] | None = None,
+        seed: int = 0,
+    ) -> None:
         defaults = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "scale": 1.0, "rule": adam_rule(config)}
         super().__init__(list(groups), defaults)
         self.updates = 0
+        self.masters, self._seed = dict(masters or {}), seed
         for group in self.param_groups:
             for parameter in group["params"]:
                 problem = group["rule"].refuses(parameter)
@@ -52,26 +66,44 @@ class Optimizer(torch.optim.Optimizer):
                 and moments stay as they are, to the last bit and whatever the gradients are; `updates` counts it nevertheless.
         """
         self.updates += 1
+        rounding = self._rounding()
         for group in self.param_groups:
-            moved: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not moved:
-                continue
-            rule: UpdateRule = group["rule"]
-            for parameter in moved:
-                self._begin_moments(parameter, rule)
-            gradients = [parameter.grad for parameter in moved if parameter.grad is not None]
-            if allowed is not None and not rule.holds_back(moved):
-                for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
-                    gradient.masked_fill_(~allowed, 0.0)
-            rule.update(
-                moved,
-                gradients,
-                [[self.state[parameter][name] for parameter in moved] for name in rule.moments],
-                rate=group["lr"] * group["scale"],
-                decay=group["weight_decay"],
-                updates=self.updates,
-                allowed=allowed,
-            )
+            with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for part in in_parts(with_gradient, self.masters, _MOST_AT_ONCE):
+                self._step(group, part, allowed, rounding)
+
+    def _step(
+        self, group: dict[str, Any], moved: list[nn.Parameter], allowed: Bool[Tensor, ""] | None, rounding: torch.Generator | None
+    ) -> None:
+        """Update some parameters of a group."""
+        rule: UpdateRule = group["rule"]
+        for parameter in moved:
+            self._begin_moments(parameter, rule)
+        gradients = [parameter.grad.float() for parameter in moved if parameter.grad is not None]
+        if allowed is not None and not rule.holds_back(list(moved)):
+            for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
+                gradient.masked_fill_(~allowed, 0.0)
+        full: list[Tensor] = [self.masters[each] if each in self.masters else each.float() for each in moved]
+        rule.update(
+            full,
+            gradients,
+            [[self.state[parameter][name] for parameter in moved] for name in rule.moments],
+            rate=group["lr"] * group["scale"],
+            decay=group["weight_decay"],
+            updates=self.updates,
+            allowed=allowed,
+        )
+        for parameter, values in zip(moved, full, strict=True):
+            if parameter in self.masters:
+                parameter.copy_(values)
+            elif parameter.dtype == torch.bfloat16:
+                parameter.copy_(rounded_at_random(values, rounding))
+
+    def _rounding(self) -> torch.Generator | None:
+        """The generator of this update's rounding; None if no weight is rounded at random."""
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        low = next((each for each in parameters if each.dtype == torch.bfloat16 and each not in self.masters), None)
+        return None if low is None else generator_on(low.device, key_of(self._seed, "rounding", self.updates))
 
     def begin_moments(self) -> None:
         """Create the moments of all parameters now, rather than with their first update."""
@@ -94,7 +126,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin_moments(self, parameter: Tensor, rule: UpdateRule) -> None:
         if not self.state[parameter]:
-            self.state[parameter] = {name: torch.zeros_like(parameter) for name in rule.moments}
+            self.state[parameter] = {name: torch.zeros_like(parameter, dtype=torch.float32) for name in rule.moments}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[nn.Parameter, str], updates: int) -> None:
         """Load the moments that `tensors` returned.
