@@ -67,12 +67,12 @@ MINI = {"num_layers": 2, "hidden_size": 64, "embedding_size": 32, "num_heads": 1
 MIDI = {"num_layers": 2, "hidden_size": 128, "embedding_size": 128, "num_heads": 2, "feedforward_size": 512}
 # Seconds, out of 580 in total; time that a section leaves over goes to the next one.
 LIMITS = {
-    "parity": 60, "waits": 40, "curves": 95, "eager": 85, "techniques": 110, "graphs": 45, "compiled": 75,
-    "compiled with graphs": 70,
+    "parity": 40, "waits": 30, "curves": 85, "eager": 65, "techniques": 90, "graphs": 25, "compiled": 60,
+    "compiled with graphs": 50, "peers": 135,
 }  # fmt: skip
 LIMITS_SMALL = {
     "parity": 25, "waits": 15, "curves": 35, "eager": 20, "techniques": 30, "graphs": 10, "compiled": 90,
-    "compiled with graphs": 10,
+    "compiled with graphs": 10, "peers": 40,
 }  # fmt: skip
 
 
@@ -310,16 +310,22 @@ class Text:
 
 
 def curves(small: bool, limit: float) -> None:
-    """Compare the losses of three seeds in float32 and one in bfloat16, on the same text, for as many steps as time permits."""
+    """Compare the losses of three seeds in float32 with those in bfloat16, on the same text, for as many steps as time permits.
+
+    In bfloat16 with weights in float32, with weights in bfloat16, and with weights in bfloat16 beside float32 copies.
+    """
     begin = time.monotonic()
     most, rows, length, vocab = (300, 16, 32, 512) if small else (1500, 64, 128, 8192)
     text = Text(vocab, length, 4096 if small else 16384, os.environ.get("DISCERN_TEST_DATA"))
     local = {"initialization": "local", "tying": "gradient-disentangled", "discriminator_head": "bilinear"}
     options = local | {"initializer_range": 0.05, "generator_size": 0.5}
 
-    def prepared(precision: str, seed: int, steps: int) -> TrainContext:
+    def prepared(precision: str, seed: int, steps: int, weights: str = "float32") -> TrainContext:
         objective = build(MIDI if small else SMALL, text.vocab, seed, **options)
-        return parts(objective, text, precision, max_steps=steps, sequences_per_step=rows, seed=seed, learning_rate=1e-3)
+        stored = {} if weights == "float32" else {"precision": precision, "weight_precision": weights}
+        return parts(
+            objective, text, precision, max_steps=steps, sequences_per_step=rows, seed=seed, learning_rate=1e-3, **stored
+        )
 
     each = 0.0
     for precision in ("float32", "bfloat16"):
@@ -329,15 +335,17 @@ def curves(small: bool, limit: float) -> None:
         trained(run, 10)
         each = max(each, (time.monotonic() - since) / 10)
     left = limit - (time.monotonic() - begin) - 8
-    steps = min(most, max(int(0.8 * left / (4 * each)) // 10 * 10, 10))
-    for precision, seed in (("float32", 0), ("bfloat16", 0), ("float32", 1), ("float32", 2)):
-        with attempt(precision=precision, seed=seed):
-            run = prepared(precision, seed, steps)
+    steps = min(most, max(int(0.8 * left / (6 * each)) // 10 * 10, 10))
+    low = [("bfloat16", 0, weights) for weights in ("float32", "bfloat16", "bfloat16-masters")]
+    for precision, seed, weights in (("float32", 0, "float32"), *low, ("float32", 1, "float32"), ("float32", 2, "float32")):
+        with attempt(precision=precision, seed=seed, weights=weights):
+            run = prepared(precision, seed, steps, weights)
             begin = time.monotonic()
             losses = trained(run, steps)
             tell(
                 text=text.name,
                 precision=precision,
+                weights=weights,
                 seed=seed,
                 seconds=round(time.monotonic() - begin, 1),
                 losses=[{"step": (n + 1) * steps // 10, **window} for n, window in enumerate(windows(losses, 10))],
@@ -636,6 +644,42 @@ def steps_of(run: TrainContext, steps: int, sync: str = "default") -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
+# ---- peers ----
+
+
+def peers(small: bool, limit: float) -> None:
+    """Time the steps of peers.py and ours at equal sizes and rows, in one run; compiled on a GPU, eager on a CPU."""
+    from peers import PEERS, random_ids, time_step
+
+    cuda = device().type == "cuda"
+    wide = {"embedding_size": (MIDI if small else BASE)["hidden_size"]}
+    small_shape, base_shape = (8, 64) if small else (512, 128), (8, 64) if small else (16, 512)
+    plans: list[tuple[str, str, dict[str, Any], tuple[int, int]]] = [
+        ("electra", "rtd", MIDI if small else SMALL, small_shape),
+        ("modernbert", "mlm", {"encoder": "modernbert", **(MIDI if small else BASE), **wide}, base_shape),
+    ]
+    # The peer computes all logits at once, which takes seconds on a CPU.
+    vocab, seconds = (1000, 0.5) if small else (VOCAB, 3.0)
+    for peer, name, sizes, (rows, length) in plans:
+        labels = {"peer": peer, "rows": rows, "length": length, "compiled": cuda, "precision": "bfloat16"}
+        theirs = None
+        with attempt(**labels, what="peer"):
+            torch.manual_seed(0)
+            step = PEERS[peer](sizes, vocab, length, device(), compiled=cuda)
+            theirs = time_step(step, random_ids(rows, length, vocab, device()), seconds)["tokens_per_second"]
+        with attempt(**labels, what="discern"):
+            factory, model = objectives.load(name), build_config(**sizes)
+            objective = factory(factory.Config(name=name), BuildSettings(model, Vocabulary(vocab, SPECIAL)))
+            objective.initialize(0)
+            source = SyntheticRows(vocab, length, 1.0, 2 * rows, 0)
+            run = parts(objective, source, "bfloat16", sequences_per_step=rows, max_steps=10**6)
+            run = dataclasses.replace(run, compilation="blocks" if cuda else "off")
+            (phase,) = objective.phases(run.train.max_steps)
+            ours = time_training(run, phase, Span(None, seconds)).tokens_per_second
+            compared = {} if theirs is None else {"peer_tokens_per_second": theirs, "ratio": ours / theirs}
+            tell(**labels, tokens_per_second=ours, **compared)
+
+
 SECTIONS: dict[str, Callable[[bool, float], None]] = {
     "parity": parity,
     "waits": waits,
@@ -645,6 +689,7 @@ SECTIONS: dict[str, Callable[[bool, float], None]] = {
     "graphs": graphs,
     "compiled": compiled,
     "compiled with graphs": compiled_with_graphs,
+    "peers": peers,
 }
 
 
@@ -663,7 +708,8 @@ def markdown(record: dict[str, Any]) -> str:
     lines += parity_lines([result for name, result in results if name == "parity"])
     lines += curve_lines([result for name, result in results if name == "curves"])
     lines += waits_lines([result for name, result in results if name == "waits"])
-    lines += speed_lines([result for name, result in results if name not in ("parity", "curves", "waits")])
+    lines += peer_lines([result for name, result in results if name == "peers"])
+    lines += speed_lines([result for name, result in results if name not in ("parity", "curves", "waits", "peers")])
     return "\n".join(lines)
 
 
@@ -686,16 +732,21 @@ def curve_lines(results: list[dict[str, Any]]) -> list[str]:
     if not results:
         return []
     good = [result for result in results if "failed" not in result]
-    failed = [f"{result['precision']}, seed {result['seed']}: {result['failed']}" for result in results if "failed" in result]
+    failed = [f"{run_name(result)}: {result['failed']}" for result in results if "failed" in result]
     if not good:
         return [*failed, ""]
-    heads = [f"{result['precision']}, seed {result['seed']}" for result in good]
+    heads = [run_name(result) for result in good]
     lines = [f"Loss on {good[0]['text']}, generator / discriminator, means of tenths of the run:", ""]
     lines += ["| to step | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row in zip(*(result["losses"] for result in good), strict=False):
         cells = [f"{cell['generator_loss']:.3f} / {cell['discriminator_loss']:.4f}" for cell in row]
         lines.append(f"| {row[0]['step']} | " + " | ".join(cells) + " |")
     return [*lines, "", *failed, ""]
+
+
+def run_name(result: dict[str, Any]) -> str:
+    stored = "" if result["weights"] == "float32" else f", weights {result['weights']}"
+    return f"{result['precision']}{stored}, seed {result['seed']}"
 
 
 def waits_lines(results: list[dict[str, Any]]) -> list[str]:
@@ -706,6 +757,21 @@ def waits_lines(results: list[dict[str, Any]]) -> list[str]:
     for result in asked:
         places = [f"{count} x `{where}`" for where, count in result.get("places", {}).items()]
         lines.append(f"- {result['waits']}: {result.get('failed') or '; '.join(places) or 'nowhere'}")
+    return [*lines, ""]
+
+
+def peer_lines(results: list[dict[str, Any]]) -> list[str]:
+    if not results:
+        return []
+    lines = ["| peer on transformers | rows | length | compiled | its tokens/s | ours | ratio |", "|---|---|---|---|---|---|---|"]
+    for result in results:
+        start = f"| {result['peer']} | {result['rows']} | {result['length']} | {'yes' if result['compiled'] else 'no'} |"
+        if "failed" in result:
+            lines.append(f"{start} {result['what']}: {result['failed']} | | |")
+            continue
+        theirs = f"{result['peer_tokens_per_second']:,.0f}" if "ratio" in result else ""
+        ratio = f"{result['ratio']:.2f}" if "ratio" in result else ""
+        lines.append(f"{start} {theirs} | {result['tokens_per_second']:,.0f} | {ratio} |")
     return [*lines, ""]
 
 
