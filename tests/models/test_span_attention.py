@@ -14,11 +14,12 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.models import span_attention
+from discern.models import encoders, span_attention
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.span_attention import attend_in_spans, attention_path
-from discern.models.unpadding import visible_in_window, visible_keys, with_spans
+from discern.models.two_tower import TwoTowerEncoder
+from discern.models.unpadding import Direction, visible_in_window, visible_keys, with_spans
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.types import TokenBatch
@@ -71,13 +72,19 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def encoder(name: str) -> Encoder:
+def encoder(name: str, **options: Any) -> Encoder:
     sizes = {"num_layers": 3, "hidden_size": 32, "embedding_size": 16, "num_heads": 2, "feedforward_size": 24}
     window = {"local_window": 6} if name == "modernbert" else {}
     config = build_config({"encoder": name, "attention_dropout": 0.0, "hidden_dropout": 0.0, **sizes, **window})
-    built = build_encoder(build_embeddings(97, 16, config), config)
+    build: Any = encoders.load(name)
+    built: Encoder = build(build_embeddings(97, 16, config), config, **options)
     make_noisy(built)
     return built
+
+
+def two_towers(name: str) -> Encoder:
+    either = encoder(name)
+    return TwoTowerEncoder(either.embeddings, either.config)
 
 
 def rows(kind: str) -> TokenBatch:
@@ -91,10 +98,11 @@ def rows(kind: str) -> TokenBatch:
 
 
 @pytest.mark.parametrize("kind", ["padded", "documents", "full"])
+@pytest.mark.parametrize("direction", ["both", "left-to-right", "right-to-left"])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_spans_give_the_states_and_gradients_of_padded_rows(name: str, kind: str, stand_in: list[int]) -> None:
-    """Offsets, places, positions and windows: states of the real tokens, and gradients of all weights."""
-    batch, network = rows(kind), encoder(name)
+def test_spans_give_the_states_and_gradients_of_padded_rows(name: str, direction: str, kind: str, stand_in: list[int]) -> None:
+    """Offsets, places, positions, directions and windows: states of the real tokens, and gradients of all weights."""
+    batch, network = rows(kind), encoder(name, direction=direction)
     real = batch.attention_mask
     found = []
     for each in (batch, with_spans(batch)):
@@ -111,10 +119,22 @@ def test_spans_give_the_states_and_gradients_of_padded_rows(name: str, kind: str
         torch.testing.assert_close(other, theirs, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("kind", ["padded", "documents", "full"])
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_spans_give_the_states_of_two_towers(name: str, kind: str, stand_in: list[int]) -> None:
+    """Those of padding are zeros in both layouts where the neighbor is real, and undefined otherwise."""
+    batch, network = rows(kind), two_towers(name)
+    with kernels.switched_off(), torch.no_grad():
+        states, ours = (network(each.input_ids, *each.context) for each in (batch, with_spans(batch)))
+    assert len(stand_in) == 6
+    real = batch.attention_mask
+    torch.testing.assert_close(ours[real], states[real], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("name", [name for name in objectives.names() if name not in ("permutation-lm", "electric")])
+@pytest.mark.parametrize("name", [name for name in objectives.names() if name != "permutation-lm"])
 def test_every_objective_passes_the_spans_on(name: str) -> None:
-    """Its losses are those of padded rows. XLNet and Electric's two towers always run in padded rows."""
+    """Its losses are those of padded rows. XLNet always runs in padded rows."""
     objective = objectives.load(name)
     built: Objective = objective(objective.Config(), settings(attention_dropout=0.0, hidden_dropout=0.0))
     built.initialize(0)
@@ -229,15 +249,18 @@ def test_sdpa_and_flex_attention_compute_the_definition(device: str, window: int
 
 
 @needs_gpu
+@pytest.mark.parametrize("direction", ["both", "left-to-right", "right-to-left"])
 @pytest.mark.parametrize("window", [None, 3])
-def test_varlen_attention_computes_the_definition_on_a_gpu(window: int | None) -> None:
+def test_varlen_attention_computes_the_definition_on_a_gpu(window: int | None, direction: Direction) -> None:
     parts = operands(torch.bfloat16, "cuda")
     offsets = torch.tensor([0, 9, 24, 41, 48], dtype=torch.int32, device="cuda")
     documents = (torch.arange(24, device="cuda") >= torch.tensor([[9], [17]], device="cuda")).long()
     visible = visible_keys(torch.ones(2, 24, dtype=torch.bool, device="cuda"), documents)
     visible = visible if window is None else visible_in_window(visible, 24, window, visible.device)  # type: ignore[assignment]
+    if direction != "both":
+        visible = visible & (visible.new_ones(24, 24).tril() if direction == "left-to-right" else visible.new_ones(24, 24).triu())
     query, key, value = (part.transpose(1, 2).flatten(0, 1) for part in parts)
-    ours = attend_in_spans(query, key, value, offsets, 32, window)
+    ours = attend_in_spans(query, key, value, offsets, 32, window, direction)
     expected = written_out(*parts, visible).transpose(1, 2).flatten(0, 1)
     torch.testing.assert_close(ours.double(), expected, atol=1e-2, rtol=1e-2)
 

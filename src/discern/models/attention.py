@@ -42,7 +42,8 @@ class SelfAttention(nn.Module):
         packed = self._projected(hidden)
         if unpadding.offsets is not None and unpadding.longest is not None:
             query, key, value = self._tokens(packed)
-            return attend_in_spans(query, key, value, unpadding.offsets, unpadding.longest).reshape(hidden.shape)
+            bounds = unpadding.offsets, unpadding.longest
+            return attend_in_spans(query, key, value, *bounds, direction=unpadding.direction).reshape(hidden.shape)
         if unpadding.offsets is not None:
             attended = kernels.attention(packed.flatten(0, -2), self.num_heads, unpadding.offsets, self.dropout.active)
             return attended.view(hidden.shape)

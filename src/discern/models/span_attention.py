@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discern.models.unpadding import Direction
+
 _switched_off: ContextVar[bool] = ContextVar("span_attention_switched_off", default=False)
 _WIDEST_HEAD = 256
 _AMPERE = (8, 0)  # FlashAttention 2 needs its instructions
@@ -23,6 +25,7 @@ def attend_in_spans(
     offsets: Int[Tensor, "spans_and_1"],
     longest: int,
     window: int | None = None,
+    direction: Direction = "both",
 ) -> Float[Tensor, "T H d"]:
     """Softmax attention within spans of concatenated tokens, in bfloat16 or float16 on a GPU.
 
@@ -32,10 +35,15 @@ def attend_in_spans(
         offsets: start of each span, and the end of the last; int32.
         longest: at least the length of the longest span.
         window: largest distance, in tokens, at which a token sees another of its span; None: no limit.
+        direction: whether a token sees what precedes it, what follows it, or both.
     """
     from torch.nn.attention import varlen  # takes seconds to import, and only a GPU needs it
 
     window_size = (-1, -1) if window is None else (window, window)
+    if direction == "left-to-right":
+        window_size = (window_size[0], 0)
+    elif direction == "right-to-left":
+        window_size = (0, longest if window is None else window)  # a limit that nothing reaches: only (-1, -1) is tested as none
     return varlen.varlen_attn(query, key, value, offsets, offsets, longest, longest, window_size=window_size)  # type: ignore[return-value]
 
 

@@ -15,6 +15,7 @@ from discern.models.base import Encoder, Network
 from discern.models.config import ModelConfig
 from discern.models.embeddings import TokenEmbeddings
 from discern.models.heads import LanguageHead
+from discern.types import Spans
 
 
 class TwoTowerEncoder(Encoder):
@@ -34,6 +35,7 @@ class TwoTowerEncoder(Encoder):
     """
 
     Config = ModelConfig
+    takes_spans = True
 
     def __init__(self, embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
@@ -66,9 +68,12 @@ class TwoTowerEncoder(Encoder):
         token_type_ids: Int[Tensor, "B L"] | None = None,
         position_ids: Int[Tensor, "B L"] | None = None,
         document_ids: Int[Tensor, "B L"] | None = None,
+        spans: Spans | None = None,
     ) -> Float[Tensor, "B L two_D"]:
         """States of the context of each token, without the token."""
-        context = attention_mask, token_type_ids, position_ids, document_ids
+        context: tuple[Any, ...] = attention_mask, token_type_ids, position_ids, document_ids
+        if spans is not None:
+            context = *context, spans
         before, behind = self.left(input_ids, *context)[:, :-1], self.right(input_ids, *context)[:, 1:]
         joined = _joined(attention_mask, document_ids)
         if joined is not None:

@@ -25,12 +25,14 @@ class Unpadding:
         offsets: (S + 1,) start of each span of tokens that see each other, and the end of the last; None: padded rows.
         places: (T,) index of each token among the B * L positions; None: all positions are real.
         longest: at least the length of the longest span, for `attend_in_spans` on a GPU; None: the CPU's kernels attend.
+        direction: the part of its span that a token attends to on a GPU; in padded rows, `visible` says it.
     """
 
     visible: Bool[Tensor, "B 1 Q L"] | None = None
     offsets: Int[Tensor, "spans_and_1"] | None = None
     places: Int[Tensor, "T"] | None = None
     longest: int | None = None
+    direction: Direction = "both"
 
 
 def plan_unpadding(
@@ -48,13 +50,13 @@ def plan_unpadding(
     Args:
         document_ids: equal ids of a row are contiguous.
         weights: any weight of the encoder; kernels need float32 on the CPU.
-        direction: the kernels support 'both' only.
+        direction: the CPU's kernels support 'both' only.
         contiguous: whether distances matter, so that the real tokens of a document must be neighbors; with holes between them,
             the rows stay padded.
         spans: the spans, if the host has found them for a GPU that can attend to them.
     """
-    if spans is not None and direction == "both":
-        return Unpadding(offsets=spans.offsets, places=spans.places, longest=spans.longest)
+    if spans is not None:
+        return Unpadding(offsets=spans.offsets, places=spans.places, longest=spans.longest, direction=direction)
     if direction != "both":
         return Unpadding(visible_one_way(input_ids, attention_mask, document_ids, direction))
     if not kernels.usable(parameters=[weights]) or not input_ids.numel():

@@ -47,7 +47,8 @@ class RotaryAttention(SelfAttention):
         if unpadding.offsets is not None and unpadding.longest is not None:
             query, key, value = self._tokens(packed)
             query, key = rotate.of_tokens(query), rotate.of_tokens(key)
-            attended = attend_in_spans(query, key, value, unpadding.offsets, unpadding.longest, self.window)
+            bounds = unpadding.offsets, unpadding.longest
+            attended = attend_in_spans(query, key, value, *bounds, self.window, unpadding.direction)
             return attended.reshape(hidden.shape)
         if unpadding.offsets is not None:
             flat = packed.flatten(0, -2)
