@@ -132,10 +132,10 @@ def test_a_very_long_document_is_planned_quickly_and_wholly() -> None:
 
 def test_assignment_by_hand() -> None:
     never, always = np.zeros(4, bool), np.ones(4, bool)
-    assert assign_segments(np.array([30, 5, 5, 5]), 20, always).tolist() == [True, False, False, False]
-    assert assign_segments(np.array([8, 8, 8, 2]), 20, never).tolist() == [True, True, False, True], "a later short one joins A"
-    assert assign_segments(np.array([8, 8, 8, 2]), 20, always).tolist() == [True, True, True, False]
-    assert assign_segments(np.array([50]), 10, never).tolist() == [True]
+    assert assigned([30, 5, 5, 5], 20, always) == [True, False, False, False]
+    assert assigned([8, 8, 8, 2], 20, never) == [True, True, False, True], "a later short one joins A"
+    assert assigned([8, 8, 8, 2], 20, always) == [True, True, True, False]
+    assert assigned([50], 10, never) == [True]
 
 
 def test_the_plan_depends_on_the_seed_only() -> None:
@@ -143,3 +143,46 @@ def test_the_plan_depends_on_the_seed_only() -> None:
     spans = [[tuple(row) for row in build(split, seed).rows(np.arange(40), 0).input_ids.tolist()] for seed in (0, 0, 1)]
     assert spans[0] == spans[1] != spans[2]
     assert all(len(row) == 64 for row in spans[0])
+
+
+def assigned(lengths: list[int], aim: int, coins: np.ndarray) -> list[bool]:
+    found: list[bool] = assign_segments(
+        np.array(lengths), np.array([len(lengths)]), np.array([aim]), coins[: len(lengths)]
+    ).tolist()
+    return found
+
+
+def one_by_one(lengths: list[int], aim: int, coins: list[bool]) -> list[bool]:
+    """The rule of the released code, sentence by sentence."""
+    first = second = 0
+    found = []
+    for length, coin in zip(lengths, coins, strict=True):
+        found.append(first == 0 or first + length < aim or (second == 0 and first < aim and coin))
+        if found[-1]:
+            first += length
+        else:
+            second += length
+    return found
+
+
+def test_examples_are_assigned_at_once_as_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    sentences, aims = rng.integers(1, 20, 200), rng.integers(1, 120, 200)
+    lengths, coins = rng.integers(0, 40, sentences.sum()), rng.random(sentences.sum()) < 0.5
+    cuts = np.cumsum(sentences)[:-1]
+    parts = zip(np.split(lengths, cuts), aims.tolist(), np.split(coins, cuts), strict=True)
+    expected = [each for part, aim, tosses in parts for each in one_by_one(part.tolist(), aim, tosses.tolist())]
+    assert assign_segments(lengths, sentences, aims, coins).tolist() == expected
+
+
+@pytest.mark.parametrize("per_shard", [3, 1000])
+def test_a_row_does_not_depend_on_the_rows_beside_it(per_shard: int) -> None:
+    """Of several shards too, in any order and number."""
+    rows = build(MemorySplit(random_documents(30, 50, seed=4), per_shard=per_shard))
+    order = np.random.default_rng(0).permutation(rows.num_rows)
+    together, empty = rows.rows(order, 2), rows.rows(order[:0], 2)
+    assert empty.input_ids.shape == (0, 64)
+    for place, number in enumerate(order[:40]):
+        alone = rows.rows(np.array([number]), 2)
+        for name in ("input_ids", "lengths", "is_special", "token_types", "word_starts"):
+            assert np.array_equal(getattr(alone, name)[0], getattr(together, name)[place])

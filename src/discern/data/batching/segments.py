@@ -13,7 +13,6 @@ from discern.data.config import DataConfig
 from discern.data.dataset.shards import Shard, TokenSplit
 from discern.types import SpecialTokens
 
-_Segment = tuple[Integers, NDArray[np.bool_]]
 _BLOCK = 1 << 16  # tokens; longer documents are cut into blocks, so that few passes are needed
 
 
@@ -55,53 +54,70 @@ class SegmentRows(Packing):
         self.num_rows = len(self._spans.start)
 
     def rows(self, numbers: Integers, epoch: int) -> Rows:
-        shape = (len(numbers), self._config.sequence_length)
-        input_ids = np.full(shape, self._special.pad, np.int64)
-        lengths = np.zeros(shape[0], np.int64)
-        is_special = np.ones(shape, bool)
-        token_types = np.zeros(shape, np.int64)
-        word_starts = np.zeros(shape, bool)
-        for at, number in enumerate(numbers):
-            (first, first_starts), (second, second_starts) = self._segments(int(number), epoch)
-            count = len(first) + 2
-            input_ids[at, 0] = self._special.cls
-            input_ids[at, 1 : count - 1] = first
-            word_starts[at, 1 : count - 1] = first_starts
-            input_ids[at, count - 1] = self._special.sep
-            is_special[at, 1 : count - 1] = False
-            if len(second):
-                stop = count + len(second)
-                input_ids[at, count:stop] = second
-                word_starts[at, count:stop] = second_starts
-                input_ids[at, stop] = self._special.sep
-                is_special[at, count:stop] = False
-                token_types[at, count : stop + 1] = 1
-                count = stop + 1
-            lengths[at] = count
-        positions = np.broadcast_to(np.arange(shape[1]), shape)
-        return Rows(input_ids, lengths, is_special, token_types, positions, None, word_starts)
+        # For all rows at once: row by row, reading is slower than a GPU computes.
+        room, count = self._config.sequence_length, len(numbers)
+        starts, sizes = self._spans.start[numbers], self._spans.length[numbers].astype(np.int64)
+        lengths, sentences = self._sentences(starts, sizes)
+        in_first = np.repeat(self._assigned(numbers, epoch, lengths, sentences), lengths)
+        # Of each token: its row, and its place among those of its segment.
+        row = np.repeat(np.arange(count), sizes)
+        before = np.cumsum(sizes) - sizes
+        firsts = np.cumsum(in_first)
+        firsts_before = np.concatenate([[0], firsts])[before]
+        of_first = firsts - firsts_before[row]
+        place = np.where(in_first, of_first - 1, np.arange(len(row)) - before[row] - of_first)
+        whole_first = np.bincount(row[in_first], minlength=count)
+        first = np.minimum(whole_first, room - 2)
+        second = np.minimum(sizes - whole_first, np.maximum(room - first - 3, 0))
+        kept = place < np.where(in_first, first[row], second[row])
+        column = np.where(in_first, place + 1, place + first[row] + 2)
+        where = row[kept], column[kept]
 
-    def _segments(self, number: int, epoch: int) -> tuple[_Segment, _Segment]:
-        """A and B of an example, cut to fit the row: the tokens of each, and where words begin."""
-        start, length = int(self._spans.start[number]), int(self._spans.length[number])
-        tokens, starts = self._split.read(start, start + length), self._split.word_starts(start, start + length)
-        bounds = self._sentence_bounds(start, start + length) - start
-        single = hash_uniforms(self._keys["single"], epoch, number) < self._config.single_segment_probability
-        aim = 100_000 if single else (int(self._spans.target[number]) - 3) // 2
-        coins = hash_uniforms(self._keys["coin"], epoch, number, np.arange(len(bounds)))
-        in_first = assign_segments(np.diff(bounds), aim, coins < 0.5)
-        of_first = np.repeat(in_first, np.diff(bounds))
-        room = self._config.sequence_length
-        first = tokens[of_first][: room - 2]
-        left = max(0, room - len(first) - 3)
-        return (first, starts[of_first][: room - 2]), (tokens[~of_first][:left], starts[~of_first][:left])
+        columns = np.arange(room)
+        has_second = second > 0
+        counts = first + 2 + np.where(has_second, second + 1, 0)
+        input_ids = np.where(columns < counts[:, None], self._special.sep, self._special.pad)
+        input_ids[:, 0] = self._special.cls
+        is_special = np.ones(input_ids.shape, bool)
+        word_starts = np.zeros(input_ids.shape, bool)
+        spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+        if spans:
+            input_ids[where] = np.concatenate([self._split.read(*span) for span in spans])[kept]
+            word_starts[where] = np.concatenate([self._split.word_starts(*span) for span in spans])[kept]
+        is_special[where] = False
+        token_types = ((columns >= first[:, None] + 2) & (columns < counts[:, None])).astype(np.int64)
+        positions = np.broadcast_to(columns, input_ids.shape)
+        return Rows(input_ids, counts, is_special, token_types, positions, None, word_starts)
 
-    def _sentence_bounds(self, start: int, stop: int) -> Integers:
-        """Offsets at which sentences of the span begin, and its end."""
-        shard = self._shards[int(np.searchsorted(self._shard_starts, start, side="right")) - 1]
-        starts, base = shard.sentence_starts, shard.first_token
-        low, high = np.searchsorted(starts, [start - base + 1, stop - base])
-        return np.concatenate([[start], starts[low:high] + base, [stop]]).astype(np.int64)
+    def _assigned(self, numbers: Integers, epoch: int, lengths: Integers, sentences: Integers) -> NDArray[np.bool_]:
+        """Which sentences go to A: of each example in turn."""
+        single = hash_uniforms(self._keys["single"], epoch, numbers) < self._config.single_segment_probability
+        aims = np.where(single, 100_000, (self._spans.target[numbers].astype(np.int64) - 3) // 2)
+        order = np.arange(len(lengths)) - np.repeat(np.cumsum(sentences) - sentences, sentences)
+        coins = hash_uniforms(self._keys["coin"], epoch, np.repeat(numbers, sentences), order)
+        return assign_segments(lengths, sentences, aims, coins < 0.5)
+
+    def _sentences(self, starts: Integers, sizes: Integers) -> tuple[Integers, Integers]:
+        """Tokens of each sentence of the spans, one span after the other; and the number of sentences of each."""
+        owner = np.searchsorted(self._shard_starts, starts, side="right") - 1
+        low, inside = np.zeros((2, len(starts)), np.int64)
+        for number in np.unique(owner):
+            mine, shard = owner == number, self._shards[number]
+            begin = starts[mine] - shard.first_token
+            low[mine] = np.searchsorted(shard.sentence_starts, begin + 1)
+            inside[mine] = np.searchsorted(shard.sentence_starts, begin + sizes[mine]) - low[mine]
+        # Where a sentence ends: where another begins within the span, and at its end.
+        ends = np.empty(int(inside.sum()) + len(starts), np.int64)
+        last = np.cumsum(inside + 1) - 1
+        ends[last] = np.cumsum(sizes)
+        span = np.repeat(np.arange(len(starts)), inside)
+        at = np.arange(len(span)) + span
+        which = np.arange(len(span)) - (np.cumsum(inside) - inside)[span] + low[span]
+        offset = np.cumsum(sizes) - sizes - starts
+        for number in np.unique(owner):
+            mine, shard = owner[span] == number, self._shards[number]
+            ends[at[mine]] = shard.sentence_starts[which[mine]] + shard.first_token + offset[span[mine]]
+        return np.diff(ends, prepend=0), inside + 1
 
     def _plan(self, shard: Shard) -> _Spans:
         """Spans of one shard. All documents advance together, one example per pass."""
@@ -137,26 +153,33 @@ class SegmentRows(Packing):
         return np.where(short, drawn, longest)
 
 
-def assign_segments(lengths: Integers, aim: int, coins: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which sentences go to the first segment; the others go to the second.
+def assign_segments(lengths: Integers, sentences: Integers, aims: Integers, coins: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which sentences go to the first segment of their example; the others go to the second.
 
     A sentence goes to A if A is empty, or stays below its target length with it. While B is empty and A is below its target
     length, a sentence that does not fit goes to A or B by the toss of a coin. A short sentence may join A after a longer one
     went to B, as in the released code.
 
     Args:
-        lengths: tokens of each sentence.
-        aim: number of tokens that A should stay below.
+        lengths: tokens of each sentence, of one example after the other.
+        sentences: number of sentences of each example.
+        aims: number of tokens that A should stay below, of each example.
         coins: one per sentence, True with probability 1/2.
     """
     in_first = np.zeros(len(lengths), bool)
-    first = second = 0
-    for at, length in enumerate(lengths.tolist()):
-        if first == 0 or first + length < aim or (second == 0 and first < aim and coins[at]):
-            in_first[at] = True
-            first += length
-        else:
-            second += length
+    first, second = np.zeros((2, len(sentences)), np.int64)
+    begins = np.cumsum(sentences) - sentences
+    # Examples with many sentences come first, so that those that have another one are always at the front.
+    order = np.argsort(-sentences, kind="stable")
+    begins, aims, left = begins[order], aims[order], np.sort(sentences)
+    for number in range(int(sentences.max(initial=0))):
+        size = len(sentences) - int(np.searchsorted(left, number, side="right"))
+        at = begins[:size] + number
+        length, so_far, aim = lengths[at], first[:size], aims[:size]
+        joins = (so_far == 0) | (so_far + length < aim) | ((second[:size] == 0) & (so_far < aim) & coins[at])
+        in_first[at] = joins
+        first[:size] += np.where(joins, length, 0)
+        second[:size] += np.where(joins, 0, length)
     return in_first
 
 
