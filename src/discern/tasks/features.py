@@ -108,6 +108,7 @@ class TaskRows:
         features: (R,) indices in the features of the task.
         targets: (R, ...) targets by name; targets per token may be shorter than the batch.
         share: fraction of the rows of the whole step, over all micro-batches and ranks, that belong to this task.
+        count: number of items that their loss is summed over, as `Task.items` counts them; None: not counted yet.
     """
 
     task: str
@@ -115,6 +116,7 @@ class TaskRows:
     features: Int[Tensor, "R"]
     targets: Mapping[str, Tensor]
     share: float = 1.0
+    count: int | None = None
 
     def to(self, device: torch.device) -> TaskRows:
         """A copy on another device."""
@@ -125,7 +127,7 @@ class TaskRows:
         """The part in rows `start` to `stop - 1` of the batch, with indices counted from `start`."""
         chosen = ((self.rows >= start) & (self.rows < stop)).nonzero().flatten()
         targets = {name: tensor[chosen] for name, tensor in self.targets.items()}
-        return replace(self, rows=self.rows[chosen] - start, features=self.features[chosen], targets=targets)
+        return replace(self, rows=self.rows[chosen] - start, features=self.features[chosen], targets=targets, count=None)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,9 @@ class ClsFirst(Frame):
         """Every encoder reads this framing."""
 
     def states(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "B L D"]:
-        return encoder(tokens.input_ids, tokens.visible_mask, tokens.token_type_ids)  # type: ignore[no-any-return]
+        # Encoders of other packages need not take spans; only those that do are given any.
+        spans = () if tokens.spans is None else (None, None, tokens.spans)
+        return encoder(tokens.input_ids, tokens.visible_mask, tokens.token_type_ids, *spans)  # type: ignore[no-any-return]
 
 
 class ClsLast(Frame):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -82,15 +82,18 @@ class SupervisedObjective(Objective):
                     nn.init.zeros_(part.bias)
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        """The batch unchanged: supervised training corrupts nothing."""
+        """The batch unchanged, as supervised training corrupts nothing. Its items are counted while it is on the host."""
         nowhere = torch.zeros_like(batch.attention_mask)
+        groups = cast(TaskBatch, batch).groups
+        counted = tuple(replace(group, count=self.tasks[group.task].items(group)) for group in groups)
+        batch = replace(cast(TaskBatch, batch), groups=counted)
         return CorruptedBatch(batch, batch.input_ids, nowhere, 0, int(batch.attention_mask.sum()))
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         groups = cast(TaskBatch, batch.tokens).groups
         if self._sums:
             return {group.task: batch.tokens.size for group in groups}
-        return {group.task: self.tasks[group.task].items(group) for group in groups}
+        return {group.task: self._items(group) for group in groups}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens = cast(TaskBatch, batch.tokens)
@@ -105,10 +108,13 @@ class SupervisedObjective(Objective):
                 loss = hidden.new_zeros(())
             # The count is the number of items; a sum is the mean over the sequences of a step times their number. Without its
             # share, a task with one row in a step would weigh as much as a task with all the others.
-            count = tokens.size if self._sums else self.tasks[group.task].items(group)
+            count = tokens.size if self._sums else self._items(group)
             terms[group.task] = LossTerm(loss, count, float(self._sequences) if self._sums else group.share)
             observations |= {f"{group.task}/{name}": value for name, value in outputs.items()}
         return StepOutput(terms, observations)
+
+    def _items(self, group: TaskRows) -> int:
+        return self.tasks[group.task].items(group) if group.count is None else group.count
 
     def networks(self) -> dict[str, Network]:
         return {name: Network(self.encoder, self.heads[name]) for name in self.tasks}

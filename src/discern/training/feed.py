@@ -80,7 +80,8 @@ def read_onto_device(context: TrainContext, step: int, device: torch.device, *, 
         else:
             batch = context.objective.corrupt(tokens, rows)
             batch = batch.locate(context.objective.reads(), even=not context.ranks.reads_freely)
-            corrupted = replace(_copied(batch, device, pin=pin), tokens=_copied(tokens, device, pin=pin))
+            pinned = replace(batch, tokens=map_tensors(batch.tokens, lambda tensor: _pinned(tensor, pin=pin)))
+            corrupted = _copied(pinned, device, pin=pin)
             here.append((batch, rows))
         there.append((corrupted, moved_rows))
     return LocalBatch(here, there)
