@@ -4,7 +4,9 @@
 /* ---- attention over spans of rows that see each other: softmax(Q K^T / sqrt(size)), dropout, times V ----
  *
  * The tokens of all spans are concatenated; span s consists of tokens offsets[s] to offsets[s + 1]. Row t of query, key and
- * value begins at t * stride, head h at h * size within it. A thread computes one (span, head) at a time, in its own memory.
+ * value begins at t * stride, head h at h * size within it. A thread computes one (span, head) at a time, in its own memory,
+ * whichever comes next: spans differ in length, and a thread that is interrupted does not hold up the others. Each result is
+ * computed by one thread alone, so it does not depend on which.
  *
  * Token i of a span sees token j if |i - j| <= window. A tile of queries is multiplied only with its band, the keys that any of
  * its rows sees, so the time is proportional to the length of the span times the window. Full attention has a window as long
@@ -168,7 +170,7 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
         float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
         float *query = value + most * wide, *scores = query + TILE * wide, *sums = scores + TILE * band;
         float *mask = sums + TILE * wide;
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
             const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
@@ -231,7 +233,7 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
         float *query = value_sums + most * wide, *gradient = query + TILE * wide, *result = gradient + TILE * wide;
         float *query_sums = result + TILE * wide, *scores = query_sums + TILE * wide, *dropped = scores + TILE * band;
         float *slopes = dropped + TILE * band, *mask = slopes + TILE * band;
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
             const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
@@ -377,7 +379,7 @@ static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64
         float *scores = scratch + omp_get_thread_num() * each, *sums = scores + TILE * band, *mask = sums + TILE * size;
         uint32_t *across_key = (uint32_t *)(mask + band + 2 * LANES), *value = across_key + most * size / 2;
         uint16_t *weights = (uint16_t *)(value + most * size / 2);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
             const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
@@ -440,7 +442,7 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
         uint32_t *key = across_value + most * size / 2, *query = key + most * size / 2, *gradient = query + TILE * size / 2;
         uint32_t *zipped_weights = gradient + TILE * size / 2, *zipped_slopes = zipped_weights + TILE * band / 2;
         uint16_t *weights = (uint16_t *)(zipped_slopes + TILE * band / 2), *low_slopes = weights + TILE * band;
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
         for (int64_t job = 0; job < in->spans * in->heads; job++) {
             const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
             const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));

@@ -6,8 +6,8 @@
  * The code uses the vector extensions of GCC and Clang, with 16 lanes; the compiler splits them if registers are narrower.
  *
  * Conventions: matrices are row-major, and dense unless a stride is named; if `half` is set, a matrix holds bfloat16 instead
- * of float; sums are computed in float or double. Each thread gets one contiguous range of rows, so results are the same from
- * run to run for a given number of threads.
+ * of float; sums are computed in float or double. Where rows are summed, each thread gets one contiguous range of them, so
+ * results are the same from run to run for a given number of threads.
  */
 #ifndef DISCERN_COMMON_H
 #define DISCERN_COMMON_H
