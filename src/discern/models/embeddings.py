@@ -238,12 +238,14 @@ def _fixed(table: nn.Embedding, ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L
 
 
 def looked_up(table: Float[Tensor, "V E"], ids: Int[Tensor, "..."]) -> Float[Tensor, "... E"]:
-    """Rows of a table in float32, whatever the table is stored in; their gradients are summed in float32, too."""
-    return F.embedding(ids, table) if table.dtype == torch.float32 else _LowLookup.apply(table, ids)  # type: ignore[no-any-return, no-untyped-call]
+    """Rows of a table. Those of a table in bfloat16 are float32, and their gradients are summed in float32."""
+    if table.dtype != torch.bfloat16:
+        return F.embedding(ids, table)
+    return _LowLookup.apply(table, ids)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LowLookup(torch.autograd.Function):
-    """Rows of a table in lower precision, in which thousands of gradients of a frequent word could not be summed."""
+    """Rows of a table in bfloat16, in which thousands of gradients of a frequent word could not be summed."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor) -> Tensor:

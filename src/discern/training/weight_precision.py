@@ -51,7 +51,7 @@ def lower_weights(model: nn.Module, weight_precision: str) -> dict[nn.Parameter,
         if weight_precision == "bfloat16-masters":
             masters[parameter] = parameter.detach().float()
         parameter.data = parameter.detach().bfloat16()
-        parameter.grad_dtype = torch.float32  # type: ignore[assignment]
+        parameter.grad_dtype = torch.float32
     return masters
 
 
