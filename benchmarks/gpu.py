@@ -322,10 +322,8 @@ def curves(small: bool, limit: float) -> None:
 
     def prepared(precision: str, seed: int, steps: int, weights: str = "float32") -> TrainContext:
         objective = build(MIDI if small else SMALL, text.vocab, seed, **options)
-        stored = {} if weights == "float32" else {"precision": precision, "weight_precision": weights}
-        return parts(
-            objective, text, precision, max_steps=steps, sequences_per_step=rows, seed=seed, learning_rate=1e-3, **stored
-        )
+        run = parts(objective, text, precision, max_steps=steps, sequences_per_step=rows, seed=seed, learning_rate=1e-3)
+        return dataclasses.replace(run, train=run.train.model_copy(update={"weight_precision": weights}))
 
     each = 0.0
     for precision in ("float32", "bfloat16"):
