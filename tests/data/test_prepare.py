@@ -16,7 +16,8 @@ import pytest
 
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
-from discern.data.prepare import PrepareReport, check, prepare, warnings_of
+from discern.data.prepare import check, prepare
+from discern.data.reports import PrepareReport, warnings_of
 from discern.data.sources.documents import CorpusOptions
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import TokenizerKind

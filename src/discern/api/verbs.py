@@ -21,6 +21,7 @@ from discern.convert.export_finetuned import export_task
 from discern.data import prepare as preparing
 from discern.data.dataset.build import BuildOptions
 from discern.data.overlap import EvaluationFiles
+from discern.data.reports import warnings_of
 from discern.data.sources.documents import CorpusOptions, DocumentRule
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import TokenizerKind
@@ -107,7 +108,7 @@ def prepare(
         against=EvaluationFiles([Path(each) for each in paths], fields) if paths else None,
         progress=listener,
     )
-    for line in (*map(str, report.manifest.problems), *preparing.warnings_of(report.manifest)):
+    for line in (*map(str, report.manifest.problems), *warnings_of(report.manifest)):
         listener.note(f"warning: {line}")
     return report.values()
 

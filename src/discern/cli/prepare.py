@@ -11,15 +11,18 @@ from discern.cli.console import Console, JsonOption, command
 from discern.cli.next_steps import after_prepare
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from discern.data.overlap import FileOverlap
-    from discern.data.prepare import CheckReport, PrepareReport
+    from discern.data.reports import CheckReport, PartReport, PrepareReport
 
 
 def prepare(
     inputs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="INPUT...",
+            show_default=False,
             help="Files, folders, patterns, '-' for standard input, or hf:NAME[:CONFIGURATION[:SPLIT]]. Formats: text, CSV, TSV, "
             "JSON lines, parquet, WikiExtractor's <doc>, and tar archives of them, nested or not; each plain or compressed by "
             "gz, xz, zst or bz2. The format is detected from the content.",
@@ -117,6 +120,37 @@ def prepare(
             show_default=False,
         ),
     ] = None,
+    near_duplicates: Annotated[
+        float | None,
+        typer.Option(
+            "--near-duplicates",
+            metavar="SIMILARITY",
+            help="Remove documents that share at least this fraction of their runs of five words with an earlier one, such as "
+            "0.8; found by MinHash.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[
+        Literal["local", "ray"],
+        typer.Option(
+            "--engine",
+            help="What does the work: processes of this machine, or a Ray cluster, that of RAY_ADDRESS or one started here. The "
+            "result is the same, byte for byte. For ray, INPUT and DATA must be on storage that every machine shares.",
+        ),
+    ] = "local",
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part",
+            metavar="I/N",
+            help="Prepare only share I of N, from 0, for batch schedulers. When all shares into the same DATA are done, --merge "
+            "makes the data set.",
+            show_default=False,
+        ),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Make the data set of the shares that --part prepared; takes no INPUT.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the input for problems without writing anything.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set in DATA.")] = False,
     json_output: JsonOption = False,
@@ -128,6 +162,8 @@ def prepare(
     Example: discern prepare reviews.csv --text-field review --out DATA --language zh
 
     Example: discern prepare wiki/ --check --against glue/RTE/dev.tsv
+
+    Example: discern prepare wiki/ --out DATA --tokenizer vocab.txt --engine ray
     """
     with command(json_output=json_output) as console:
         from discern.data import prepare as work
@@ -139,13 +175,19 @@ def prepare(
 
         if against_field and not against:
             raise ConfigError("--against-field names fields of evaluation files, and none is given", hint="add --against FILE")
+        share = _share(part)
+        if merge:
+            _merge(inputs, out, work, workers, console, overwrite=overwrite, engine=engine, part=part, check=check)
+            return
+        if not inputs:
+            raise ConfigError("no INPUT is given", hint="give files or folders; see discern prepare --help")
         evaluation = EvaluationFiles(against, against_field or ()) if against else None
         if tokenizer is not None:
             tokenizer = console.local_model(tokenizer)
         asked = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
         choice, chosen, code = work.in_language(language, asked, segmenter, console.warn)
         corpus = CorpusOptions(documents, text_field)
-        build = BuildOptions(chosen, heldout, seed, workers=workers or work.available_cores())
+        build = BuildOptions(chosen, heldout, seed, workers=workers or work.available_cores(), near_duplicates=near_duplicates)
         if check:
             found = work.check(
                 inputs,
@@ -157,36 +199,117 @@ def prepare(
                 progress=console.progress,
             )
             _show_check(found, console)
-        else:
-            if out is None:
-                choice.check()
-                raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
-            report = work.prepare(
+            return
+        if out is None:
+            choice.check()
+            raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
+        if share is not None:
+            if evaluation is not None or overwrite:
+                unfit = "--against" if evaluation is not None else "--overwrite"
+                raise ConfigError(f"{unfit} does not go with --part", hint=f"leave out {unfit}")
+            done = work.prepare_part(
                 inputs,
+                part=share[0],
+                parts=share[1],
                 out=out,
                 tokenizer=choice,
                 corpus=corpus,
                 build=build,
-                overwrite=overwrite,
                 language=code,
                 license=license,
-                against=evaluation,
+                engine=engine,
                 progress=console.progress,
             )
-            for problem in report.manifest.problems:
-                console.warn(str(problem))
-            for line in work.warnings_of(report.manifest):
-                console.warn(line)
-            if report.repaired:
-                were = "was" if len(report.repaired) == 1 else "were"
-                console.warn(f"{', '.join(report.repaired)} {were} damaged or missing, and {were} written again")
-            console.result(report.values(), text=_text(report, tokenizer))
+            console.result(done.values(), text=_part_text(done))
+            return
+        report = work.prepare(
+            inputs,
+            out=out,
+            tokenizer=choice,
+            corpus=corpus,
+            build=build,
+            overwrite=overwrite,
+            language=code,
+            license=license,
+            against=evaluation,
+            engine=engine,
+            progress=console.progress,
+        )
+        _show(report, console, tokenizer)
+
+
+def _share(part: str | None) -> tuple[int, int] | None:
+    """The share that `--part I/N` names.
+
+    Raises:
+        ConfigError: it is of another form.
+    """
+    from discern.errors import ConfigError
+
+    if part is None:
+        return None
+    number, slash, of = part.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+        raise ConfigError(
+            f"--part is {part!r}, expected I/N: the number of a share, from 0, and the number of shares",
+            hint="the first of three shares is --part 0/3, the last --part 2/3",
+        )
+    return int(number), int(of)
+
+
+def _merge(
+    inputs: list[str] | None,
+    out: Path | None,
+    work: ModuleType,
+    workers: int | None,
+    console: Console,
+    *,
+    overwrite: bool,
+    engine: str,
+    part: str | None,
+    check: bool,
+) -> None:
+    """Make the data set of the shares that were prepared."""
+    from discern.errors import ConfigError
+
+    if inputs or part or check:
+        unfit = f"INPUT ({inputs[0]})" if inputs else "--part" if part else "--check"
+        raise ConfigError(f"--merge takes no {unfit}: the shares say what they are of", hint="discern prepare --merge --out DATA")
+    if out is None:
+        raise ConfigError("no output folder is given", hint="add --out DATA, the same as of the shares")
+    report = work.merge(
+        out, workers=workers or work.available_cores(), overwrite=overwrite, engine=engine, progress=console.progress
+    )
+    _show(report, console, None)
+
+
+def _show(report: PrepareReport, console: Console, tokenizer: Path | None) -> None:
+    """Print the result of `prepare`, after warnings."""
+    from discern.data.reports import warnings_of
+
+    for problem in report.manifest.problems:
+        console.warn(str(problem))
+    for line in warnings_of(report.manifest):
+        console.warn(line)
+    if report.repaired:
+        were = "was" if len(report.repaired) == 1 else "were"
+        console.warn(f"{', '.join(report.repaired)} {were} damaged or missing, and {were} written again")
+    console.result(report.values(), text=_text(report, tokenizer))
+
+
+def _part_text(report: PartReport) -> str:
+    """The report of a share as text."""
+    return (
+        f"part {report.part}/{report.parts} of {report.folder}: {report.pieces:,} of {report.of_pieces:,} pieces in "
+        f"{report.seconds:.1f} s\nwhen all parts are done: discern prepare --merge --out {report.folder}"
+    )
 
 
 def _text(report: PrepareReport, tokenizer: Path | None) -> str:
     """The report as text."""
     manifest, statistics = report.manifest, report.manifest.statistics
     train, heldout = manifest.splits["train"], manifest.splits["heldout"]
+    near = manifest.near_duplicates
     median, longest = statistics.document_lengths["0.5"], statistics.document_lengths["1"]
     state = "already existed with identical content" if report.unchanged else "repaired" if report.repaired else "made"
     return "\n".join(
@@ -194,6 +317,7 @@ def _text(report: PrepareReport, tokenizer: Path | None) -> str:
             f"{report.folder}: {state} in {report.seconds:.1f} s, {statistics.tokens / report.seconds:,.0f} tokens/s",
             f"  documents   {statistics.documents:,}: {train.num_documents:,} to train on, {heldout.num_documents:,} held out; "
             f"{statistics.duplicates:,} exact duplicates",
+            *([f"  removed     {near.removed:,} near-duplicates, of {near.clusters:,} clusters"] if near is not None else []),
             f"  tokens      {statistics.tokens:,}: {train.num_tokens:,} to train on, {heldout.num_tokens:,} held out",
             f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of "
             f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens per word",
@@ -220,7 +344,7 @@ def _overlap_lines(overlap: tuple[FileOverlap, ...] | None) -> list[str]:
 
 def _show_check(report: CheckReport, console: Console) -> None:
     """Print the result of a check. Fails if `prepare` would."""
-    from discern.data.prepare import overlap_values
+    from discern.data.reports import overlap_values
     from discern.errors import DataError
 
     found = [f"error: {error}" for error in report.errors] + [str(problem) for problem in report.problems]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from discern.data.dataset.build import BuildOptions, build_shards, search_only, survey
-from discern.data.dataset.manifest import Manifest, Statistics
+from tokenizers import Tokenizer
+
+from discern.data.dataset.build import BuildOptions, Built, build_shards, search_only, survey
+from discern.data.dataset.manifest import Manifest, Setting
 from discern.data.dataset.publish import (
     configuration,
     describe,
@@ -21,23 +22,24 @@ from discern.data.dataset.publish import (
     repair,
     write_header,
 )
+from discern.data.near_duplicates import Banding
 from discern.data.overlap import EvaluationFiles, FileOverlap, OverlapSearch
+from discern.data.reports import CheckReport, PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import Problem, ProblemLog
+from discern.data.stages.engines import EngineName, engine_of
+from discern.data.stages.run import Staged, Work
 from discern.data.tokenizer import load_tokenizer
-from discern.data.tokenizer.choice import TokenizerChoice, train_on
+from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
 from discern.data.tokenizer.languages import find_language
-from discern.data.tokenizer.unknown import OTHER_TOKENIZER, unknown_warning
 from discern.data.tokenizer.words import SegmenterName, check_segmenter
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
 from discern.storage.guard import check_not_inside
-from discern.storage.output import OutputFolder
+from discern.storage.output import OutputFolder, StagedFolder
 
 _LONGEST_LICENSE = 200
-FEW_HELDOUT_DOCUMENTS = 10
-"""With fewer held-out documents, metrics depend on which documents are held out."""
 
 
 def available_cores() -> int:
@@ -69,67 +71,6 @@ def in_language(
     return spoken.completed(choice), chosen, spoken.code
 
 
-@dataclass(frozen=True)
-class PrepareReport:
-    """The result of `prepare`.
-
-    Attributes:
-        unchanged: whether the data set already existed with identical content. Its record of `overlap` may be new.
-        repaired: names of the files that were damaged or missing in an existing data set and have been replaced.
-    """
-
-    folder: Path
-    manifest: Manifest
-    seconds: float
-    unchanged: bool
-    repaired: tuple[str, ...] = ()
-
-    def values(self) -> dict[str, Any]:
-        """Statistics and properties of the data set in one dictionary, as `--json` prints it."""
-        manifest = self.manifest
-        statistics = manifest.statistics
-        return {
-            **statistics.model_dump(),
-            "train_documents": manifest.splits["train"].num_documents,
-            "heldout_documents": manifest.splits["heldout"].num_documents,
-            "train_tokens": manifest.splits["train"].num_tokens,
-            "heldout_tokens": manifest.splits["heldout"].num_tokens,
-            "vocab_size": manifest.tokenizer.vocab_size,
-            "tokenizer": manifest.tokenizer.model_dump(),
-            "fingerprint": manifest.fingerprint,
-            "problems": [problem.model_dump() for problem in manifest.problems],
-            "overlap": overlap_values(manifest.overlap),
-            "unchanged": self.unchanged,
-            "repaired": list(self.repaired),
-            "seconds": self.seconds,
-            "tokens_per_second": statistics.tokens / self.seconds,
-        }
-
-
-@dataclass(frozen=True)
-class CheckReport:
-    """The result of `check`. Errors would stop `prepare`, problems would not.
-
-    Attributes:
-        statistics: None without a tokenizer.
-        overlap: None without evaluation files.
-    """
-
-    documents: int
-    sentences: int
-    characters: int
-    bytes_read: int
-    statistics: Statistics | None
-    problems: tuple[Problem, ...]
-    errors: tuple[str, ...]
-    overlap: tuple[FileOverlap, ...] | None = None
-
-
-def overlap_values(overlap: tuple[FileOverlap, ...] | None) -> list[dict[str, Any]] | None:
-    """The overlap as `--json` prints it; None if the text was not compared with evaluation files."""
-    return None if overlap is None else [each.model_dump(mode="json") for each in overlap]
-
-
 def prepare(
     inputs: Sequence[str],
     *,
@@ -141,9 +82,13 @@ def prepare(
     language: str | None = None,
     license: str | None = None,
     against: EvaluationFiles | None = None,
+    engine: EngineName = "local",
     progress: Progress,
 ) -> PrepareReport:
     """Make a data set from text. `out` is either complete or absent.
+
+    With the engine `ray`, and to remove near-duplicates, the work is done in stages, whose results stay beside `out` until it
+    is complete, so that the same call goes on after an interruption. The data set does not depend on the engine.
 
     Args:
         inputs: files, folders, glob patterns, `-` or `hf:NAME`.
@@ -154,49 +99,207 @@ def prepare(
         language: code of the language of the text, for model cards.
         license: license of the text, for model cards.
         against: evaluation files to look for in the text; their overlap is recorded in the manifest, for model cards.
+        engine: what does the work: processes of this machine, or a Ray cluster.
 
     Raises:
-        ConfigError: the arguments contradict each other, the segmenter is not installed, or `out` holds something else.
+        ConfigError: the arguments contradict each other, the segmenter or the engine is not installed, or `out` holds something
+            else.
         DataError: the input, the tokenizer or an evaluation file cannot be used, or `out` cannot be written.
     """
     began = time.monotonic()
-    corpus, build = corpus or CorpusOptions(), build or BuildOptions(workers=available_cores())
-    tokenizer.check()
-    OutputFolder(out).check(*map(Path, inputs))
-    check_not_inside("--out", out, tokenizer.path)
-    check_segmenter(build.segmenter)
-    encoder = load_tokenizer(tokenizer.path, tokenizer.lowercase) if tokenizer.path else None
-    settings = configuration(tokenizer, corpus, build, language, _one_line(license))
-    target = out.resolve()
-    before = existing_data_set(target, settings, overwrite)
-    text = Corpus(inputs, corpus, exclude=target)
+    asked = _Asked.of(inputs, out, tokenizer, corpus, build, language, license, overwrite=overwrite)
+    in_stages = engine != "local" or asked.build.near_duplicates is not None
+    if in_stages:
+        _refuse_search(against)
     search = OverlapSearch(against) if against is not None else None
-    problems = ProblemLog()
-    with _advising_on_interruption(out, progress), OutputFolder(target).staged() as folder:
-        trained = None
-        if encoder is None:
-            trained = train_on(text, tokenizer, build.seed, build.workers, progress)
-            encoder = trained.tokenizer
-        reading = CorpusProgress(progress, "tokenizing", text)
-        built = build_shards(reading.read(problems), encoder, build, folder.path, reading, search)
-        for line in problems.notes:
-            progress.note(line)
-        if not built.statistics.documents:
-            found = "".join(f"; {problem}" for problem in problems.summary())
-            raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
-        info = describe(encoder, trained)
-        # What is known of the same text is kept.
-        overlap = search.results() if search is not None else before.overlap if before is not None else None
-        manifest = write_header(folder.path, encoder, info, built, tuple(inputs), settings, problems.summary(), overlap)
-        unchanged = before is not None and before.fingerprint == manifest.fingerprint
-        if before is not None and not unchanged:
-            raise other_data_set(out, "made of other text")
-        repaired = repair(folder, before, manifest) if before is not None else ()
-        if before is None:
-            if overwrite and target.is_dir():
-                refuse_foreign(target)  # put there meanwhile
-            folder.publish(replace=overwrite)
-    return PrepareReport(out, manifest, time.monotonic() - began, unchanged and not repaired, repaired)
+    with _advising_on_interruption(out, progress, goes_on=in_stages), OutputFolder(asked.target).staged() as folder:
+        if in_stages:
+            with engine_of(engine, asked.build.workers) as runs:
+                work = asked.begin(None, progress, overwrite=overwrite)
+                made = _of_stages(work, work.run(runs, folder.path, progress))
+        else:
+            work, made = None, _in_one_pass(asked, search, folder.path, progress)
+        report = _publish(asked, made, folder, began, overwrite=overwrite, progress=progress)
+    if work is not None:
+        work.discard()
+    return report
+
+
+def prepare_part(
+    inputs: Sequence[str],
+    *,
+    part: int,
+    parts: int,
+    out: Path,
+    tokenizer: TokenizerChoice,
+    corpus: CorpusOptions | None = None,
+    build: BuildOptions | None = None,
+    language: str | None = None,
+    license: str | None = None,
+    engine: EngineName = "local",
+    progress: Progress,
+) -> PartReport:
+    """Prepare one share of a data set, for a batch scheduler that runs the shares; `merge` then makes the data set.
+
+    Args:
+        part: number of the share, from 0.
+        parts: number of shares.
+
+    Raises:
+        ConfigError: as for `prepare`, or the other shares were begun with other settings.
+        DataError: as for `prepare`.
+    """
+    began = time.monotonic()
+    asked = _Asked.of(inputs, out, tokenizer, corpus, build, language, license, overwrite=False)
+    with _advising_on_interruption(out, progress, goes_on=True), engine_of(engine, asked.build.workers) as runs:
+        work = asked.begin(parts, progress)
+        done = work.run_share(runs, part, parts, progress)
+    return PartReport(out, part, parts, len(done), len(work.plan.pieces), time.monotonic() - began)
+
+
+def merge(out: Path, *, workers: int, overwrite: bool = False, engine: EngineName = "local", progress: Progress) -> PrepareReport:
+    """Make the data set of which every share has been prepared by `prepare_part`.
+
+    Raises:
+        ConfigError: no share has been prepared, or `out` holds something else.
+        DataError: a share is missing or damaged, or `out` cannot be written.
+    """
+    began = time.monotonic()
+    target = out.resolve()
+    work = Work.begun(target)
+    plan = work.plan
+    before = existing_data_set(target, plan.settings, overwrite)
+    asked = _Asked(plan.inputs, out, target, None, None, plan.corpus, plan.build, plan.settings, before)
+    with _advising_on_interruption(out, progress, goes_on=True), OutputFolder(target).staged() as folder:
+        with engine_of(engine, workers) as runs:
+            made = _of_stages(work, work.run(runs, folder.path, progress))
+        report = _publish(asked, made, folder, began, overwrite=overwrite, progress=progress)
+    work.discard()
+    return report
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked for, after the checks that need no work."""
+
+    inputs: tuple[str, ...]
+    out: Path
+    target: Path
+    choice: TokenizerChoice | None
+    encoder: Tokenizer | None
+    corpus: CorpusOptions
+    build: BuildOptions
+    settings: dict[str, Setting]
+    before: Manifest | None
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Sequence[str],
+        out: Path,
+        choice: TokenizerChoice,
+        corpus: CorpusOptions | None,
+        build: BuildOptions | None,
+        language: str | None,
+        license: str | None,
+        *,
+        overwrite: bool,
+    ) -> _Asked:
+        corpus, build = corpus or CorpusOptions(), build or BuildOptions(workers=available_cores())
+        choice.check()
+        if build.near_duplicates is not None:
+            Banding.of(build.near_duplicates)  # refuses what is no similarity
+        OutputFolder(out).check(*map(Path, inputs))
+        check_not_inside("--out", out, choice.path)
+        check_segmenter(build.segmenter)
+        encoder = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
+        settings = configuration(choice, corpus, build, language, _one_line(license))
+        target = out.resolve()
+        before = existing_data_set(target, settings, overwrite)
+        return cls(tuple(inputs), out, target, choice, encoder, corpus, build, settings, before)
+
+    @property
+    def text(self) -> Corpus:
+        """The documents of the inputs."""
+        return Corpus(self.inputs, self.corpus, exclude=self.target)
+
+    def begin(self, parts: int | None, progress: Progress, *, overwrite: bool = False) -> Work:
+        """The work in stages; see `Work.begin`."""
+        assert self.choice is not None
+        return Work.begin(
+            self.target,
+            self.inputs,
+            self.text,
+            self.encoder,
+            self.choice,
+            self.build,
+            self.settings,
+            parts,
+            progress,
+            overwrite=overwrite,
+        )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The shards that were made, and what the manifest says beside them."""
+
+    built: Built
+    tokenizer: Tokenizer
+    trained: TrainedTokenizer | None
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    overlap: tuple[FileOverlap, ...] | None = None
+
+
+def _in_one_pass(asked: _Asked, search: OverlapSearch | None, folder: Path, progress: Progress) -> _Made:
+    """Read the text once, in this process, and tokenize it in others."""
+    text, problems = asked.text, ProblemLog()
+    trained, encoder = None, asked.encoder
+    if encoder is None:
+        assert asked.choice is not None
+        trained = train_on(text, asked.choice, asked.build.seed, asked.build.workers, progress)
+        encoder = trained.tokenizer
+    reading = CorpusProgress(progress, "tokenizing", text)
+    built = build_shards(reading.read(problems), encoder, asked.build, folder, reading, search)
+    overlap = search.results() if search is not None else None
+    return _Made(built, encoder, trained, problems.summary(), problems.notes, overlap)
+
+
+def _of_stages(work: Work, staged: Staged) -> _Made:
+    return _Made(staged.built, work.tokenizer, work.trained, staged.problems, staged.notes)
+
+
+def _publish(
+    asked: _Asked, made: _Made, folder: StagedFolder, began: float, *, overwrite: bool, progress: Progress
+) -> PrepareReport:
+    """Write the manifest and publish the data set, or repair one that is there."""
+    for line in made.notes:
+        progress.note(line)
+    if not made.built.statistics.documents:
+        found = "".join(f"; {problem}" for problem in made.problems)
+        raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
+    before, info = asked.before, describe(made.tokenizer, made.trained)
+    # What is known of the same text is kept.
+    overlap = made.overlap if made.overlap is not None else before.overlap if before is not None else None
+    manifest = write_header(folder.path, made.tokenizer, info, made.built, asked.inputs, asked.settings, made.problems, overlap)
+    unchanged = before is not None and before.fingerprint == manifest.fingerprint
+    if before is not None and not unchanged:
+        raise other_data_set(asked.out, "made of other text")
+    repaired = repair(folder, before, manifest) if before is not None else ()
+    if before is None:
+        if overwrite and asked.target.is_dir():
+            refuse_foreign(asked.target)  # put there meanwhile
+        folder.publish(replace=overwrite)
+    return PrepareReport(asked.out, manifest, time.monotonic() - began, unchanged and not repaired, repaired)
+
+
+def _refuse_search(against: EvaluationFiles | None) -> None:
+    if against is not None:
+        raise ConfigError(
+            "--against needs the whole text in one process",
+            hint="look for evaluation files in a run of its own: discern prepare INPUT --check --against FILE",
+        )
 
 
 def check(
@@ -246,24 +349,6 @@ def check(
     return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)), overlap)
 
 
-def warnings_of(manifest: Manifest) -> list[str]:
-    """Warnings to read before training on a data set."""
-    found = []
-    unknown = unknown_warning(manifest.statistics.unknown_tokens, manifest.statistics.tokens, OTHER_TOKENIZER)
-    if unknown is not None:
-        found.append(unknown)
-    heldout = manifest.splits["heldout"]
-    if not heldout.num_tokens:
-        found.append("no document is held out, so no evaluation is possible: use more text, or --documents line")
-    elif heldout.num_documents < FEW_HELDOUT_DOCUMENTS:
-        number = "one document is" if heldout.num_documents == 1 else f"{heldout.num_documents} documents are"
-        found.append(
-            f"only {number} held out ({heldout.num_tokens:,} tokens), so held-out metrics depend on that text more than on "
-            "the model: hold out more documents with a larger --heldout fraction, or with --documents line"
-        )
-    return found
-
-
 def _one_line(license: str | None) -> str | None:
     """The license as model cards show it.
 
@@ -281,10 +366,11 @@ def _one_line(license: str | None) -> str | None:
 
 
 @contextmanager
-def _advising_on_interruption(out: Path, progress: Progress) -> Iterator[None]:
+def _advising_on_interruption(out: Path, progress: Progress, *, goes_on: bool = False) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         progress.finish()
-        progress.note(f"interrupted: {out} is unchanged. Run the same command again to prepare it.")
+        again = "go on from the finished tasks" if goes_on else "prepare it"
+        progress.note(f"interrupted: {out} is unchanged. Run the same command again to {again}.")
         raise

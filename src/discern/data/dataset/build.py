@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt
 from tokenizers import Tokenizer
 
-from discern.data.dataset.manifest import COUNTS_NAME, FileInfo, SplitInfo, SplitName, Statistics
+from discern.data.dataset.manifest import COUNTS_NAME, FileInfo, NearDuplicates, SplitInfo, SplitName, Statistics
 from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter
 from discern.data.overlap import OverlapSearch, finding_service
 from discern.data.processes import WorkerPool
@@ -46,6 +46,15 @@ class LengthHistogram:
         buckets = np.where(lengths < _EXACT, lengths, logarithmic)
         self._counts += np.bincount(np.minimum(buckets, _BUCKETS - 1), minlength=_BUCKETS)
         self._largest = max(self._largest, int(lengths.max()))
+
+    def to_array(self) -> Int[np.ndarray, " buckets"]:
+        """The counts of all buckets, then the largest length."""
+        return np.append(self._counts, self._largest)
+
+    def merge(self, other: Int[np.ndarray, " buckets"]) -> None:
+        """Add what another histogram has counted, as `to_array` gives it."""
+        self._counts += other[:-1]
+        self._largest = max(self._largest, int(other[-1]))
 
     def quantiles(self) -> dict[str, int]:
         """The length at each level: the smallest bucket that this fraction of the lengths does not exceed."""
@@ -114,9 +123,13 @@ class StatisticsCounter:
     def _duplicates(self) -> int:
         """Number of documents whose digest occurred before: 16 bytes of memory per document, sorted in place."""
         self._digests.seek(0)
-        digests = np.fromfile(self._digests, dtype=f"S{DIGEST_BYTES}")
-        digests.sort()
-        return int((digests[1:] == digests[:-1]).sum())
+        return repeated(np.fromfile(self._digests, dtype=np.uint8))
+
+
+def repeated(digests: UInt[np.ndarray, " n"]) -> int:
+    """Number of documents whose digest occurred before, from the bytes of all digests, which are sorted in a copy."""
+    ordered = np.sort(digests.reshape(-1, DIGEST_BYTES).view(f"S{DIGEST_BYTES}").ravel())
+    return int((ordered[1:] == ordered[:-1]).sum())
 
 
 CHUNK_CHARACTERS = 1 << 19
@@ -136,6 +149,7 @@ class BuildOptions:
         seed: seed of the choice of held-out documents.
         shard_tokens: maximum number of tokens per shard, unless a single document is longer.
         workers: number of processes that tokenize; the output does not depend on it.
+        near_duplicates: similarity from which documents are near-duplicates, of which the first is kept; None keeps all.
     """
 
     segmenter: SegmenterName = "none"
@@ -143,6 +157,7 @@ class BuildOptions:
     seed: int = 0
     shard_tokens: int = SHARD_TOKENS
     workers: int = 1
+    near_duplicates: float | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +167,7 @@ class Built:
     splits: dict[SplitName, SplitInfo]
     token_counts: FileInfo
     statistics: Statistics
+    near_duplicates: NearDuplicates | None = None
 
 
 def build_shards(
@@ -220,7 +236,7 @@ def survey(
 def search_only(documents: Iterable[Document], search: OverlapSearch, options: BuildOptions, reading: CorpusProgress) -> None:
     """Search the documents for the examples of evaluation files, in worker processes, without a tokenizer."""
     with WorkerPool(finding_service, (search.index, None, ()), options.workers) as pool:
-        for _, matches in pool.map(_chunks(documents)):
+        for _, matches in pool.map(chunks_of(documents)):
             search.add(matches, reading.locate)
             reading.show()
     reading.finish()
@@ -237,10 +253,10 @@ def encoded(
     arguments = (tokenizer.to_str(), options.segmenter)
     if search is None:
         with WorkerPool(encoding_service, arguments, options.workers) as pool:
-            yield from pool.map(_chunks(documents))
+            yield from pool.map(chunks_of(documents))
     else:
         with WorkerPool(finding_service, (search.index, encoding_service, arguments), options.workers) as both:
-            for chunk, matches in both.map(_chunks(documents)):
+            for chunk, matches in both.map(chunks_of(documents)):
                 search.add(matches, reading.locate)
                 yield chunk
 
@@ -250,7 +266,7 @@ def dtype_name(tokenizer: Tokenizer) -> str:
     return str(token_dtype(vocab_size(tokenizer)))
 
 
-def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def chunks_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Consecutive whole documents of about `CHUNK_CHARACTERS` together."""
     chunk: list[Document] = []
     size = 0

@@ -7,7 +7,7 @@ manifest, byte for byte.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +78,16 @@ class SplitInfo(Section):
     num_sentences: int
     shards: tuple[ShardInfo, ...]
 
+    @classmethod
+    def of(cls, shards: Sequence[ShardInfo]) -> SplitInfo:
+        """The entry of a split with these shards."""
+        return cls(
+            num_tokens=sum(shard.num_tokens for shard in shards),
+            num_documents=sum(shard.num_documents for shard in shards),
+            num_sentences=sum(shard.num_sentences for shard in shards),
+            shards=tuple(shards),
+        )
+
     @model_validator(mode="after")
     def _sums_agree(self) -> SplitInfo:
         for name in ("num_tokens", "num_documents", "num_sentences"):
@@ -117,10 +127,25 @@ class Statistics(Section):
     sentence_lengths: dict[str, int]
 
 
+class NearDuplicates(Section):
+    """The near-duplicates that were removed, and how they were found."""
+
+    similarity: float = Field(description="Least share of equal minima in the signatures of two documents.")
+    ngram_words: int
+    hashes: int = Field(description="Minima in a signature.")
+    bands: int
+    rows: int = Field(description="Minima in a band.")
+    kept: Literal["first"] = "first"
+    clusters: int
+    removed: int
+    cluster_sizes: dict[str, int] = Field(description="Number of clusters by number of documents.")
+
+
 class Manifest(Section):
     """The manifest of a data set: configuration, versions, statistics and checksums.
 
-    `overlap` is left out of the file if the text was not compared with evaluation files, as in data sets of older versions.
+    `overlap` is left out of the file if the text was not compared with evaluation files, as in data sets of older versions;
+    `near_duplicates` if none were looked for.
     """
 
     format: str = FORMAT
@@ -136,12 +161,14 @@ class Manifest(Section):
     configuration: dict[str, Setting]
     versions: dict[str, str]
     overlap: tuple[FileOverlap, ...] | None = Field(None, description="Overlap with evaluation files; None: not checked.")
+    near_duplicates: NearDuplicates | None = Field(None, description="Near-duplicates removed; None: not looked for.")
 
     @model_serializer(mode="wrap")
-    def _without_empty_overlap(self, write: Callable[[Manifest], dict[str, Any]]) -> dict[str, Any]:
+    def _without_what_was_not_asked(self, write: Callable[[Manifest], dict[str, Any]]) -> dict[str, Any]:
         written = write(self)
-        if self.overlap is None:
-            written.pop("overlap", None)
+        for name in ("overlap", "near_duplicates"):
+            if getattr(self, name) is None:
+                written.pop(name, None)
         return written
 
     @model_validator(mode="after")

@@ -141,7 +141,7 @@ def configuration(
     license: str | None = None,
 ) -> dict[str, Setting]:
     """Every setting that affects the output, and the language and license of the text."""
-    said = {"language": language, "license": license}
+    said = {"language": language, "license": license, "near_duplicates": build.near_duplicates}
     return {
         "train_tokenizer": choice.train,
         "vocab_size": choice.size if choice.train else None,
@@ -179,6 +179,7 @@ def write_header(
         configuration=settings,
         versions={"discern": discern.__version__, "tokenizers": version("tokenizers")},
         overlap=overlap,
+        near_duplicates=built.near_duplicates,
     )
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False)
     # A byte of a file name that is not UTF-8 becomes a JSON escape.

@@ -38,8 +38,13 @@ class _ChecksummedFile:
         self._file.close()
 
 
-class _ShardFiles:
-    """The four files of the shard being written."""
+class ShardFiles:
+    """The four files of the shard being written.
+
+    Args:
+        folder: existing folder for the files.
+        name: their name, to which a suffix is added.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
@@ -50,6 +55,7 @@ class _ShardFiles:
         self._bits = np.zeros(0, dtype=bool)  # word starts that do not fill a byte yet
 
     def append(self, block: TokenBlock) -> None:
+        """Add documents."""
         for suffix, lengths in (("documents", block.document_lengths), ("sentences", block.sentence_lengths)):
             starts = self.num_tokens + np.cumsum(lengths) - lengths
             self.files[suffix].write(starts.astype("<i8"))
@@ -63,6 +69,7 @@ class _ShardFiles:
         self.num_sentences += len(block.sentence_lengths)
 
     def close(self) -> ShardInfo:
+        """Finish the files and flush them to the disk; returns the entry of the shard in the manifest."""
         end = np.array([self.num_tokens], dtype="<i8")
         self.files["documents"].write(end)
         self.files["sentences"].write(end)
@@ -76,6 +83,7 @@ class _ShardFiles:
         )
 
     def abandon(self) -> None:
+        """Close the files without finishing them."""
         for file in self.files.values():
             file.abandon()
 
@@ -94,7 +102,7 @@ class SplitWriter:
         self._split = split
         self._shard_tokens = shard_tokens
         self._done: list[ShardInfo] = []
-        self._open: _ShardFiles | None = None
+        self._open: ShardFiles | None = None
 
     def __enter__(self) -> SplitWriter:
         return self
@@ -121,16 +129,11 @@ class SplitWriter:
     def close(self) -> SplitInfo:
         """Close the last shard; returns the entry of the split in the manifest."""
         self._close_shard()
-        return SplitInfo(
-            num_tokens=sum(shard.num_tokens for shard in self._done),
-            num_documents=sum(shard.num_documents for shard in self._done),
-            num_sentences=sum(shard.num_sentences for shard in self._done),
-            shards=tuple(self._done),
-        )
+        return SplitInfo.of(self._done)
 
-    def _shard(self) -> _ShardFiles:
+    def _shard(self) -> ShardFiles:
         if self._open is None:
-            self._open = _ShardFiles(self._folder, f"{self._split}-{len(self._done):05d}")
+            self._open = ShardFiles(self._folder, f"{self._split}-{len(self._done):05d}")
         return self._open
 
     def _close_shard(self) -> None:

@@ -64,6 +64,13 @@ class Corpus:
         if sum(item.name == "-" for item in self.inputs) > 1:
             raise ConfigError("'-' (standard input) can be given only once")
 
+    @classmethod
+    def of(cls, inputs: Sequence[Input], options: CorpusOptions) -> Corpus:
+        """The documents of inputs that were found before."""
+        corpus = cls((), options)
+        corpus.inputs = list(inputs)
+        return corpus
+
     @property
     def total_bytes(self) -> int | None:
         """Size of the input in bytes as stored; None if unknown."""

@@ -38,6 +38,12 @@ class ProblemLog:
         if len(examples) < MAX_EXAMPLES:
             examples.append(where)
 
+    def merge(self, problem: Problem) -> None:
+        """Count a kind of problem of another log, whose input follows."""
+        self._counts[problem.kind] = self._counts.get(problem.kind, 0) + problem.count
+        examples = self._examples.setdefault(problem.kind, [])
+        examples += problem.examples[: MAX_EXAMPLES - len(examples)]
+
     def note(self, line: str) -> None:
         """Record a decision about the input. Repeated lines are kept once."""
         self._notes[line] = None

@@ -141,11 +141,19 @@ BATCH_CHARACTERS = 1 << 18
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """A block of tokens, with the number of characters and empty documents that it was made from."""
+    """A block of tokens, and what is known of the documents that it was made from.
+
+    Attributes:
+        block: the documents that have tokens.
+        characters: number of characters of all documents.
+        empty_documents: number of documents without tokens.
+        kept: for each document, whether it has tokens.
+    """
 
     block: TokenBlock
     characters: int
     empty_documents: int
+    kept: Bool[np.ndarray, " N"]
 
 
 class _Batch(NamedTuple):
@@ -195,7 +203,7 @@ class DocumentEncoder:
             digests=_digests(documents)[kept],
         )
         characters = sum(map(len, sentences))
-        return EncodedChunk(block, characters, empty_documents=len(documents) - block.num_documents)
+        return EncodedChunk(block, characters, len(documents) - block.num_documents, kept)
 
     def _encode_batch(self, texts: list[str]) -> _Batch:
         sentences = self._sentences(texts)

@@ -1,0 +1,122 @@
+"""What `prepare` and `check` report, and the warnings to read before training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discern.data.dataset.manifest import Manifest, Statistics
+from discern.data.overlap import FileOverlap
+from discern.data.sources.problems import Problem
+from discern.data.tokenizer.unknown import OTHER_TOKENIZER, unknown_warning
+
+FEW_HELDOUT_DOCUMENTS = 10
+"""With fewer held-out documents, metrics depend on which documents are held out."""
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """The result of `prepare`.
+
+    Attributes:
+        unchanged: whether the data set already existed with identical content. Its record of `overlap` may be new.
+        repaired: names of the files that were damaged or missing in an existing data set and have been replaced.
+    """
+
+    folder: Path
+    manifest: Manifest
+    seconds: float
+    unchanged: bool
+    repaired: tuple[str, ...] = ()
+
+    def values(self) -> dict[str, Any]:
+        """Statistics and properties of the data set in one dictionary, as `--json` prints it."""
+        manifest = self.manifest
+        statistics = manifest.statistics
+        return {
+            **statistics.model_dump(),
+            "train_documents": manifest.splits["train"].num_documents,
+            "heldout_documents": manifest.splits["heldout"].num_documents,
+            "train_tokens": manifest.splits["train"].num_tokens,
+            "heldout_tokens": manifest.splits["heldout"].num_tokens,
+            "vocab_size": manifest.tokenizer.vocab_size,
+            "tokenizer": manifest.tokenizer.model_dump(),
+            "near_duplicates": manifest.near_duplicates.removed if manifest.near_duplicates is not None else None,
+            "fingerprint": manifest.fingerprint,
+            "problems": [problem.model_dump() for problem in manifest.problems],
+            "overlap": overlap_values(manifest.overlap),
+            "unchanged": self.unchanged,
+            "repaired": list(self.repaired),
+            "seconds": self.seconds,
+            "tokens_per_second": statistics.tokens / self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """The result of `prepare_part`.
+
+    Attributes:
+        pieces: number of pieces of this share.
+        of_pieces: number of pieces of all shares.
+    """
+
+    folder: Path
+    part: int
+    parts: int
+    pieces: int
+    of_pieces: int
+    seconds: float
+
+    def values(self) -> dict[str, Any]:
+        """The result in one dictionary, as `--json` prints it."""
+        return {
+            "part": self.part,
+            "parts": self.parts,
+            "pieces": self.pieces,
+            "of_pieces": self.of_pieces,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The result of `check`. Errors would stop `prepare`, problems would not.
+
+    Attributes:
+        statistics: None without a tokenizer.
+        overlap: None without evaluation files.
+    """
+
+    documents: int
+    sentences: int
+    characters: int
+    bytes_read: int
+    statistics: Statistics | None
+    problems: tuple[Problem, ...]
+    errors: tuple[str, ...]
+    overlap: tuple[FileOverlap, ...] | None = None
+
+
+def overlap_values(overlap: tuple[FileOverlap, ...] | None) -> list[dict[str, Any]] | None:
+    """The overlap as `--json` prints it; None if the text was not compared with evaluation files."""
+    return None if overlap is None else [each.model_dump(mode="json") for each in overlap]
+
+
+def warnings_of(manifest: Manifest) -> list[str]:
+    """Warnings to read before training on a data set."""
+    found = []
+    unknown = unknown_warning(manifest.statistics.unknown_tokens, manifest.statistics.tokens, OTHER_TOKENIZER)
+    if unknown is not None:
+        found.append(unknown)
+    heldout = manifest.splits["heldout"]
+    if not heldout.num_tokens:
+        found.append("no document is held out, so no evaluation is possible: use more text, or --documents line")
+    elif heldout.num_documents < FEW_HELDOUT_DOCUMENTS:
+        number = "one document is" if heldout.num_documents == 1 else f"{heldout.num_documents} documents are"
+        found.append(
+            f"only {number} held out ({heldout.num_tokens:,} tokens), so held-out metrics depend on that text more than on "
+            "the model: hold out more documents with a larger --heldout fraction, or with --documents line"
+        )
+    return found

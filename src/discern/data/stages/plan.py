@@ -1,0 +1,249 @@
+"""The plan: what is to be made of which files, written to shared storage before the first task.
+
+Every task reads the plan and compares its checksum with that of who asked for the task. So a machine that does not see the
+shared folder, or sees another one of the same path, is named instead of doing something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+import discern
+from discern.data.dataset.build import BuildOptions
+from discern.data.dataset.manifest import Setting
+from discern.data.sources.corpus import Corpus, Input
+from discern.data.sources.documents import CorpusOptions
+from discern.data.tokenizer import prepared
+from discern.errors import DataError
+from discern.parsing import json_value
+from discern.storage.files import partial_name, write_bytes
+
+PLAN_NAME = "plan.json"
+TOKENIZER_NAME = "tokenizer.json"
+_FORMAT = "discern-plan"
+
+# A piece is what one task reads: small enough that many machines have work, large enough that starting it costs little.
+SMALLEST_PIECE, LARGEST_PIECE, _PIECES = 1 << 20, 1 << 28, 256
+
+Piece = tuple[Input, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the tasks make.
+
+    Attributes:
+        inputs: the inputs as the user gave them.
+        settings: settings of the data set, as its manifest has them.
+        pieces: consecutive inputs that one task reads.
+        parts: number of shares that are run one by one; None if one command runs all of them.
+        trained_on: sentences and characters that the tokenizer was trained on; None for an existing tokenizer.
+        tokenizer: checksum of the tokenizer.
+        documents, text_field: see `CorpusOptions`.
+        segmenter, heldout, seed, shard_tokens, near_duplicates: see `BuildOptions`.
+        versions: versions of discern and tokenizers, which must be the same on every machine.
+    """
+
+    inputs: tuple[str, ...]
+    settings: dict[str, Setting]
+    pieces: tuple[Piece, ...]
+    parts: int | None
+    trained_on: tuple[int, int] | None
+    tokenizer: str
+    documents: Any
+    text_field: str | None
+    segmenter: Any
+    heldout: float
+    seed: int
+    shard_tokens: int
+    near_duplicates: float | None
+    versions: dict[str, str]
+
+    @property
+    def corpus(self) -> CorpusOptions:
+        """How the input becomes documents."""
+        return CorpusOptions(self.documents, self.text_field)
+
+    @property
+    def build(self) -> BuildOptions:
+        """How documents become shards."""
+        return BuildOptions(self.segmenter, self.heldout, self.seed, self.shard_tokens, near_duplicates=self.near_duplicates)
+
+    def share(self, part: int, parts: int) -> list[int]:
+        """The pieces of one of several shares."""
+        return list(range(part, len(self.pieces), parts))
+
+    def serialized(self) -> bytes:
+        """The plan as JSON. A byte of a file name that is not UTF-8 becomes an escape."""
+        values = asdict(self) | {"pieces": [[_written(item) for item in piece] for piece in self.pieces], "format": _FORMAT}
+        return json.dumps(values, indent=1).encode()
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the plan."""
+        return hashlib.sha256(self.serialized()).hexdigest()
+
+
+def make_plan(
+    inputs: Sequence[str],
+    text: Corpus,
+    tokenizer: Tokenizer,
+    trained_on: tuple[int, int] | None,
+    build: BuildOptions,
+    settings: dict[str, Setting],
+    parts: int | None,
+) -> Plan:
+    """The plan for an input. It depends on neither the engine nor the number of machines."""
+    return Plan(
+        inputs=tuple(inputs),
+        settings=settings,
+        pieces=tuple(_pieces(text)),
+        parts=parts,
+        trained_on=trained_on,
+        tokenizer=hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
+        documents=text.options.documents,
+        text_field=text.options.text_field,
+        segmenter=build.segmenter,
+        heldout=build.heldout,
+        seed=build.seed,
+        shard_tokens=build.shard_tokens,
+        near_duplicates=build.near_duplicates,
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the ids depend on."""
+    return {"discern": discern.__version__, "tokenizers": version("tokenizers")}
+
+
+def work_folder(target: Path) -> Path:
+    """The folder of the plan and of the results of the tasks, beside the data set."""
+    return target.with_name(f"{partial_name(target.name).removesuffix('.partial')}.parts")
+
+
+def write_plan(work: Path, plan: Plan, tokenizer: Tokenizer) -> None:
+    """Write the plan and its tokenizer."""
+    work.mkdir(parents=True, exist_ok=True)
+    write_bytes(work / TOKENIZER_NAME, tokenizer.to_str().encode())
+    write_bytes(work / PLAN_NAME, plan.serialized())
+
+
+def read_plan(work: Path) -> Plan | None:
+    """The plan in a folder; None if there is none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        return _parsed((work / PLAN_NAME).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise DataError(f"{work / PLAN_NAME} is damaged", hint=f"begin again: rm -r '{work}'") from problem
+
+
+@lru_cache(maxsize=2)
+def plan_of_task(work: str, fingerprint: str) -> tuple[Plan, Tokenizer]:
+    """The plan of a task, on the machine that runs it, and its tokenizer.
+
+    Raises:
+        DataError: this machine does not see the folder, sees another plan there, or has other versions.
+    """
+    here, folder = socket.gethostname(), Path(work)
+    shared = "give an --out on storage that every machine mounts at the same path"
+    plan = read_plan(folder)
+    if plan is None:
+        raise DataError(f"{here} does not see {folder / PLAN_NAME}", hint=shared)
+    if plan.fingerprint != fingerprint:
+        raise DataError(f"{here} sees another plan in {folder}", hint=shared)
+    if plan.versions != versions():
+        raise DataError(
+            f"{here} has {_listed(versions())}, but the work was begun with {_listed(plan.versions)}",
+            hint="install the same versions on every machine",
+        )
+    content = (folder / TOKENIZER_NAME).read_bytes()
+    if hashlib.sha256(content).hexdigest() != plan.tokenizer:
+        raise DataError(f"{folder / TOKENIZER_NAME} is not the tokenizer that the work was begun with", hint=shared)
+    return plan, prepared(Tokenizer.from_str(content.decode()), "the tokenizer")
+
+
+def differences(before: Plan, now: Plan) -> list[str]:
+    """What distinguishes two plans, for a message."""
+    names = [name for name in vars(now) if getattr(before, name) != getattr(now, name)]
+    found = []
+    for name in names:
+        if name == "settings":
+            keys = sorted(before.settings.keys() | now.settings.keys())
+            found += [
+                f"{key}: {before.settings.get(key)} -> {now.settings.get(key)}"
+                for key in keys
+                if before.settings.get(key) != now.settings.get(key)
+            ]
+        elif name == "pieces":
+            found.append(_other_input(before.pieces, now.pieces))
+        elif name == "versions":
+            found.append(f"versions: {_listed(before.versions)} -> {_listed(now.versions)}")
+        elif name == "tokenizer":
+            found.append(f"tokenizer: {before.tokenizer[:12]} -> {now.tokenizer[:12]}")
+        else:
+            found.append(f"{name}: {getattr(before, name)} -> {getattr(now, name)}")
+    return found
+
+
+def _other_input(before: Iterable[Piece], now: Iterable[Piece]) -> str:
+    one, other = ({item.name: item.size for piece in pieces for item in piece} for pieces in (before, now))
+    for name in sorted(one.keys() | other.keys()):
+        if one.get(name, -1) != other.get(name, -1):
+            return f"input {name}: {one.get(name, 'absent')} -> {other.get(name, 'absent')} bytes"
+    return "the files of the input are in another order"
+
+
+def _pieces(text: Corpus) -> Iterable[Piece]:
+    """Consecutive inputs of about the same number of bytes. An input of unknown size is a piece of its own."""
+    known = sum(item.size or 0 for item in text.inputs)
+    target = min(max(known // _PIECES, SMALLEST_PIECE), LARGEST_PIECE)
+    piece: list[Input] = []
+    size = 0
+    for item in text.inputs:
+        if piece and (item.size is None or size + item.size > target):
+            yield tuple(piece)
+            piece, size = [], 0
+        # Names stay as the user gave them, because messages and the manifest have them. A task may run in another folder.
+        piece.append(item if item.path is None else replace(item, path=Path(os.path.abspath(item.path))))
+        size += target if item.size is None else item.size
+    if piece:
+        yield tuple(piece)
+
+
+def _written(item: Input) -> dict[str, Any]:
+    return asdict(item) | {"path": None if item.path is None else str(item.path)}
+
+
+def _parsed(content: bytes) -> Plan:
+    values = json_value(content)
+    if values.pop("format") != _FORMAT:
+        raise ValueError("not a plan")
+    values["pieces"] = tuple(tuple(_input(item) for item in piece) for piece in values["pieces"])
+    values["inputs"] = tuple(values["inputs"])
+    values["trained_on"] = tuple(values["trained_on"]) if values["trained_on"] else None
+    return Plan(**values)
+
+
+def _input(values: dict[str, Any]) -> Input:
+    return Input(**values | {"path": Path(values["path"]) if values["path"] is not None else None})
+
+
+def _listed(found: dict[str, str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in found.items())

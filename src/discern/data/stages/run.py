@@ -1,0 +1,194 @@
+"""Runs the stages of a plan, or one share of the first stage, and joins the results."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from discern.data.dataset.build import BuildOptions, Built
+from discern.data.dataset.manifest import Setting
+from discern.data.sources.corpus import Corpus
+from discern.data.sources.problems import Problem
+from discern.data.stages import duplicates, shards
+from discern.data.stages.engines import Engine
+from discern.data.stages.pieces import piece_folder
+from discern.data.stages.plan import Plan, differences, make_plan, plan_of_task, read_plan, work_folder, write_plan
+from discern.data.stages.results import DONE_NAME, values_of
+from discern.data.stages.tasks import Stage, Task
+from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
+from discern.errors import ConfigError, DataError
+from discern.progress import Progress
+from discern.storage.files import cannot_write
+
+_SHOWN = 8
+_DESCRIPTIONS: dict[Stage, str] = {
+    "pieces": "tokenizing",
+    "buckets": "comparing documents",
+    "clusters": "joining near-duplicates",
+    "placed": "placing the documents",
+    "shards": "writing the shards",
+}
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the stages made of the whole input."""
+
+    built: Built
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+
+class Work:
+    """The tasks of a data set, and their results beside it.
+
+    Attributes:
+        folder: folder of the plan and of the results. It stays until the data set is published.
+        plan: the plan.
+        tokenizer: tokenizer of the data set.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, tokenizer: Tokenizer) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def begin(
+        cls,
+        target: Path,
+        inputs: Sequence[str],
+        text: Corpus,
+        tokenizer: Tokenizer | None,
+        choice: TokenizerChoice,
+        build: BuildOptions,
+        settings: dict[str, Setting],
+        parts: int | None,
+        progress: Progress,
+        *,
+        overwrite: bool = False,
+    ) -> Work:
+        """Begin a data set, or go on with what an earlier command began.
+
+        Args:
+            target: folder of the data set.
+            tokenizer: the tokenizer; None to train one, unless that was done before.
+            parts: number of shares; None if this command runs all of them.
+            overwrite: discard what a command with other settings has left.
+
+        Raises:
+            ConfigError: another command has begun the same data set with other settings, or the input cannot be read twice.
+            DataError: there is no text to train a tokenizer on, or the folder cannot be written.
+        """
+        _refuse_pipes(text)
+        folder = work_folder(target)
+        before = read_plan(folder)
+        trained = None
+        if tokenizer is None:
+            trained = _trained_before(folder, before) or train_on(text, choice, build.seed, build.workers, progress)
+            tokenizer = trained.tokenizer
+        counts = (trained.sentences, trained.characters) if trained else None
+        plan = make_plan(inputs, text, tokenizer, counts, build, settings, parts)
+        if before is not None and before.fingerprint != plan.fingerprint:
+            if not overwrite:
+                raise ConfigError(
+                    f"{folder} holds the unfinished work of another command ({'; '.join(differences(before, plan))})",
+                    hint=f"give the same command to go on with it, or begin again: rm -r '{folder}'",
+                )
+            shutil.rmtree(folder)
+            before = None
+        if before is None:
+            try:
+                write_plan(folder, plan, tokenizer)
+            except OSError as problem:
+                raise cannot_write(folder, problem) from problem
+        return cls(folder, plan, tokenizer)
+
+    @classmethod
+    def begun(cls, target: Path) -> Work:
+        """The work whose parts are to be merged.
+
+        Raises:
+            ConfigError: no part has been prepared.
+            DataError: a part is missing.
+        """
+        folder = work_folder(target)
+        plan = read_plan(folder)
+        if plan is None or plan.parts is None:
+            raise ConfigError(
+                f"there are no parts of {target} to merge", hint="prepare them first: discern prepare INPUT --out DATA --part 0/2"
+            )
+        plan, tokenizer = plan_of_task(str(folder), plan.fingerprint)
+        missing = [index for index in range(len(plan.pieces)) if not (piece_folder(folder, index) / DONE_NAME).is_file()]
+        if missing:
+            parts = sorted({index % plan.parts for index in missing})
+            names = ", ".join(f"{part}/{plan.parts}" for part in parts[:_SHOWN]) + (", ..." if len(parts) > _SHOWN else "")
+            raise DataError(
+                f"{len(missing):,} of {len(plan.pieces):,} pieces of {target} are missing, of parts {names}",
+                hint=f"prepare them with the command of the other parts and --part {parts[0]}/{plan.parts}",
+            )
+        return cls(folder, plan, tokenizer)
+
+    @property
+    def trained(self) -> TrainedTokenizer | None:
+        """The tokenizer, if it was trained on the input."""
+        return TrainedTokenizer(self.tokenizer, *self.plan.trained_on) if self.plan.trained_on else None
+
+    def run_share(self, engine: Engine, part: int, parts: int, progress: Progress) -> list[int]:
+        """Run one share of the first stage; returns its pieces."""
+        pieces = self.plan.share(part, parts)
+        self._run(engine, [("pieces", index) for index in pieces], progress)
+        return pieces
+
+    def run(self, engine: Engine, folder: Path, progress: Progress) -> Staged:
+        """Run every stage, without what is finished, and put the shards into a folder.
+
+        Raises:
+            DataError: the input cannot be read, a result cannot be written, or a machine does not see the folder.
+        """
+        self._run(engine, [("pieces", index) for index in range(len(self.plan.pieces))], progress)
+        if self.plan.near_duplicates is not None:
+            buckets = duplicates.num_buckets(self.folder, self.plan, self.tokenizer)
+            self._run(engine, [("buckets", index) for index in range(buckets)], progress)
+            self._run(engine, [("clusters", 0)], progress)
+        self._run(engine, [("placed", 0)], progress)
+        count = len(values_of(shards.placed_folder(self.folder))["shards"])
+        self._run(engine, [("shards", index) for index in range(count)], progress)
+        built = shards.join(self.folder, self.plan, self.tokenizer, folder)
+        if self.plan.near_duplicates is not None:
+            built = replace(built, near_duplicates=duplicates.summary(self.folder, self.plan.near_duplicates))
+        return Staged(built, *shards.joined_problems(self.folder, self.plan, self.tokenizer))
+
+    def discard(self) -> None:
+        """Remove the results of the tasks, after the data set was published."""
+        with suppress(OSError):
+            shutil.rmtree(self.folder)
+
+    def _run(self, engine: Engine, tasks: list[Task], progress: Progress) -> None:
+        if not tasks:
+            return
+        progress.start(_DESCRIPTIONS[tasks[0][0]], len(tasks), "tasks")
+        for _ in engine.run(self.folder, self.plan.fingerprint, tasks):
+            progress.advance(1)
+        progress.finish()
+
+
+def _trained_before(folder: Path, before: Plan | None) -> TrainedTokenizer | None:
+    """The tokenizer that an earlier command trained for the same work."""
+    if before is None or before.trained_on is None:
+        return None
+    _, tokenizer = plan_of_task(str(folder), before.fingerprint)
+    return TrainedTokenizer(tokenizer, *before.trained_on)
+
+
+def _refuse_pipes(text: Corpus) -> None:
+    if not text.rereadable:
+        raise ConfigError(
+            "standard input and pipes cannot be read in pieces, which --near-duplicates, --engine ray and --part need",
+            hint="save the text to a file first",
+        )

@@ -1,0 +1,211 @@
+"""The last stages: every document gets its place in a split, and the shards are written, each by a task of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+from tokenizers import Tokenizer
+
+from discern.data.dataset.build import Built, LengthHistogram, repeated
+from discern.data.dataset.manifest import COUNTS_NAME, SPLITS, FileInfo, ShardInfo, SplitInfo, SplitName, Statistics
+from discern.data.dataset.writing import HeldoutSplit, Placed, ShardFiles
+from discern.data.sources.problems import Problem, ProblemLog
+from discern.data.stages.pieces import Pieces
+from discern.data.stages.plan import Plan
+from discern.data.stages.results import checked, read_array, result_folder, values_of
+from discern.data.tokenizer import special_ids, vocab_size
+from discern.data.tokenizer.encoding import TokenBlock
+from discern.storage.files import sync_file, write_file
+
+_PLACED_AT_ONCE = 1 << 12
+
+
+def placed_folder(work: Path) -> Path:
+    """The places of all documents."""
+    return work / "placed"
+
+
+def shard_folder(work: Path, index: int) -> Path:
+    """The result of a shard."""
+    return work / "shards" / f"{index:06d}"
+
+
+class _Places:
+    """The documents of a split in order, cut into shards by the rule of `SplitWriter`."""
+
+    def __init__(self, path: Path, shard_tokens: int) -> None:
+        self._file = path.open("xb")
+        self._shard_tokens = shard_tokens
+        self._room = 0
+        self.count = 0
+        self.starts: list[int] = []
+
+    def append(self, numbers: Int[np.ndarray, " n"], lengths: Int[np.ndarray, " n"]) -> None:
+        ends = np.cumsum(lengths)
+        first = 0
+        while first < len(ends):
+            before = int(ends[first - 1]) if first else 0
+            stop = int(np.searchsorted(ends, before + self._room, side="right")) if self.starts else 0
+            if stop <= first:  # a new shard, which takes one document even if that is longer than a shard
+                self.starts.append(self.count + first)
+                self._room = self._shard_tokens
+                stop = max(int(np.searchsorted(ends, before + self._room, side="right")), first + 1)
+            self._room -= int(ends[stop - 1]) - before
+            first = stop
+        self.count += len(numbers)
+        self._file.write(numbers.astype("<i8").tobytes())
+
+    def close(self) -> None:
+        sync_file(self._file)
+        self._file.close()
+
+
+def place(work: Path, plan: Plan, tokenizer: Tokenizer, removed: Int[np.ndarray, " R"]) -> None:
+    """Decide which documents each shard has. Needs the digests and lengths of the documents, not their tokens.
+
+    Args:
+        removed: numbers of the documents that are left out, ascending.
+    """
+    pieces = Pieces(work, plan, tokenizer)
+    chooser = HeldoutSplit(plan.heldout, plan.seed)
+    digests: list[np.ndarray] = []
+    characters = sum(found["characters"] for found in pieces.values)
+    with result_folder(placed_folder(work)) as aside:
+        places = {split: _Places(aside.path / split, plan.shard_tokens) for split in SPLITS}
+
+        def put(placed: Placed) -> None:
+            for split, block in placed:
+                numbers, lengths = block.tokens.reshape(-1, 2).T.astype(np.int64)
+                places[split].append(numbers, lengths)
+
+        for index in range(len(plan.pieces)):
+            first, stop = pieces.firsts[index : index + 2]
+            kept = np.ones(stop - first, dtype=bool)
+            kept[removed[np.searchsorted(removed, first) : np.searchsorted(removed, stop)] - first] = False
+            characters -= int(pieces.array(index, "characters", "<i8")[~kept].sum())
+            found = pieces.digests(index)[kept]
+            digests.append(np.asarray(found))
+            numbers, lengths = np.arange(first, stop)[kept], pieces.lengths(index)[kept]
+            for begin in range(0, len(numbers), _PLACED_AT_ONCE):
+                some = slice(begin, begin + _PLACED_AT_ONCE)
+                put(chooser.place(_stand_ins(numbers[some], lengths[some], found[some])))
+        put(chooser.finish())
+        for split in SPLITS:
+            places[split].close()
+        bounds = {split: [*each.starts, each.count] for split, each in places.items()}
+        aside.values = {
+            "shards": [
+                {"split": split, "number": number, "start": start, "stop": stop}
+                for split in SPLITS
+                for number, (start, stop) in enumerate(pairwise(bounds[split]))
+            ],
+            "duplicates": repeated(np.concatenate(digests).ravel()),
+            "characters": characters,
+        }
+
+
+def _stand_ins(numbers: Int[np.ndarray, " D"], lengths: Int[np.ndarray, " D"], digests: np.ndarray) -> TokenBlock:
+    """A block with the documents' digests, but the number and the length of each document in place of its tokens."""
+    one = np.ones(len(numbers), dtype=np.int64)
+    pairs = np.stack([numbers, lengths], axis=1).astype(np.uint64)
+    return TokenBlock(pairs.ravel(), np.ones(2 * len(one), dtype=bool), 2 * one, one, np.asarray(digests))
+
+
+def make_shard(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None:
+    """Write a shard, with the counts of its tokens."""
+    pieces = Pieces(work, plan, tokenizer)
+    found = values_of(placed_folder(work))["shards"][index]
+    numbers = read_array(placed_folder(work), found["split"], "<i8")[found["start"] : found["stop"]]
+    unknown_id = special_ids(tokenizer)["unk"]
+    counts = np.zeros(vocab_size(tokenizer), dtype="<i8")
+    documents, sentences, words = LengthHistogram(), LengthHistogram(), 0
+    with result_folder(shard_folder(work, index)) as aside:
+        shard = ShardFiles(aside.path, f"{found['split']}-{found['number']:05d}")
+        try:
+            for block in pieces.blocks(np.asarray(numbers)):
+                shard.append(block)
+                words += int(block.word_starts.sum())
+                counts += np.bincount(block.tokens, minlength=len(counts))
+                documents.add(block.document_lengths)
+                sentences.add(block.sentence_lengths)
+        except BaseException:
+            shard.abandon()
+            raise
+        info = shard.close()
+        aside.write("counts", counts)
+        aside.write("lengths", np.stack([documents.to_array(), sentences.to_array()]).astype("<i8"))
+        aside.values = {
+            "split": found["split"],
+            "shard": info.model_dump(mode="json"),
+            "words": words,
+            "unknown": int(counts[unknown_id]),
+        }
+
+
+def join(work: Path, plan: Plan, tokenizer: Tokenizer, folder: Path) -> Built:
+    """Put the shards into the folder of the data set, and add up what the tasks counted."""
+    pieces, placed = Pieces(work, plan, tokenizer), values_of(placed_folder(work))
+    counts = np.zeros(vocab_size(tokenizer), dtype="<i8")
+    documents, sentences = LengthHistogram(), LengthHistogram()
+    shards: dict[SplitName, list[ShardInfo]] = {split: [] for split in SPLITS}
+    sums = Counter[str]()
+    for index in range(len(placed["shards"])):
+        made = values_of(shard_folder(work, index))
+        info = ShardInfo.model_validate(made["shard"])
+        for suffix in info.files:
+            _link(checked(shard_folder(work, index), f"{info.name}.{suffix}"), folder / f"{info.name}.{suffix}")
+        if made["split"] == "train":
+            counts += read_array(shard_folder(work, index), "counts", "<i8")
+        lengths = np.split(read_array(shard_folder(work, index), "lengths", "<i8"), 2)
+        documents.merge(lengths[0])
+        sentences.merge(lengths[1])
+        shards[made["split"]].append(info)
+        sums.update(words=made["words"], unknown=made["unknown"])
+        sums.update(documents=info.num_documents, sentences=info.num_sentences, tokens=info.num_tokens)
+    raw = counts.tobytes()
+    write_file(folder / COUNTS_NAME, raw)
+    statistics = Statistics(
+        documents=sums["documents"],
+        sentences=sums["sentences"],
+        tokens=sums["tokens"],
+        words=sums["words"],
+        unknown_tokens=sums["unknown"],
+        unknown_fraction=sums["unknown"] / max(sums["tokens"], 1),
+        tokens_per_word=sums["tokens"] / max(sums["words"], 1),
+        duplicates=placed["duplicates"],
+        empty_documents=sum(found["empty"] for found in pieces.values),
+        characters=placed["characters"],
+        bytes_read=sum(found["bytes_read"] for found in pieces.values),
+        document_lengths=documents.quantiles(),
+        sentence_lengths=sentences.quantiles(),
+    )
+    splits = {split: SplitInfo.of(shards[split]) for split in SPLITS}
+    return Built(splits, FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest()), statistics)
+
+
+def joined_problems(work: Path, plan: Plan, tokenizer: Tokenizer) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    """The problems of the whole input as one reading would have found them, and its notes."""
+    log = ProblemLog()
+    for found in Pieces(work, plan, tokenizer).values:
+        for problem in found["problems"]:
+            log.merge(Problem.model_validate(problem))
+        for line in found["notes"]:
+            log.note(line)
+    return log.summary(), log.notes
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        with target.open("rb+") as file:
+            sync_file(file)

@@ -1,0 +1,253 @@
+"""The stages give the bytes of one process, whatever was interrupted, damaged or run twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discern.data.dataset.build import BuildOptions
+from discern.data.prepare import merge, prepare, prepare_part
+from discern.data.stages import plan as planning
+from discern.data.stages.plan import read_plan, work_folder
+from discern.data.stages.tasks import perform
+from discern.data.tokenizer.choice import TokenizerChoice
+from discern.errors import ConfigError, DataError
+from discern.progress import Silent
+from tests.data.small_text import WORDS, made_up, plain, tar_of, write_vocabulary
+
+PARTS = 3
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of files that are pieces of their own: text with copies, an archive, and what is reported."""
+    monkeypatch.setattr(planning, "SMALLEST_PIECE", 1)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.txt").write_text(plain(made_up(60, seed=number % 3)))
+    (folder / "bad.txt").write_bytes(b"a red cat.\nbad \xff line\n\n\xff the old dog.\n")
+    (folder / "image.png").write_bytes(bytes(300))
+    (folder / "more.tar").write_bytes(tar_of({"a.txt": plain(made_up(40, seed=9)).encode(), "b": plain(made_up(20)).encode()}))
+    return folder
+
+
+def request(text: Path, out: str, **changes: Any) -> dict[str, Any]:
+    """Arguments of `prepare` and `prepare_part`."""
+    settings: dict[str, Any] = {
+        "inputs": (str(text),),
+        "out": text.parent / out,
+        "tokenizer": TokenizerChoice(write_vocabulary(text.parent / "vocab.txt")),
+        "build": BuildOptions(heldout=0.1, workers=1, shard_tokens=2500),
+        "progress": Silent(),
+    }
+    return settings | changes
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def run_part(text: Path, part: int, out: str = "parts", **changes: Any) -> None:
+    prepare_part(part=part, parts=PARTS, **request(text, out, **changes))
+
+
+def do(text: Path, *tasks: Any, out: str = "parts") -> None:
+    """Do tasks in this process."""
+    work = work_folder(text.parent / out)
+    plan = read_plan(work)
+    assert plan is not None
+    for task in tasks:
+        perform(str(work), plan.fingerprint, task)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"build": BuildOptions(heldout=0, workers=1)},
+        {"build": BuildOptions(heldout=0.0005, workers=2, shard_tokens=600)},
+        {"tokenizer": TokenizerChoice(train="wordpiece", vocab_size=290)},
+    ],
+    ids=["shards", "nothing held out", "one held out, tiny shards", "trained tokenizer"],
+)
+def test_parts_in_any_order_are_the_bytes_of_one_process(text: Path, changes: dict[str, Any]) -> None:
+    prepare(**request(text, "whole", **changes))
+    for part in (2, 0, 1):
+        run_part(text, part, **changes)
+    report = merge(text.parent / "parts", workers=1, progress=Silent())
+    assert contents(text.parent / "parts") == contents(text.parent / "whole")
+    assert [problem.kind for problem in report.manifest.problems] == [
+        "invalid UTF-8, replaced",
+        "file skipped, as it is not text",
+    ]
+    assert not list(text.parent.glob(".*"))
+
+
+def test_the_bytes_have_not_changed(text: Path) -> None:
+    """Recorded before data sets were made in stages."""
+    for name in ("3.txt", "bad.txt", "image.png", "more.tar"):
+        (text / name).unlink()
+    report = prepare(**request(text, "whole"))
+    statistics = hashlib.sha256(report.manifest.statistics.model_dump_json().encode()).hexdigest()
+    assert report.manifest.fingerprint == "dfdb62906f75f6ea822a799bf66efd5b705fbaf5c9c0ce8d08975b54d2dae8f8"
+    assert report.manifest.token_counts.sha256 == "8cc83a638777a2440c81fe4b119b64309aae3268392689f53fc64f5cc71cd807"
+    assert statistics == "864743012d00b73c5e1b15e17349f37d0e37bf0a06230a8049744ae58ba06ed9"
+
+
+def test_a_missing_part_is_named(text: Path) -> None:
+    run_part(text, 0)
+    with pytest.raises(DataError, match=r"of parts 1/3, 2/3") as raised:
+        merge(text.parent / "parts", workers=1, progress=Silent())
+    assert "--part 1/3" in str(raised.value.hint)
+    assert not (text.parent / "parts").exists()
+
+
+def test_nothing_to_merge(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no parts"):
+        merge(tmp_path / "data", workers=1, progress=Silent())
+
+
+def test_parts_with_other_settings_are_refused(text: Path) -> None:
+    run_part(text, 0)
+    other = write_vocabulary(text.parent / "other.txt", leave_out="cat")
+    with pytest.raises(ConfigError, match="tokenizer: "):
+        run_part(text, 1, tokenizer=TokenizerChoice(other))
+    with pytest.raises(ConfigError, match=r"heldout: 0\.1 -> 0\.2"):
+        run_part(text, 1, build=BuildOptions(heldout=0.2, workers=1, shard_tokens=2500))
+    with (text / "1.txt").open("a") as file:
+        file.write("more")
+    with pytest.raises(ConfigError, match=r"input .*1\.txt: \d+ -> \d+ bytes"):
+        run_part(text, 1)
+
+
+def test_damaged_and_half_written_results_are_made_again(text: Path) -> None:
+    prepare(**request(text, "whole"))
+    for part in range(PARTS):
+        run_part(text, part)
+    pieces = work_folder(text.parent / "parts") / "pieces"
+    with (pieces / "000001" / "block.tokens").open("rb+") as file:
+        file.write(b"\xff")
+    (pieces / "000002" / "digests").unlink()
+    (pieces / "000003" / "done.json").write_text("{")
+    shutil.copytree(pieces / "000000", pieces / ".000000.a-machine-that-died")
+    merge(text.parent / "parts", workers=1, progress=Silent())
+    assert contents(text.parent / "parts") == contents(text.parent / "whole")
+
+
+def test_two_attempts_at_a_task_do_no_harm(text: Path) -> None:
+    run_part(text, 0)
+    work = work_folder(text.parent / "parts")
+    before = contents(work / "pieces" / "000000")
+    moved = work / "pieces" / "moved"
+    (work / "pieces" / "000000").rename(moved)
+    do(text, ("pieces", 0), ("pieces", 0))
+    assert contents(work / "pieces" / "000000") == before
+
+
+def test_a_machine_that_does_not_see_the_folder(text: Path) -> None:
+    run_part(text, 0)
+    work = work_folder(text.parent / "parts")
+    with pytest.raises(DataError, match="does not see") as raised:
+        perform(str(work.with_name("elsewhere")), "0", ("pieces", 0))
+    assert "mounts" in str(raised.value.hint)
+    with pytest.raises(DataError, match="sees another plan"):
+        perform(str(work), "0", ("pieces", 0))
+
+
+def test_another_version_on_one_machine(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_part(text, 0)
+    planning.plan_of_task.cache_clear()
+    monkeypatch.setattr(planning, "versions", lambda: {"discern": "0.0.1", "tokenizers": "0"})
+    with pytest.raises(DataError, match=r"discern 0\.0\.1"):
+        do(text, ("pieces", 0))
+
+
+def test_an_input_that_fails_stops_without_losing_the_rest(text: Path) -> None:
+    (text / "cut.tar").write_bytes(tar_of({"a": b"x" * 5000})[:2000])
+    with pytest.raises(DataError, match=r"cut\.tar"):
+        prepare_part(part=0, parts=1, **request(text, "parts"))
+    done = sorted(path.name for path in (work_folder(text.parent / "parts") / "pieces").iterdir())
+    assert done
+    assert not any(name.startswith(".") for name in done)
+    plan = json.loads((work_folder(text.parent / "parts") / "plan.json").read_text())
+    assert len(plan["pieces"]) == 8
+
+
+def planted(folder: Path) -> tuple[list[str], list[str]]:
+    """Sixty different documents, then copies of half of them with one word in a hundred changed, in files of ten."""
+    draw = random.Random(3)
+    words = [f"{first}{second}" for first in WORDS for second in WORDS]
+    originals = [[draw.choice(words) for _ in range(150)] for _ in range(60)]
+    copies = []
+    for words_of_one in originals[::2]:
+        copy = list(words_of_one)
+        copy[draw.randrange(150)] = "a"
+        copies.append(copy)
+    texts = [" ".join(document) for document in originals + copies]
+    for first in range(0, len(texts), 10):
+        (folder / f"{first:03d}.txt").write_text("\n\n".join(texts[first : first + 10]))
+    return texts[:60], texts[60:]
+
+
+def test_planted_near_duplicates_are_removed_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "SMALLEST_PIECE", 1)
+    text = tmp_path / "text"
+    text.mkdir()
+    planted(text)
+    build = BuildOptions(heldout=0.2, workers=1, near_duplicates=0.8)
+    report = prepare(**request(text, "whole", build=build))
+    found = report.manifest.near_duplicates
+    assert found is not None
+    assert (found.removed, found.clusters, found.cluster_sizes) == (30, 30, {"2": 30})
+    assert (found.bands, found.rows, found.kept) == (21, 6, "first")
+    assert report.values()["near_duplicates"] == 30
+    for part in range(PARTS):
+        run_part(text, part, build=build)
+    monkeypatch.setattr("discern.data.stages.duplicates.DOCUMENTS_PER_BUCKET", 40)  # three slices of each band
+    merge(tmp_path / "parts", workers=1, progress=Silent())
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+    # What is left is the originals: the data set of the first six files, with the same documents held out.
+    for path in sorted(text.iterdir())[6:]:
+        path.unlink()
+    alone = prepare(**request(text, "alone", build=replace(build, near_duplicates=None)))
+    assert alone.manifest.fingerprint == report.manifest.fingerprint
+    same = {"documents", "tokens", "words", "characters", "duplicates", "document_lengths"}
+    assert alone.manifest.statistics.model_dump(include=same) == report.manifest.statistics.model_dump(include=same)
+
+
+def test_a_stage_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "SMALLEST_PIECE", 1)
+    text = tmp_path / "text"
+    text.mkdir()
+    planted(text)
+    build = BuildOptions(heldout=0.2, workers=1, near_duplicates=0.8)
+    whole = prepare(**request(text, "whole", build=build))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("discern.data.stages.duplicates.make_clusters", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(**request(text, "again", build=build))
+    assert not (tmp_path / "again").exists()
+    links = tmp_path / ".again.parts" / "buckets" / "000003" / "links"
+    content = bytearray(links.read_bytes())
+    content[0] ^= 1
+    links.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"unfinished work .*near_duplicates: 0\.8 -> 0\.9"):
+        prepare(**request(text, "again", build=replace(build, near_duplicates=0.9)))
+    with monkeypatch.context() as broken:
+        broken.setattr("discern.data.stages.pieces.make_piece", interrupted)  # not needed a second time
+        again = prepare(**request(text, "again", build=build))
+    assert again.manifest == whole.manifest
+    assert not list(tmp_path.glob(".*"))
