@@ -23,7 +23,8 @@ def prepare(
         typer.Argument(
             metavar="INPUT...",
             show_default=False,
-            help="Files, folders, patterns, '-' for standard input, or hf:NAME[:CONFIGURATION[:SPLIT]]. Formats: text, CSV, TSV, "
+            help="Files, folders, patterns, addresses (https://, s3://, gs://, hf://), '-' for standard input, or "
+            "hf:NAME[:CONFIGURATION[:SPLIT]]. Formats: text, CSV, TSV, "
             "JSON lines, parquet, WikiExtractor's <doc>, and tar archives of them, nested or not; each plain or compressed by "
             "gz, xz, zst or bz2. The format is detected from the content.",
         ),

@@ -28,6 +28,7 @@ from discern.data.reports import CheckReport, PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import Problem, ProblemLog
+from discern.data.sources.remote import shown
 from discern.data.stages.engines import EngineName, engine_of
 from discern.data.stages.run import Staged, Work
 from discern.data.tokenizer import load_tokenizer
@@ -91,7 +92,7 @@ def prepare(
     is complete, so that the same call goes on after an interruption. The data set does not depend on the engine.
 
     Args:
-        inputs: files, folders, glob patterns, `-` or `hf:NAME`.
+        inputs: files, folders, glob patterns, addresses (`https://`, `s3://`, `gs://`, `hf://`), `-` or `hf:NAME`.
         tokenizer: the tokenizer to use, or the kind to train.
         corpus: how the input becomes documents.
         build: how documents become shards.
@@ -282,7 +283,9 @@ def _publish(
     before, info = asked.before, describe(made.tokenizer, made.trained)
     # What is known of the same text is kept.
     overlap = made.overlap if made.overlap is not None else before.overlap if before is not None else None
-    manifest = write_header(folder.path, made.tokenizer, info, made.built, asked.inputs, asked.settings, made.problems, overlap)
+    manifest = write_header(
+        folder.path, made.tokenizer, info, made.built, tuple(map(shown, asked.inputs)), asked.settings, made.problems, overlap
+    )
     unchanged = before is not None and before.fingerprint == manifest.fingerprint
     if before is not None and not unchanged:
         raise other_data_set(asked.out, "made of other text")

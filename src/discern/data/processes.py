@@ -24,6 +24,10 @@ Message = TypeVar("Message")
 Reply = TypeVar("Reply")
 
 
+class WorkerDiedError(DataError):
+    """A worker process ended without being told to."""
+
+
 class WorkerProcess(Generic[Message, Reply]):
     """A process that answers messages, one at a time.
 
@@ -60,7 +64,7 @@ class WorkerProcess(Generic[Message, Reply]):
         """Send a message and wait for the reply.
 
         Raises:
-            DataError: the process died.
+            WorkerDiedError: the process died.
             DiscernError: the service raised it.
         """
         try:
@@ -71,7 +75,7 @@ class WorkerProcess(Generic[Message, Reply]):
             assert self._process.stdout is not None
             reply, error = pickle.load(self._process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as problem:
-            raise DataError(
+            raise WorkerDiedError(
                 f"a worker process ended unexpectedly (exit status {self._process.wait()})",
                 hint="if memory ran out, use fewer --workers; otherwise see its output above",
             ) from problem

@@ -41,7 +41,7 @@ def test_a_cluster_on_this_machine(text: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(planning, "SMALLEST_PIECE", 1)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     choice = TokenizerChoice(write_vocabulary(text.parent / "vocab.txt"))
-    build = BuildOptions(heldout=0.1, workers=2, shard_tokens=3000)
+    build = BuildOptions(heldout=0.1, workers=2, shard_tokens=3000, near_duplicates=0.9)
     for out, engine in (("whole", "local"), ("ray", "ray")):
         prepare((str(text),), out=text.parent / out, tokenizer=choice, build=build, engine=engine, progress=Silent())  # type: ignore[arg-type]
     assert contents(text.parent / "ray") == contents(text.parent / "whole")
@@ -55,7 +55,6 @@ def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "discern-nlp[ray]" in str(raised.value.hint)
 
 
-@pytest.mark.slow
 def test_an_address_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(DataError, match="no Ray cluster answers at RAY_ADDRESS=127"):

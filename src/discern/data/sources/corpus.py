@@ -21,6 +21,7 @@ from typing import BinaryIO
 from discern.data.sources.base import ReadContext, named_source, read_stream
 from discern.data.sources.documents import CorpusOptions, Document
 from discern.data.sources.problems import ProblemLog
+from discern.data.sources.remote import ResumingStream, is_remote, open_remote, remote_files, shown
 from discern.data.sources.streams import CountingStream, Expansion, PipeStream, naming
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
@@ -37,19 +38,21 @@ class Input:
         path: path of a file; None for standard input and inputs given by name.
         explicit: whether the user named the input rather than a folder or pattern. It must then be readable as text.
         size: size in bytes; None if unknown.
+        address: address of a file on a server or in an object store; None otherwise.
     """
 
     name: str
     path: Path | None
     explicit: bool
     size: int | None
+    address: str | None = None
 
 
 class Corpus:
     """The documents of some inputs. Every reading gives the same documents.
 
     Args:
-        inputs: files, folders, glob patterns, `-` or `hf:NAME`.
+        inputs: files, folders, glob patterns, addresses (`https://`, `s3://`, `gs://`, `hf://`), `-` or `hf:NAME`.
         options: how text becomes documents.
         exclude: folder that is not input although it may lie in one: the output folder.
 
@@ -108,7 +111,7 @@ class Corpus:
             expansion = Expansion(item.name)
             context = ReadContext(item.name, item.explicit, self.options, problems, expansion)
             try:
-                if item.path is None and (source := named_source(item.name)) is not None:
+                if item.path is None and item.address is None and (source := named_source(item.name)) is not None:
                     yield from source.documents(item.name.partition(":")[2], context)
                 else:
                     with naming(item.name), closing(_open(item)) as file:
@@ -121,6 +124,10 @@ class Corpus:
 
 
 def _inputs(text: str, excluded: Path | None) -> Iterator[Input]:
+    if is_remote(text):
+        for address, size in remote_files(text):
+            yield Input(shown(address), None, address == text, size, address)
+        return
     if text == "-" or named_source(text) is not None:
         yield Input(text, None, True, None)
         return
@@ -139,7 +146,9 @@ def _inputs(text: str, excluded: Path | None) -> Iterator[Input]:
             else:
                 yield Input(str(match), match, False, match.stat().st_size)
     else:
-        raise DataError(f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, '-' or hf:NAME")
+        raise DataError(
+            f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, an address, '-' or hf:NAME"
+        )
 
 
 def _folder(folder: Path, excluded: Path | None) -> Iterator[Input]:
@@ -159,7 +168,9 @@ def _refuse(problem: OSError) -> None:
     raise DataError(f"{problem.filename} cannot be read: {problem.strerror}") from problem
 
 
-def _open(item: Input) -> BinaryIO | PipeStream:
+def _open(item: Input) -> BinaryIO | PipeStream | ResumingStream:
+    if item.address is not None:
+        return open_remote(item.address)
     place = sys.stdin.fileno() if item.path is None else item.path
     file = open(place, "rb", closefd=item.path is not None)  # noqa: SIM115 (the caller closes it)
     return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else PipeStream(file)

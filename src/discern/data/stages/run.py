@@ -126,11 +126,12 @@ class Work:
         plan, tokenizer = plan_of_task(str(folder), plan.fingerprint)
         missing = [index for index in range(len(plan.pieces)) if not (piece_folder(folder, index) / DONE_NAME).is_file()]
         if missing:
-            parts = sorted({index % plan.parts for index in missing})
-            names = ", ".join(f"{part}/{plan.parts}" for part in parts[:_SHOWN]) + (", ..." if len(parts) > _SHOWN else "")
+            of = plan.parts or 1
+            parts = sorted({index % of for index in missing})
+            names = ", ".join(f"{part}/{of}" for part in parts[:_SHOWN]) + (", ..." if len(parts) > _SHOWN else "")
             raise DataError(
                 f"{len(missing):,} of {len(plan.pieces):,} pieces of {target} are missing, of parts {names}",
-                hint=f"prepare them with the command of the other parts and --part {parts[0]}/{plan.parts}",
+                hint=f"prepare them with the command of the other parts and --part {parts[0]}/{of}",
             )
         return cls(folder, plan, tokenizer)
 

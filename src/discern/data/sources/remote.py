@@ -1,0 +1,276 @@
+"""Inputs on servers and object stores: `http://`, `https://`, `s3://`, `gs://` and `hf://`.
+
+A connection that breaks is opened again at the byte where it broke. An object that changes meanwhile is an error, because the
+rest would not belong to the beginning. Messages contain neither credentials nor the text of errors of the libraries, which may.
+"""
+
+from __future__ import annotations
+
+import glob
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit, urlunsplit
+
+from discern.errors import ConfigError, DataError
+
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for a server of your own",
+    "gs": "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS",
+    "hf": "hf auth login, or set HF_TOKEN, and accept the terms of the repository on its page",
+    "http": "the address may need a signature in its query, or may have expired",
+}
+_TRIES = 6
+_FIRST_WAIT_SECONDS = 0.25
+_TIMEOUT_SECONDS = 30
+_BLOCK_BYTES = 1 << 23
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_HEADERS = {"User-Agent": "discern", "Accept-Encoding": "identity"}
+
+
+@runtime_checkable
+class Connection(Protocol):
+    """An open connection."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+def is_remote(text: str) -> bool:
+    """Whether an input is the address of something on a server or in an object store."""
+    scheme, separator, _ = text.partition("://")
+    return bool(separator) and scheme.lower() in ("http", "https", *_PACKAGES)
+
+
+def shown(text: str) -> str:
+    """An input as messages and the manifest show it: without the query of an address, which may be a signature."""
+    return urlunsplit(urlsplit(text)._replace(query="", fragment="")) if is_remote(text) else text
+
+
+def remote_files(address: str) -> Iterator[tuple[str, int | None]]:
+    """The addresses and sizes in bytes of the files of an address: itself, or what is below it or matches its pattern.
+
+    Raises:
+        ConfigError: the address contains a password, or an optional package is missing.
+        DataError: nothing is there, access is refused, or the server does not answer.
+    """
+    parts = urlsplit(address)
+    if parts.username or parts.password:
+        raise ConfigError(
+            f"the address of an input at {parts.hostname} contains a user name or a password, which the manifest would record",
+            hint=_CREDENTIALS.get(parts.scheme.lower(), _CREDENTIALS["http"]),
+        )
+    if parts.scheme.lower() in ("http", "https"):
+        yield address, _size_on_server(address)
+        return
+    system, path = _file_system(address)
+    with _explaining(address):
+        if glob.has_magic(path):
+            found = {name: info for name, info in system.glob(path, detail=True).items() if info["type"] == "file"}
+        else:
+            found = system.find(path, detail=True)
+        files = [
+            (f"{parts.scheme}://{name}", info.get("size")) for name, info in sorted(found.items()) if _is_visible(name, path)
+        ]
+    if not files:
+        raise DataError(f"there is nothing at {shown(address)}", hint="check the address; quote a pattern for the shell")
+    yield from files
+
+
+def open_remote(address: str) -> ResumingStream:
+    """The bytes of an address.
+
+    Raises:
+        DataError: it does not exist, access is refused, or the server does not answer.
+        ConfigError: an optional package is missing.
+    """
+    if urlsplit(address).scheme.lower() in ("http", "https"):
+        return ResumingStream(shown(address), _Server(address).open)
+    system, path = _file_system(address)
+
+    def open_at(offset: int) -> tuple[Connection, int | None]:
+        with _explaining(address):
+            file = system.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
+            file.seek(offset)
+            return file, file.size
+
+    return ResumingStream(shown(address), open_at)
+
+
+class ResumingStream:
+    """A stream that goes on where a broken connection ended.
+
+    Args:
+        name: name for messages.
+        open_at: opens a connection at an offset; returns it with the size of the whole, or None if that is unknown.
+    """
+
+    def __init__(self, name: str, open_at: Callable[[int], tuple[Connection, int | None]]) -> None:
+        self._name = name
+        self._open_at = open_at
+        self._position = 0
+        self._failures = 0
+        self._connection: Connection | None = None
+        self._size: int | None = None
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes; empty only at the end.
+
+        Raises:
+            DataError: the connection breaks again and again.
+        """
+        while True:
+            try:
+                if self._connection is None:
+                    self._connection, self._size = self._open_at(self._position)
+                data = self._connection.read(size)
+                if data or self._size is None or self._position >= self._size:
+                    self._position += len(data)
+                    self._failures = 0
+                    return data
+                reason = "the connection ended early"
+            except http.client.IncompleteRead as problem:
+                if problem.partial:
+                    self._position += len(problem.partial)
+                    self.close()
+                    return problem.partial
+                reason = "the connection ended early"
+            except (OSError, http.client.HTTPException) as problem:
+                reason = type(problem).__name__
+            self._wait(reason)
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.close()
+        self._connection = None
+
+    def _wait(self, reason: str) -> None:
+        self.close()
+        self._failures += 1
+        if self._failures >= _TRIES:
+            of = f" of {self._size:,}" if self._size is not None else ""
+            raise DataError(
+                f"{self._name} cannot be read beyond byte {self._position:,}{of}: {reason}, {_TRIES} times in a row",
+                hint="check the network and the server, then run the same command again",
+            )
+        time.sleep(_FIRST_WAIT_SECONDS * 2 ** (self._failures - 1))
+
+
+class _Server:
+    """A file on a web server."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._version: str | None = None
+
+    def open(self, offset: int) -> tuple[Connection, int | None]:
+        headers = _HEADERS | ({"Range": f"bytes={offset}-"} if offset else {})
+        response = _answer(self._address, "GET", headers)
+        version = response.headers.get("ETag") or response.headers.get("Last-Modified")
+        if offset and version != self._version:
+            raise DataError(f"{shown(self._address)} changed while it was read", hint="run the same command again")
+        self._version = version
+        length = response.headers.get("Content-Length")
+        size = int(length) if length is not None and length.isdecimal() else None
+        if response.status == 206:
+            return response, None if size is None else offset + size
+        left = offset  # the server knows no ranges
+        while left and (skipped := response.read(min(left, 1 << 20))):
+            left -= len(skipped)
+        return response, size
+
+
+def _answer(address: str, method: str, headers: dict[str, str]) -> Any:
+    """The response of a server.
+
+    Raises:
+        DataError: the file does not exist, or access is refused.
+        OSError: the server does not answer, or asks to come again later.
+    """
+    try:
+        return urllib.request.urlopen(urllib.request.Request(address, headers=headers, method=method), timeout=_TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as problem:
+        problem.close()
+        code = problem.code
+    except ValueError:
+        raise ConfigError(f"{shown(address)} is not an address", hint="the form is https://SERVER/PATH") from None
+    if code in _PASSING:
+        raise ConnectionError(f"the server answers {code}")
+    if code in (401, 403):
+        raise _refused(address)
+    if code in (404, 410):
+        raise DataError(f"{shown(address)} does not exist: the server answers {code}", hint="check the address")
+    raise DataError(f"{shown(address)} cannot be read: the server answers {code}", hint="check the address")
+
+
+def _size_on_server(address: str) -> int | None:
+    """Size of a file, if the server tells it without sending the file."""
+    try:
+        with _answer(address, "HEAD", _HEADERS) as response:
+            length = response.headers.get("Content-Length")
+            return int(length) if length is not None and length.isdecimal() else None
+    except DataError as problem:
+        if "does not exist" in problem.message:
+            raise
+        return None  # an address may be signed for reading only
+    except (OSError, http.client.HTTPException) as problem:
+        reason = getattr(problem, "reason", None) or problem
+        if isinstance(problem, ConnectionError) and "answers" in str(problem):
+            return None
+        raise DataError(
+            f"{urlsplit(address).netloc} does not answer: {type(reason).__name__}", hint="check the address and the network"
+        ) from None
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it."""
+    scheme = urlsplit(address).scheme.lower()
+    try:
+        from fsspec.core import url_to_fs
+
+        with _explaining(address):
+            system, path = url_to_fs(address)
+            return system, str(path)
+    except ImportError:
+        raise ConfigError(
+            f"{scheme}:// needs the packages fsspec and {_PACKAGES[scheme]}", hint="pip install 'discern-nlp[remote]'"
+        ) from None
+
+
+class _explaining:  # noqa: N801 (used like a function)
+    """Turns errors of the libraries of object stores into errors without the text of the original, which may hold a key."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: object) -> None:
+        if not isinstance(problem, Exception) or isinstance(problem, DataError | ConfigError | ImportError):
+            return
+        name = type(problem).__name__
+        if isinstance(problem, FileNotFoundError):
+            raise DataError(f"there is nothing at {shown(self._address)}", hint="check the address") from None
+        if isinstance(problem, PermissionError) or any(word in name for word in ("Credential", "Token", "Auth", "Gated")):
+            raise _refused(self._address) from None
+        raise DataError(f"{shown(self._address)} cannot be read: {name}", hint="check the address and the network") from None
+
+
+def _refused(address: str) -> DataError:
+    hint = _CREDENTIALS.get(urlsplit(address).scheme.lower(), _CREDENTIALS["http"])
+    return DataError(f"access to {shown(address)} is refused: credentials are missing or wrong", hint=hint)
+
+
+def _is_visible(name: str, top: str) -> bool:
+    """Whether no part of a path below the top begins with a dot."""
+    below = name[len(top) :] if name.startswith(top) else name.rsplit("/", 1)[-1]
+    return not any(part.startswith(".") for part in below.split("/"))

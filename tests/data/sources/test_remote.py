@@ -1,0 +1,175 @@
+"""Text on servers: connections that break, ranges, refusals, and object stores by fsspec."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discern.data.dataset.build import BuildOptions
+from discern.data.prepare import prepare
+from discern.data.sources import remote
+from discern.data.sources.remote import open_remote, remote_files, shown
+from discern.data.tokenizer.choice import TokenizerChoice
+from discern.errors import ConfigError, DataError, DiscernError
+from discern.progress import Silent
+from tests.data.small_text import made_up, plain, read, write_vocabulary
+
+DOCUMENTS = made_up(400)
+TEXT = plain(DOCUMENTS).encode()
+
+
+class _Fragile(BaseHTTPRequestHandler):
+    """A server that sends at most 30,000 bytes on a connection, and refuses some paths."""
+
+    requests: list[tuple[str, str | None]] = []  # noqa: RUF012
+    ranges = True
+    versions: Iterator[str] | None = None
+
+    def do_HEAD(self) -> None:
+        self._head(len(TEXT))
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        type(self).requests.append((self.path, asked))
+        first = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.ranges else 0
+        body = gzip.compress(TEXT, mtime=0) if self.path.startswith("/text.gz") else TEXT
+        if self._head(len(body) - first, 206 if first else 200):
+            self.wfile.write(body[first : first + (30_000 if self.ranges else len(TEXT) - 5 * (asked is None))])
+            self.wfile.flush()
+            self.connection.close()
+
+    def _head(self, length: int, status: int = 200) -> bool:
+        codes = {"/secret": 403, "/none": 404, "/busy": 503}
+        status = codes.get(self.path.partition("?")[0], status)
+        self.send_response(status)
+        self.send_header("Content-Length", str(length if status < 300 else 0))
+        self.send_header("ETag", next(self.versions) if self.versions else "one")
+        self.end_headers()
+        return status < 300
+
+    def log_message(self, *_: object) -> None: ...
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (OSError, ValueError):  # a connection that was closed on purpose
+            return
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(_Fragile, "requests", [])
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Fragile) as running:
+        running.daemon_threads = True
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_address[1]}"
+        running.shutdown()
+
+
+@pytest.mark.parametrize("name", ["text", "text.gz"])
+def test_a_connection_that_breaks_goes_on_where_it_broke(server: str, name: str) -> None:
+    assert read(f"{server}/{name}") == DOCUMENTS
+    if name == "text":
+        assert len(_Fragile.requests) == -(-len(TEXT) // 30_000)
+        assert _Fragile.requests[1] == ("/text", "bytes=30000-")
+
+
+def test_a_server_without_ranges(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Fragile, "ranges", False)
+    assert read(f"{server}/text") == DOCUMENTS
+    assert [asked for _, asked in _Fragile.requests] == [None, f"bytes={len(TEXT) - 5}-"]
+
+
+def test_a_file_that_changes_is_not_mixed(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Fragile, "versions", iter(["head", "first", "second"]))
+    with pytest.raises(DataError, match="changed while it was read"):
+        read(f"{server}/text")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"), [("secret", "credentials are missing or wrong"), ("none", "does not exist"), ("busy", "6 times in a row")]
+)
+def test_refusals_do_not_show_the_query(server: str, path: str, says: str) -> None:
+    with pytest.raises(DataError, match=says) as raised:
+        read(f"{server}/{path}?Signature=s3cr3t")
+    assert "s3cr3t" not in str(raised.value)
+    assert raised.value.__cause__ is None or "s3cr3t" not in str(raised.value.__cause__)
+
+
+def test_a_server_that_does_not_answer() -> None:
+    with pytest.raises(DataError, match=r"127\.0\.0\.1:1 does not answer"):
+        read("http://127.0.0.1:1/text")
+
+
+def test_a_password_in_an_address_is_refused() -> None:
+    with pytest.raises(ConfigError, match="password") as raised:
+        read("https://me:s3cr3t@example.org/text")
+    assert "s3cr3t" not in str(raised.value)
+
+
+def test_a_data_set_of_text_on_a_server(server: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(TEXT)
+    choice, build = TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt")), BuildOptions(workers=1)
+    one, other = (
+        prepare([item], out=tmp_path / out, tokenizer=choice, build=build, progress=Silent())
+        for out, item in (("near", str(tmp_path / "text")), ("far", f"{server}/text?Signature=s3cr3t"))
+    )
+    assert one.manifest.fingerprint == other.manifest.fingerprint
+    assert one.manifest.statistics == other.manifest.statistics
+    assert other.manifest.inputs == (f"{server}/text",)
+    assert "s3cr3t" not in (tmp_path / "far" / "manifest.json").read_text()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An object store in memory in place of S3."""
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    system = memory.MemoryFileSystem()
+    system.store.clear()
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address: (system, "/" + address.partition("://")[2]))
+    return system
+
+
+def test_an_object_store(store: Any) -> None:
+    for name in ("b.txt", "a.txt", ".hidden", "more/c.txt"):
+        store.pipe(f"/bucket/{name}", plain(made_up(3, seed=len(name))).encode())
+    found = [address for address, _ in remote_files("s3://bucket")]
+    assert found == ["s3:///bucket/a.txt", "s3:///bucket/b.txt", "s3:///bucket/more/c.txt"]
+    assert [address for address, _ in remote_files("s3://bucket/*.txt")] == found[:2]
+    assert read("s3://bucket/a.txt") == made_up(3, seed=5)
+    stream = open_remote("s3://bucket/a.txt")
+    assert stream.read(3) + stream.read() == plain(made_up(3, seed=5)).encode()
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("problem", "says"),
+    [
+        (PermissionError("key AKIAS3CR3T"), "credentials are missing or wrong"),
+        (type("NoCredentialsError", (Exception,), {})("AKIAS3CR3T"), "AWS_ACCESS_KEY_ID"),
+        (FileNotFoundError("AKIAS3CR3T"), "nothing at s3://bucket/x"),
+        (RuntimeError("AKIAS3CR3T"), "RuntimeError"),
+        (ImportError("AKIAS3CR3T"), r"discern-nlp\[remote\]"),
+    ],
+)
+def test_errors_of_the_libraries_are_not_shown(problem: Exception, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise problem
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", fail)
+    with pytest.raises(DiscernError, match=says) as raised:
+        read("s3://bucket/x")
+    assert "AKIA" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_what_is_shown() -> None:
+    assert shown("https://a.org/b?token=c#d") == "https://a.org/b"
+    assert shown("text?.txt") == "text?.txt"
