@@ -121,6 +121,16 @@ def prepare(
             show_default=False,
         ),
     ] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="NAME",
+            help="Leave out documents by rules: words:20 (at least 20 words) or words:20-5000, gopher-quality, gopher-repetition "
+            "or c4. May be repeated; the number left out is reported by reason.",
+            show_default=False,
+        ),
+    ] = None,
     near_duplicates: Annotated[
         float | None,
         typer.Option(
@@ -188,7 +198,9 @@ def prepare(
         asked = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
         choice, chosen, code = work.in_language(language, asked, segmenter, console.warn)
         corpus = CorpusOptions(documents, text_field)
-        build = BuildOptions(chosen, heldout, seed, workers=workers or work.available_cores(), near_duplicates=near_duplicates)
+        cores = workers or work.available_cores()
+        rules = tuple(filters or ())
+        build = BuildOptions(chosen, heldout, seed, workers=cores, near_duplicates=near_duplicates, filters=rules)
         if check:
             found = work.check(
                 inputs,
@@ -318,6 +330,7 @@ def _text(report: PrepareReport, tokenizer: Path | None) -> str:
             f"{report.folder}: {state} in {report.seconds:.1f} s, {statistics.tokens / report.seconds:,.0f} tokens/s",
             f"  documents   {statistics.documents:,}: {train.num_documents:,} to train on, {heldout.num_documents:,} held out; "
             f"{statistics.duplicates:,} exact duplicates",
+            *(f"  left out    {count:,} documents, {reason}" for reason, count in (manifest.filtered or {}).items()),
             *([f"  removed     {near.removed:,} near-duplicates, of {near.clusters:,} clusters"] if near is not None else []),
             f"  tokens      {statistics.tokens:,}: {train.num_tokens:,} to train on, {heldout.num_tokens:,} held out",
             f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of "

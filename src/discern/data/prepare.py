@@ -22,6 +22,7 @@ from discern.data.dataset.publish import (
     repair,
     write_header,
 )
+from discern.data.filters import Rules
 from discern.data.near_duplicates import Banding
 from discern.data.overlap import EvaluationFiles, FileOverlap, OverlapSearch
 from discern.data.reports import CheckReport, PartReport, PrepareReport
@@ -208,6 +209,7 @@ class _Asked:
     ) -> _Asked:
         corpus, build = corpus or CorpusOptions(), build or BuildOptions(workers=available_cores())
         choice.check()
+        Rules(build.filters)  # refuses what is no filter
         if build.near_duplicates is not None:
             Banding.of(build.near_duplicates)  # refuses what is no similarity
         OutputFolder(out).check(*map(Path, inputs))
@@ -259,7 +261,7 @@ def _in_one_pass(asked: _Asked, search: OverlapSearch | None, folder: Path, prog
     trained, encoder = None, asked.encoder
     if encoder is None:
         assert asked.choice is not None
-        trained = train_on(text, asked.choice, asked.build.seed, asked.build.workers, progress)
+        trained = train_on(text, asked.choice, asked.build.seed, asked.build.workers, progress, asked.build.filters)
         encoder = trained.tokenizer
     reading = CorpusProgress(progress, "tokenizing", text)
     built = build_shards(reading.read(problems), encoder, asked.build, folder, reading, search)

@@ -43,6 +43,7 @@ class PrepareReport:
             "vocab_size": manifest.tokenizer.vocab_size,
             "tokenizer": manifest.tokenizer.model_dump(),
             "near_duplicates": manifest.near_duplicates.removed if manifest.near_duplicates is not None else None,
+            "filtered": manifest.filtered,
             "fingerprint": manifest.fingerprint,
             "problems": [problem.model_dump() for problem in manifest.problems],
             "overlap": overlap_values(manifest.overlap),

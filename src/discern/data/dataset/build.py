@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class StatisticsCounter:
         self._document_lengths, self._sentence_lengths = LengthHistogram(), LengthHistogram()
         self.documents = self.sentences = self.tokens = self.words = 0
         self.unknown = self.empty = self.characters = 0
+        self.filtered: Counter[str] = Counter()
 
     def __enter__(self) -> StatisticsCounter:
         return self
@@ -98,6 +100,7 @@ class StatisticsCounter:
         self.unknown += int((block.tokens == self._unknown_id).sum())
         self.empty += chunk.empty_documents
         self.characters += chunk.characters
+        self.filtered.update(chunk.filtered)
         self._document_lengths.add(block.document_lengths)
         self._sentence_lengths.add(block.sentence_lengths)
         self._digests.write(block.digests.tobytes())
@@ -149,6 +152,7 @@ class BuildOptions:
         seed: seed of the choice of held-out documents.
         shard_tokens: maximum number of tokens per shard, unless a single document is longer.
         workers: number of processes that tokenize; the output does not depend on it.
+        filters: names of filters, which leave out documents before they are tokenized.
         near_duplicates: similarity from which documents are near-duplicates, of which the first is kept; None keeps all.
     """
 
@@ -158,6 +162,7 @@ class BuildOptions:
     shard_tokens: int = SHARD_TOKENS
     workers: int = 1
     near_duplicates: float | None = None
+    filters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,7 @@ class Built:
     token_counts: FileInfo
     statistics: Statistics
     near_duplicates: NearDuplicates | None = None
+    filtered: dict[str, int] | None = None
 
 
 def build_shards(
@@ -213,7 +219,8 @@ def build_shards(
         raw = counts.astype("<i8").tobytes()
         write_file(folder / COUNTS_NAME, raw)
         written = FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
-        return Built(splits, written, counter.finish(reading.bytes_read))
+        filtered = in_order(counter.filtered) if options.filters else None
+        return Built(splits, written, counter.finish(reading.bytes_read), filtered=filtered)
 
 
 def survey(
@@ -250,7 +257,7 @@ def encoded(
     search: OverlapSearch | None = None,
 ) -> Generator[EncodedChunk]:
     """The documents tokenized, and searched, in worker processes, in order. Closing the generator ends the processes."""
-    arguments = (tokenizer.to_str(), options.segmenter)
+    arguments = (tokenizer.to_str(), options.segmenter, options.filters)
     if search is None:
         with WorkerPool(encoding_service, arguments, options.workers) as pool:
             yield from pool.map(chunks_of(documents))
@@ -259,6 +266,11 @@ def encoded(
             for chunk, matches in both.map(chunks_of(documents)):
                 search.add(matches, reading.locate)
                 yield chunk
+
+
+def in_order(filtered: Counter[str]) -> dict[str, int]:
+    """What filters left out, sorted by filter and reason."""
+    return {reason: filtered[reason] for reason in sorted(filtered)}
 
 
 def dtype_name(tokenizer: Tokenizer) -> str:

@@ -145,7 +145,7 @@ class Manifest(Section):
     """The manifest of a data set: configuration, versions, statistics and checksums.
 
     `overlap` is left out of the file if the text was not compared with evaluation files, as in data sets of older versions;
-    `near_duplicates` if none were looked for.
+    `near_duplicates` if none were looked for, and `filtered` without filters.
     """
 
     format: str = FORMAT
@@ -162,11 +162,12 @@ class Manifest(Section):
     versions: dict[str, str]
     overlap: tuple[FileOverlap, ...] | None = Field(None, description="Overlap with evaluation files; None: not checked.")
     near_duplicates: NearDuplicates | None = Field(None, description="Near-duplicates removed; None: not looked for.")
+    filtered: dict[str, int] | None = Field(None, description="Documents left out by filter and reason; None: no filters.")
 
     @model_serializer(mode="wrap")
     def _without_what_was_not_asked(self, write: Callable[[Manifest], dict[str, Any]]) -> dict[str, Any]:
         written = write(self)
-        for name in ("overlap", "near_duplicates"):
+        for name in ("overlap", "near_duplicates", "filtered"):
             if getattr(self, name) is None:
                 written.pop(name, None)
         return written

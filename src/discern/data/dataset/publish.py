@@ -142,6 +142,7 @@ def configuration(
 ) -> dict[str, Setting]:
     """Every setting that affects the output, and the language and license of the text."""
     said = {"language": language, "license": license, "near_duplicates": build.near_duplicates}
+    said["filters"] = ",".join(build.filters) or None
     return {
         "train_tokenizer": choice.train,
         "vocab_size": choice.size if choice.train else None,
@@ -180,6 +181,7 @@ def write_header(
         versions={"discern": discern.__version__, "tokenizers": version("tokenizers")},
         overlap=overlap,
         near_duplicates=built.near_duplicates,
+        filtered=built.filtered,
     )
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False)
     # A byte of a file name that is not UTF-8 becomes a JSON escape.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import lru_cache
@@ -16,6 +17,7 @@ from discern.data.dataset.build import chunks_of
 from discern.data.dataset.manifest import ShardInfo
 from discern.data.dataset.shards import Shard
 from discern.data.dataset.writing import ShardFiles
+from discern.data.filters import Rules
 from discern.data.near_duplicates import HASHES, Banding, Signer
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.problems import ProblemLog
@@ -47,6 +49,7 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
     encoder = _encoder(tokenizer.to_str(), plan.segmenter)
     text, problems = Corpus.of(plan.pieces[index], plan.corpus), ProblemLog()
     bytes_read = characters = empty = 0
+    rules, filtered = Rules(plan.filters), Counter[str]()
 
     def count(size: int) -> None:
         nonlocal bytes_read
@@ -58,7 +61,9 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
         with ExitStack() as stack:
             stack.callback(block.abandon)
             columns = {name: stack.enter_context((aside.path / name).open("xb")) for name in _COLUMNS[: 3 if signer else 2]}
-            for documents in chunks_of(text.documents(problems, count)):
+            for read in chunks_of(text.documents(problems, count)):
+                documents, left_out = rules.apply(read)
+                filtered += left_out
                 chunk = encoder.encode(documents)
                 block.append(chunk.block)
                 columns["digests"].write(chunk.block.digests.tobytes())
@@ -78,6 +83,7 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
             "characters": characters,
             "empty": empty,
             "bytes_read": bytes_read,
+            "filtered": dict(filtered),
             "problems": [problem.model_dump(mode="json") for problem in problems.summary()],
             "notes": list(problems.notes),
         }

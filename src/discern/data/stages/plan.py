@@ -51,7 +51,7 @@ class Plan:
         trained_on: sentences and characters that the tokenizer was trained on; None for an existing tokenizer.
         tokenizer: checksum of the tokenizer.
         documents, text_field: see `CorpusOptions`.
-        segmenter, heldout, seed, shard_tokens, near_duplicates: see `BuildOptions`.
+        segmenter, heldout, seed, shard_tokens, near_duplicates, filters: see `BuildOptions`.
         versions: versions of discern and tokenizers, which must be the same on every machine.
     """
 
@@ -68,6 +68,7 @@ class Plan:
     seed: int
     shard_tokens: int
     near_duplicates: float | None
+    filters: tuple[str, ...]
     versions: dict[str, str]
 
     @property
@@ -78,7 +79,9 @@ class Plan:
     @property
     def build(self) -> BuildOptions:
         """How documents become shards."""
-        return BuildOptions(self.segmenter, self.heldout, self.seed, self.shard_tokens, near_duplicates=self.near_duplicates)
+        return BuildOptions(
+            self.segmenter, self.heldout, self.seed, self.shard_tokens, near_duplicates=self.near_duplicates, filters=self.filters
+        )
 
     def share(self, part: int, parts: int) -> list[int]:
         """The pieces of one of several shares."""
@@ -119,6 +122,7 @@ def make_plan(
         seed=build.seed,
         shard_tokens=build.shard_tokens,
         near_duplicates=build.near_duplicates,
+        filters=build.filters,
         versions=versions(),
     )
 
@@ -236,7 +240,7 @@ def _parsed(content: bytes) -> Plan:
     if values.pop("format") != _FORMAT:
         raise ValueError("not a plan")
     values["pieces"] = tuple(tuple(_input(item) for item in piece) for piece in values["pieces"])
-    values["inputs"] = tuple(values["inputs"])
+    values["inputs"], values["filters"] = tuple(values["inputs"]), tuple(values["filters"])
     values["trained_on"] = tuple(values["trained_on"]) if values["trained_on"] else None
     return Plan(**values)
 

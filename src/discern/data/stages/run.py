@@ -90,7 +90,9 @@ class Work:
         before = read_plan(folder)
         trained = None
         if tokenizer is None:
-            trained = _trained_before(folder, before) or train_on(text, choice, build.seed, build.workers, progress)
+            trained = _trained_before(folder, before) or train_on(
+                text, choice, build.seed, build.workers, progress, build.filters
+            )
             tokenizer = trained.tokenizer
         counts = (trained.sentences, trained.characters) if trained else None
         plan = make_plan(inputs, text, tokenizer, counts, build, settings, parts)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 from tokenizers import Tokenizer
 
-from discern.data.dataset.build import Built, LengthHistogram, repeated
+from discern.data.dataset.build import Built, LengthHistogram, in_order, repeated
 from discern.data.dataset.manifest import COUNTS_NAME, SPLITS, FileInfo, ShardInfo, SplitInfo, SplitName, Statistics
 from discern.data.dataset.writing import HeldoutSplit, Placed, ShardFiles
 from discern.data.sources.problems import Problem, ProblemLog
@@ -187,7 +187,13 @@ def join(work: Path, plan: Plan, tokenizer: Tokenizer, folder: Path) -> Built:
         sentence_lengths=sentences.quantiles(),
     )
     splits = {split: SplitInfo.of(shards[split]) for split in SPLITS}
-    return Built(splits, FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest()), statistics)
+    filtered = sum((Counter(found["filtered"]) for found in pieces.values), Counter[str]())
+    return Built(
+        splits,
+        FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest()),
+        statistics,
+        filtered=in_order(filtered) if plan.filters else None,
+    )
 
 
 def joined_problems(work: Path, plan: Plan, tokenizer: Tokenizer) -> tuple[tuple[Problem, ...], tuple[str, ...]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from discern.data.filters import Rules
 from discern.data.processes import WorkerProcess
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.problems import ProblemLog
@@ -70,8 +72,10 @@ class TrainedTokenizer:
     characters: int
 
 
-def train_on(corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, progress: Progress) -> TrainedTokenizer:
-    """Train a tokenizer on a sample of the whole input.
+def train_on(
+    corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, progress: Progress, filters: Sequence[str] = ()
+) -> TrainedTokenizer:
+    """Train a tokenizer on a sample of the whole input, without what filters leave out.
 
     Raises:
         ConfigError: the input cannot be read twice.
@@ -84,9 +88,11 @@ def train_on(corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, p
             hint="save the text to a file first, or give a --tokenizer",
         )
     sample = SentenceSample(seed, SAMPLE_BYTES[choice.train])
+    rules = Rules(filters)
     meter = CorpusProgress(progress, "reading a sample for the tokenizer", corpus)
     for document in meter.read(ProblemLog()):
-        sample.add(document)
+        for kept in rules.apply([document])[0]:
+            sample.add(kept)
         meter.show()
     meter.finish()
     texts = sample.sentences()

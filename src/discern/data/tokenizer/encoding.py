@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from discern.data.filters import Rules
 from discern.data.sources.documents import Document
 from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
 from discern.data.tokenizer.words import SegmenterName, Sentences, word_finder
@@ -148,12 +150,14 @@ class EncodedChunk:
         characters: number of characters of all documents.
         empty_documents: number of documents without tokens.
         kept: for each document, whether it has tokens.
+        filtered: number of documents that filters left out before, by filter and reason.
     """
 
     block: TokenBlock
     characters: int
     empty_documents: int
     kept: Bool[np.ndarray, " N"]
+    filtered: Counter[str] = field(default_factory=Counter)
 
 
 class _Batch(NamedTuple):
@@ -221,9 +225,17 @@ class DocumentEncoder:
         return Sentences(texts, ids, lengths, encodings)
 
 
-def encoding_service(tokenizer_json: str, segmenter: SegmenterName) -> Callable[[list[Document]], EncodedChunk]:
-    """The service of a worker process that encodes chunks of documents."""
-    return DocumentEncoder(tokenizer_json, segmenter).encode
+def encoding_service(
+    tokenizer_json: str, segmenter: SegmenterName, filters: Sequence[str] = ()
+) -> Callable[[list[Document]], EncodedChunk]:
+    """The service of a worker process that encodes chunks of documents, without those that filters leave out."""
+    encoder, rules = DocumentEncoder(tokenizer_json, segmenter), Rules(filters)
+
+    def encode(documents: list[Document]) -> EncodedChunk:
+        left, dropped = rules.apply(documents)
+        return replace(encoder.encode(left), filtered=dropped)
+
+    return encode
 
 
 def token_dtype(size: int) -> np.dtype:

@@ -1,0 +1,74 @@
+"""Filters: rules that leave out documents, or lines of them. One line here for each; a file of rules by their source.
+
+A filter is registered as a function that takes the argument of the filter, which follows a colon in its name (`words:20`) and is
+None without one, and returns a rule. A rule takes a document and returns it, possibly with fewer lines, or the reason why it is
+left out. Other packages register filters under the entry point group `discern.filters`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from discern.data.sources.documents import Document
+from discern.errors import ConfigError
+from discern.registry import Registry
+
+Rule = Callable[[Document], Document | str]
+
+filters: Registry[Any] = Registry("filter", "discern.filters")
+filters.register("words", "discern.data.filters.length:words")
+filters.register("gopher-quality", "discern.data.filters.gopher:quality")
+filters.register("gopher-repetition", "discern.data.filters.gopher:repetition")
+filters.register("c4", "discern.data.filters.c4:c4")
+
+
+class Rules:
+    """Several filters, applied one after the other.
+
+    Args:
+        names: names of the filters, each with its argument, such as `words:20`.
+
+    Raises:
+        ConfigError: there is no filter of a name, one is given twice, or an argument is of another form.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"the filter {min(repeated)} is given twice", hint="give each --filter once")
+        self._rules: list[tuple[str, Rule]] = []
+        for name in names:
+            kind, colon, argument = name.partition(":")
+            self._rules.append((kind, filters.load(kind)(argument if colon else None)))
+
+    def apply(self, documents: Sequence[Document]) -> tuple[list[Document], Counter[str]]:
+        """The documents that all filters keep, and the number left out by filter and reason."""
+        if not self._rules:
+            return list(documents), Counter()
+        kept, dropped = [], Counter[str]()
+        for document in documents:
+            found = self._one(document)
+            if isinstance(found, str):
+                dropped[found] += 1
+            else:
+                kept.append(found)
+        return kept, dropped
+
+    def _one(self, document: Document) -> Document | str:
+        for name, rule in self._rules:
+            found = rule(document)
+            if isinstance(found, str):
+                return f"{name}: {found}"
+            document = found
+        return document
+
+
+def no_argument(name: str, argument: str | None) -> None:
+    """Check that a filter without settings is given none.
+
+    Raises:
+        ConfigError: it is given one.
+    """
+    if argument is not None:
+        raise ConfigError(f"the filter {name} takes no argument, and '{argument}' is given", hint=f"--filter {name}")
