@@ -29,7 +29,7 @@ from discern.data.sources.problems import ProblemLog
 
 SIMILARITY = 0.8
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3)
-ARTICLES_PER_SHARE = 150
+ARTICLES_PER_SHARE = 60
 
 
 def grams(words: list[str]) -> set[tuple[str, ...]]:
@@ -127,7 +127,7 @@ def main() -> None:
     asked.add_argument("--files", type=int, nargs="*", default=[8, 32])
     options = asked.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        unpack(options.archive, Path(name) / "text", 6)
+        unpack(options.archive, Path(name) / "text", 10)
         planted(Path(name) / "text")
     print("| files | MB | documents | near-duplicates | processor seconds | removed | MiB, largest so far |")
     print("|---|---|---|---|---|---|---|")

@@ -156,7 +156,7 @@ def test_what_is_wrong_is_an_error_and_what_is_told_is_logged(
 
 # Options of the command that are no keywords: what only a terminal needs, processes to start, files for others.
 _ONLY_THERE = {
-    "prepare": {"check"},
+    "prepare": {"check", "part", "merge"},
     "pretrain": {"nproc", "set_"},
     "adapt": {"nproc", "set_"},
     "finetune": {"nproc", "set_", "sweep", "submission"},

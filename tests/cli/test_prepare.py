@@ -10,6 +10,7 @@ import pytest
 
 from discern.cli.main import main
 from discern.data.tokenizer import languages
+from tests.data.small_text import write_vocabulary
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -88,3 +89,33 @@ def test_an_output_folder_is_asked_for(
 ) -> None:
     assert call(monkeypatch, chinese, "--train-tokenizer", "bpe") == 2
     assert "no output folder is given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["TEXT", "--part", "3/3"], "expected I/N"),
+        (["TEXT", "--part", "one"], "expected I/N"),
+        (["TEXT", "--part", "0/2", "--overwrite"], "--overwrite does not go with --part"),
+        (["TEXT", "--merge"], "--merge takes no INPUT"),
+        (["--merge", "--part", "0/2"], "--merge takes no --part"),
+        (["--merge"], "there are no parts"),
+        ([], "no INPUT is given"),
+        (["TEXT", "--near-duplicates", "0.2"], "expected a similarity from 0.5 to 1"),
+        (["TEXT", "--near-duplicates", "0.8", "--check"], "--near-duplicates does not go with --check"),
+        (["TEXT", "--near-duplicates", "0.8", "--against", "TEXT"], "--against needs the whole text in one process"),
+        (["-", "--near-duplicates", "0.8"], "standard input and pipes cannot be read in pieces"),
+        (["TEXT", "--filter", "gopher"], "unknown filter 'gopher'"),
+        (["TEXT", "--engine", "spark"], "'ray'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n")
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    given = [str(text) if each == "TEXT" else each for each in arguments]
+    assert call(monkeypatch, *given, "--out", tmp_path / "data", "--tokenizer", vocabulary) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "vocab.txt"]

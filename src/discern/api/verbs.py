@@ -23,6 +23,7 @@ from discern.data.dataset.build import BuildOptions
 from discern.data.overlap import EvaluationFiles
 from discern.data.reports import warnings_of
 from discern.data.sources.documents import CorpusOptions, DocumentRule
+from discern.data.stages.engines import EngineName
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import TokenizerKind
 from discern.data.tokenizer.words import SegmenterName
@@ -66,6 +67,9 @@ def prepare(
     workers: int | None = None,
     against: PathLike | Sequence[PathLike] = (),
     against_field: str | Sequence[str] = (),
+    filters: str | Sequence[str] = (),
+    near_duplicates: float | None = None,
+    engine: EngineName = "local",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -80,6 +84,9 @@ def prepare(
         license: license of the text, for the model cards of models trained on it.
         against: evaluation files to look for in the text, for `overlap` in the result and the model cards.
         against_field: fields or columns of those files to read; empty: all.
+        filters: rules that leave out documents, such as 'words:20' or 'gopher-quality'.
+        near_duplicates: similarity from which a document is removed as a near-duplicate of an earlier one, such as 0.8.
+        engine: what does the work: processes of this machine ('local') or a Ray cluster ('ray').
 
     Returns:
         Counts of the data set: `documents`, `tokens`, `vocab_size`, `unknown_fraction` and others.
@@ -96,16 +103,25 @@ def prepare(
     fields = [against_field] if isinstance(against_field, str) else against_field
     if fields and not paths:
         raise ConfigError("against_field names fields of evaluation files, and none is given", hint="add against=FILE")
+    build = BuildOptions(
+        chosen,
+        heldout,
+        seed,
+        workers=workers or preparing.available_cores(),
+        near_duplicates=near_duplicates,
+        filters=(filters,) if isinstance(filters, str) else tuple(filters),
+    )
     report = preparing.prepare(
         tuple(map(str, named)),
         out=Path(out),
         tokenizer=choice,
         corpus=CorpusOptions(documents, text_field),
-        build=BuildOptions(chosen, heldout, seed, workers=workers or preparing.available_cores()),
+        build=build,
         overwrite=overwrite,
         language=code,
         license=license,
         against=EvaluationFiles([Path(each) for each in paths], fields) if paths else None,
+        engine=engine,
         progress=listener,
     )
     for line in (*map(str, report.manifest.problems), *warnings_of(report.manifest)):

@@ -28,7 +28,7 @@ def prepare(
             "JSON lines, parquet, WikiExtractor's <doc>, and tar archives of them, nested or not; each plain or compressed by "
             "gz, xz, zst or bz2. The format is detected from the content.",
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DATA", help="Folder of the new data set. Required unless --check is given.")
     ] = None,
@@ -202,6 +202,9 @@ def prepare(
         rules = tuple(filters or ())
         build = BuildOptions(chosen, heldout, seed, workers=cores, near_duplicates=near_duplicates, filters=rules)
         if check:
+            unfit = "--near-duplicates" if near_duplicates is not None else "--part" if part else "--engine ray"
+            if near_duplicates is not None or part or engine != "local":
+                raise ConfigError(f"{unfit} does not go with --check", hint=f"leave out {unfit}")
             found = work.check(
                 inputs,
                 tokenizer=choice,

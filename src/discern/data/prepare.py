@@ -270,6 +270,8 @@ def _in_one_pass(asked: _Asked, search: OverlapSearch | None, folder: Path, prog
 
 
 def _of_stages(work: Work, staged: Staged) -> _Made:
+    if not staged.built.statistics.documents:
+        work.discard()  # of no use to another command
     return _Made(staged.built, work.tokenizer, work.trained, staged.problems, staged.notes)
 
 

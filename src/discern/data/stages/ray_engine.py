@@ -53,11 +53,11 @@ class RayEngine(Engine):
         self._workers = workers
         self._process: WorkerProcess[Message, list[Task]] | None = None
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process is None:
             return
         try:
-            if kind is None:
+            if error[0] is None:
                 self._process.ask(None)
         except WorkerDiedError:  # the cluster ended first
             pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -66,9 +67,9 @@ def task_service(work: str, fingerprint: str) -> Callable[[Task], Task]:
 
 
 def attempt(work: str, fingerprint: str, task: Task) -> DiscernError | None:
-    """Do a task; returns the error if one was raised on purpose, so that the task is not tried again for it."""
+    """Do a task; returns the error, with the machine, if one was raised on purpose: the task is not tried again for it."""
     try:
         perform(work, fingerprint, task)
     except DiscernError as problem:
-        return problem
+        return type(problem)(f"{problem.message} (on {socket.gethostname()})", hint=problem.hint)
     return None
