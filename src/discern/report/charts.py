@@ -37,6 +37,10 @@ _STYLE = {
     "figure.facecolor": "none",
 }
 _INCHES = (4.4, 2.6)
+# A line is told apart by its color and by its dashes, so that a chart can be read without colors; `.dash-N` in page.css repeats
+# them in the legend. The second four lines have the dashes of the first four, and are wider.
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 2.5)), (0, (1.6, 1.6)), (0, (5.5, 2, 1.6, 2)))
+_WIDTHS = (1.6, 2.8)
 _STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of an axis, up to a power of ten
 _MARKED_UP_TO = 40  # points; more markers would hide the line
 
@@ -110,6 +114,40 @@ def line_color(number: int) -> str:
     return _LINES[(number - 1) % len(_LINES)]
 
 
+def line_style(number: int) -> dict[str, Any]:
+    """Color, dashes and width of the line with this index, from 1, as arguments of `Axes.plot`."""
+    place = (number - 1) % len(_LINES)
+    return {"color": _LINES[place], "linestyle": _DASHES[place % len(_DASHES)], "linewidth": _WIDTHS[place // len(_DASHES)]}
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend.
+
+    Attributes:
+        style: class of the stylesheet that draws the dashes of the line; "" if points stand for it.
+        symbol: shape of the points; "" for a line.
+    """
+
+    label: str
+    color: int
+    style: str
+    symbol: str = ""
+
+
+def legend(chart: Chart) -> list[Key]:
+    """The entries of a chart's legend."""
+    keys = []
+    for number, line in enumerate(chart.lines, 1):
+        place = ((line.color or number) - 1) % len(_LINES)
+        if isinstance(chart, Scatter):
+            keys.append(Key(line.label, place + 1, "", _SYMBOLS[place]))
+        else:
+            wide = " bold" if place >= len(_DASHES) else ""
+            keys.append(Key(line.label, place + 1, f"dash-{place % len(_DASHES) + 1}{wide}"))
+    return keys
+
+
 def chart_svg(chart: Chart, name: str) -> str:
     """An `<svg>` element that fills the width of its container and refers to nothing outside it.
 
@@ -128,9 +166,8 @@ def _draw(axes: Axes, chart: StepCurves) -> None:
     if chart.level is not None:
         axes.axhline(chart.level, color=INK, linewidth=1, linestyle=(0, (2, 3)))
     for number, line in enumerate(chart.lines, 1):
-        color = line_color(line.color or number)
         marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(line.steps) <= _MARKED_UP_TO else {}
-        axes.plot(line.steps, line.values, color=color, linewidth=1.6, **marker)
+        axes.plot(line.steps, line.values, **line_style(line.color or number), **marker)
     axes.set_xlim(left=0)
     axes.set_xlabel("step")
     axes.set_ylabel(chart.unit)
@@ -163,6 +200,7 @@ COLORS = 8
 """Number of runs that can be told apart in a chart."""
 
 _MARKERS = "os^DvPX*"
+_SYMBOLS = "●■▲◆▼✚✖★"
 
 
 @dataclass(frozen=True)
@@ -218,7 +256,8 @@ class SeedCurves:
         """Draw it on the axes."""
         for line in self.seeds:
             marker = "o" if len(line.values) == 1 else ""
-            axes.plot(line.steps, line.values, color=line_color(line.color or 1), linewidth=1.1, marker=marker, markersize=3)
+            look = line_style(line.color or 1) | {"linewidth": 1.1}
+            axes.plot(line.steps, line.values, marker=marker, markersize=3, **look)
         axes.set_xlim(left=0)
         _label(axes, self.x_label, "")
 
@@ -240,7 +279,7 @@ class Reliability:
         """Draw the curve and the diagonal."""
         axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (2, 3)))
         for number, line in enumerate(self.lines, 1):
-            axes.plot(line.steps, line.values, color=line_color(number), linewidth=1.6, marker="o", markersize=3)
+            axes.plot(line.steps, line.values, marker="o", markersize=3, **line_style(number))
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
         axes.set_xlabel("probability of 'replaced'")
@@ -266,7 +305,7 @@ class ByGroup:
     def draw(self, axes: Axes) -> None:
         """Draw one point per group, joined to show the trend."""
         for number, line in enumerate(self.lines, 1):
-            axes.plot(line.steps, line.values, color=line_color(number), linewidth=1.6, marker="o", markersize=4)
+            axes.plot(line.steps, line.values, marker="o", markersize=4, **line_style(number))
         axes.set_xticks(range(len(self.names)), [name.replace(" ", "\n", 1) for name in self.names], fontsize=8)
         axes.set_xlabel(self.axis)
         axes.set_ylabel("share")

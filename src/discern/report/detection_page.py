@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discern.report.page import ShadedPiece, ShadedText, package_text, render_template, shaded_pieces
+from discern.report.page import ShadedPiece, ShadedText, embedded, package_text, render_template, script_hash, shaded_pieces
 
 _TEMPLATE, _SCRIPT = "detection_page.html", "detection_page.js"
 
@@ -75,9 +72,9 @@ def render_detections(page: DetectionPage) -> str:
         page=page,
         texts=[(text.label, text.shaded.text, shaded_pieces(text.shaded)) for text in page.texts],
         is_marked=lambda piece: _is_marked(piece, page.threshold),
-        data=_embedded([_places(text) for text in page.texts]),
+        data=embedded([_places(text) for text in page.texts]),
         script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        script_hash=script_hash(script),
     )
 
 
@@ -94,9 +91,3 @@ def _places(text: CheckedText) -> list[list[Any]] | None:
 
 def _short(probability: float) -> float:
     return float(f"{probability:.3g}")
-
-
-def _embedded(value: Any) -> str:
-    """JSON that is safe inside a script element: nothing in it can close the element or open another one."""
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -5,6 +5,9 @@ A page fetches nothing and has no file beside it. `page.css` is the stylesheet o
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +16,7 @@ from typing import Any, Literal
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from discern.report.charts import Chart, chart_svg
+from discern.report.charts import Chart, chart_svg, legend
 from discern.report.curves import HeldOutMetric
 
 
@@ -249,19 +252,39 @@ def render_page(page: Page) -> str:
         page=page,
         curves=[(name, chart, chart_svg(chart, name)) for name, chart in zip(names, page.curves, strict=True)],
         texts=[shaded_pieces(text) for text in page.detections],
+        legend=legend,
     )
 
 
-def render_template(name: str, **values: object) -> str:
-    """A template of this package with its values, escaped, and with the stylesheet of all pages."""
+def render_template(name: str, *, package: str = "discern.report", **values: object) -> str:
+    """A template with its values, escaped, and with the skeleton and the stylesheet of all pages.
+
+    Args:
+        package: package of the template; what it includes may be in `discern.report`.
+    """
+
+    def text_of(wanted: str) -> str:
+        return package_text(wanted, package if files(package).joinpath(wanted).is_file() else "discern.report")
+
     environment = Environment(
-        loader=FunctionLoader(package_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(text_of), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     html = environment.get_template(name).render(light=LIGHT, dark=DARK, **values)
     # Half a surrogate pair, as in a badly encoded argument, becomes "?".
     return html.encode("utf-8", "replace").decode("utf-8")
 
 
-def package_text(name: str) -> str:
-    """The text of a file of this package: a template, the stylesheet, a script."""
-    return files("discern.report").joinpath(name).read_text(encoding="utf-8")
+def package_text(name: str, package: str = "discern.report") -> str:
+    """The text of a file of a package: a template, the stylesheet, a script."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def script_hash(script: str) -> str:
+    """The hash by which the content security policy of a page allows its script."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def embedded(value: Any) -> str:
+    """JSON that is safe inside a script element: nothing in it can close the element or open another one."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
