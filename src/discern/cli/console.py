@@ -64,6 +64,10 @@ class Console:
         else:
             self.print(text)
 
+    def flush(self) -> None:
+        """Hand over what was printed to a reader that waits for it, while the verb goes on."""
+        self._out.file.flush()
+
     def records(self, records: Iterable[Mapping[str, object]]) -> None:
         """Print many results as JSON lines on stdout."""
         if not self._speaks:

@@ -36,6 +36,8 @@ VERBS = (
     "score",
     "rerank",
     "fill",
+    "serve",
+    "watch",
     "report",
     "compare",
     "bench",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -47,6 +49,32 @@ ScorerOption: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+HostOption: TypeAlias = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all, and every request needs a token.")
+]
+NameOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name", metavar="HOST", help="Host name under which browsers may ask for it; may be repeated.", show_default=False
+    ),
+]
+
+
+@contextmanager
+def server_extra(verb: str) -> Iterator[None]:
+    """Import the packages of the extra `serve`.
+
+    Raises:
+        ConfigError: one of them is not installed.
+    """
+    try:
+        yield
+    except ImportError as problem:
+        if (problem.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio", "h11"):
+            raise
+        raise ConfigError(
+            f"discern {verb} needs the package {problem.name}, which is not installed", hint="pip install 'discern-nlp[serve]'"
+        ) from problem
 
 
 def launch_ranks(nproc: int, console: Console) -> None:

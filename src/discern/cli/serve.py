@@ -1,0 +1,62 @@
+"""`discern serve`: models in a browser, and as a JSON API."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from discern.cli.console import JsonOption, command
+from discern.cli.options import HostOption, NameOption, server_extra
+from discern.errors import ConfigError
+
+
+def serve(
+    models: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL [MODEL2]", help="A run, an export, a fine-tuned model, or a model on the Hub; or two of them."
+        ),
+    ],
+    *,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8765,
+    host: HostOption = "127.0.0.1",
+    name: NameOption = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    json_output: JsonOption = False,
+) -> None:
+    """Serve a page to play with a model, or with two side by side, and a JSON API.
+
+    The page shades each word by how likely it was replaced, shows what the generator would put, fills masks, scores and embeds
+    sentences, and shows what a fine-tuned model answers. GET /docs describes the API. Stop with Ctrl-C.
+
+    If other machines can reach the server, every request needs a token: that of the environment variable DISCERN_TOKEN, or a
+    new one, which is part of the address that is printed.
+
+    Examples: discern serve examples/models/cpu-small
+
+    discern serve runs/first runs/second --port 8080
+    """
+    with command(json_output=json_output) as console:
+        if len(models) > 2:
+            raise ConfigError(f"{len(models)} models are given, expected one or two", hint="leave some out")
+        with server_extra("serve"):
+            from discern.serve.app import serve_application
+            from discern.serve.limits import Limits
+            from discern.serve.model import load_served
+            from discern.serve.server import bind, run
+
+        address = bind(host, port, names=tuple(name or ()), token=os.environ.get("DISCERN_TOKEN") or None)
+        limits = Limits()
+        loaded = [load_served(each, device=device, warn=console.warn) for each in models]
+        app, batcher = serve_application(loaded, address.access, limits, console.warn)
+
+        def started(_: object) -> None:
+            said = {"url": address.url, "port": address.port, "models": [each.name for each in loaded]}
+            console.result(said, text=f"{' and '.join(each.name for each in loaded)}: {address.url} (Ctrl-C stops)")
+            console.flush()
+
+        run(app, address, limits, started)
+        batcher.close(limits.stop_seconds)
