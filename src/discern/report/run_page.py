@@ -28,7 +28,7 @@ from discern.storage.files import write_text
 from discern.storage.guard import check_output
 from discern.storage.records import Record, read_record, understood
 from discern.training.diagnosis import Finding, diagnose_duplicates, diagnose_metrics, unusual_findings
-from discern.training.expectations import expectations
+from discern.training.expectations import Expectations, expectations
 from discern.training.health import diagnosable_from, too_early
 from discern.training.metrics_log import HELD_OUT, METRICS_FILE, held_out_metrics, is_number, read_metrics
 from discern.training.pretrain_config import PretrainConfig, read_written_config
@@ -119,16 +119,41 @@ def _verdict(
     config: PretrainConfig, record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], evaluated: int | None
 ) -> list[str]:
     """Summary of the last held-out metrics, with the findings of `discern doctor` that need neither weights nor data."""
+    found = run_findings(config, record, lines)
+    return run_verdict(lines[-1]["step"], config.train.max_steps, evaluated_metrics(lines, evaluated), found)
+
+
+def evaluated_metrics(lines: Sequence[Mapping[str, Any]], evaluated: int | None) -> dict[str, float]:
+    """The metrics of the evaluation at a step, named as in an evaluation; empty without one."""
     last: Mapping[str, Any] = next((line for line in reversed(lines) if line["step"] == evaluated and held_out_metrics(line)), {})
-    # Named as in an evaluation.
-    metrics = {name.removeprefix(HELD_OUT): value for name, value in held_out_metrics(last).items()}
-    expected = expectations(_objective(config, record), config.train.max_steps, flatten(config))
+    return {name.removeprefix(HELD_OUT): value for name, value in held_out_metrics(last).items()}
+
+
+def run_findings(
+    config: PretrainConfig,
+    record: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    expected: Expectations | None = None,
+) -> list[Finding]:
+    """The findings of `discern doctor` about the last evaluation that need neither weights nor data.
+
+    Args:
+        lines: records of the metrics log.
+        expected: expectations of the run's objective, if they are known already.
+    """
+    evaluated, _ = last_held_out(lines)
+    metrics = evaluated_metrics(lines, evaluated)
+    expected = expected or run_expectations(config, record)
     settled = diagnosable_from(config.optimizer.warmup_steps, config.train.max_steps)
     statistics = record.get("statistics", {})
     findings = diagnose_metrics(metrics, expected)
     findings += diagnose_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
-    step = lines[-1]["step"]
-    return run_verdict(step, config.train.max_steps, metrics, [too_early(each, evaluated or 0, settled) for each in findings])
+    return [too_early(each, evaluated or 0, settled) for each in findings]
+
+
+def run_expectations(config: PretrainConfig, record: Mapping[str, Any]) -> Expectations:
+    """What is usual for the objective of a run."""
+    return expectations(_objective(config, record), config.train.max_steps, flatten(config))
 
 
 def _objective(config: PretrainConfig, record: Mapping[str, Any]) -> Objective:

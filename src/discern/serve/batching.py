@@ -87,7 +87,8 @@ class Batcher:
         self._waiting = [job for job in self._waiting if not job.future.done()]
         if self._computing or not self._waiting:
             return
-        first, batch, items, cost = self._waiting[0], [], 0, 0
+        batch: list[_Job] = []
+        first, items, cost = self._waiting[0], 0, 0
         for job in self._waiting:
             full = items >= self._batch_items or cost + job.cost > self._batch_cost
             if job.key == first.key and not (batch and full):

@@ -100,7 +100,7 @@ class ServedModel:
         kept: dict[str, float] = {}
         for each in found:
             number = filler.tokenizer.token_to_id(each.token)
-            word = shown(filler.tokenizer, number)
+            word = each.token if number is None else shown(filler.tokenizer, number)
             if not each.token.startswith("##") and word.strip() and word not in kept:
                 kept[word] = each.probability
         best = [{"text": word, "probability": value} for word, value in list(kept.items())[:top]]

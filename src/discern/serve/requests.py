@@ -103,7 +103,7 @@ class AlternativesRequest(BaseModel):
         return [(self.text, self.start, self.end)]
 
 
-AnyRequest = TypeVar("AnyRequest", bound=TextsRequest | AlternativesRequest)
+AnyRequest = TypeVar("AnyRequest", bound="TextsRequest | AlternativesRequest")
 
 
 class BodyReader:
@@ -144,7 +144,11 @@ class BodyReader:
         finally:
             self._held -= len(body)
         # Large bodies take a while to parse, during which others should be served.
-        parsed = await asyncio.to_thread(_parsed, bytes(body), kind) if len(body) > 1 << 16 else _parsed(bytes(body), kind)
+        parsed: AnyRequest
+        if len(body) > 1 << 16:
+            parsed = await asyncio.to_thread(lambda: _parsed(bytes(body), kind))
+        else:
+            parsed = _parsed(bytes(body), kind)
         self._check(parsed)
         return parsed
 

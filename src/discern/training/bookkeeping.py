@@ -22,6 +22,7 @@ from discern.training.average import averaged
 from discern.training.clock import Due, StepMeter, Work
 from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.diagnosis import embedding_norm
+from discern.training.examples import ExampleRows
 from discern.training.memory import peak_memory
 from discern.training.metrics_log import HELD_OUT, add_held_out, held_out_metrics, records_of_step
 from discern.training.parallel import Ranks
@@ -244,14 +245,16 @@ def _held_out(context: TrainContext, state: State, moments: Moments, *, saved: b
     """
     if context.heldout is None:
         return {}
+    examples = ExampleRows()
     try:
         with averaged(context.objective, state.average):
-            return evaluation.evaluate(
+            metrics = evaluation.evaluate(
                 context.objective,
                 context.heldout,
                 context.ranks,
                 sequences=context.train.evaluate_sequences,
                 precision=context.precision,
+                observer=None if context.metrics_log is None else examples,
             )
     except DiscernError as problem:
         if not isinstance(problem, DataError):
@@ -259,6 +262,9 @@ def _held_out(context: TrainContext, state: State, moments: Moments, *, saved: b
         _stop_at_failed_evaluation(context, state, moments, problem, saved=saved)
     except Exception as problem:  # no error should cost hours of training
         _stop_at_failed_evaluation(context, state, moments, problem, saved=saved)
+    if context.metrics_log is not None:
+        context.metrics_log.write_examples(state.step, examples.rows)
+    return metrics
 
 
 def _stop_at_failed_evaluation(

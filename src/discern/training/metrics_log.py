@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from discern.parsing import json_value
 from discern.storage.files import write_text
 
 METRICS_FILE = "metrics.jsonl"
+EXAMPLES_FILE = "examples.jsonl"
 HELD_OUT = "heldout_"
 _OF_TRAINING = {
     "step",
@@ -43,7 +44,9 @@ class MetricsLog:
 
     def __init__(self, folder: Path, step: int, *, tensorboard: bool = False) -> None:
         self._path = folder / METRICS_FILE
+        self._examples = folder / EXAMPLES_FILE
         _truncate(self._path, step)
+        _truncate(self._examples, step)
         self._stream = self._path.open("a", encoding="utf-8")
         self._events = _event_writer(folder / "tensorboard") if tensorboard else None
 
@@ -67,10 +70,17 @@ class MetricsLog:
                 if key != "step" and isinstance(value, int | float):
                     self._events.add_scalar(key, value, record["step"])
 
+    def write_examples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append the example rows of an evaluation to examples.jsonl, if there are any. They are worth no failure."""
+        if rows:
+            with suppress(OSError), self._examples.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"step": step, "rows": rows}, separators=(",", ":")) + "\n")
+
     def rewind(self, step: int) -> None:
         """Drop the records beyond a step."""
         self._stream.close()
         _truncate(self._path, step)
+        _truncate(self._examples, step)
         self._stream = self._path.open("a", encoding="utf-8")
 
     def sync(self) -> None:
@@ -94,14 +104,18 @@ def read_metrics(folder: Path, warn: Callable[[str], None] | None = None) -> lis
     Raises:
         DataError: the file cannot be read.
     """
-    path = folder / METRICS_FILE
+    return _read(folder / METRICS_FILE, warn)
+
+
+def _read(path: Path, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """The records of a file; see `read_metrics`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint="check its permissions") from problem
-    found = [_record(line) for line in lines]
+    found = [metrics_record(line) for line in lines]
     # After the last line break there is nothing, or a line that a kill cut short.
     damaged = [number for number, (line, record) in enumerate(zip(lines[:-1], found, strict=False), 1) if line and record is None]
     if damaged and warn is not None:
@@ -110,7 +124,7 @@ def read_metrics(folder: Path, warn: Callable[[str], None] | None = None) -> lis
     return [record for record in found if record is not None]
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def metrics_record(line: bytes) -> dict[str, Any] | None:
     """The record on a line; None if the line is damaged."""
     try:
         found = json_value(line)
@@ -154,7 +168,7 @@ def _is_loss(key: str) -> bool:
 def _truncate(path: Path, step: int) -> None:
     if not path.exists():
         return
-    kept = [record for record in read_metrics(path.parent) if record["step"] <= step]
+    kept = [record for record in _read(path) if record["step"] <= step]
     write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 

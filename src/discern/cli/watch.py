@@ -1,0 +1,49 @@
+"""`discern watch`: runs in progress in a browser."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from discern.cli.console import JsonOption, command
+from discern.cli.options import HostOption, NameOption, server_extra
+
+
+def watch(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Runs, or folders of runs, finished or in progress.")],
+    *,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8766,
+    host: HostOption = "127.0.0.1",
+    name: NameOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Serve a page of runs in progress: curves over one another, held-out metrics, findings, examples, remaining time.
+
+    It only reads the folders of the runs, so it can be started and stopped at any time, and runs may come, end or vanish
+    meanwhile. Stop with Ctrl-C. Other machines need a token, as with `discern serve`.
+
+    Examples: discern watch runs/first
+
+    discern watch runs --port 8080
+    """
+    with command(json_output=json_output) as console:
+        with server_extra("watch"):
+            from discern.serve.limits import Limits
+            from discern.serve.runs import RunsWatcher
+            from discern.serve.server import bind, run
+            from discern.serve.watch_app import watch_application
+
+        address = bind(host, port, names=tuple(name or ()), token=os.environ.get("DISCERN_TOKEN") or None)
+        limits = Limits()
+        watcher = RunsWatcher(runs)
+
+        def started(_: object) -> None:
+            names = [each.folder.resolve().name for each in watcher.read()]
+            said = {"url": address.url, "port": address.port, "runs": names}
+            console.result(said, text=f"{', '.join(names)}: {address.url} (Ctrl-C stops)")
+            console.flush()
+
+        run(watch_application(watcher, address.access, limits, console.warn), address, limits, started)
