@@ -19,7 +19,7 @@ from discern.report.page import render_page
 from discern.serve.limits import Limits
 from discern.serve.model import ServedModel, load_served
 from tests.report.test_page import full_page
-from tests.serve.conftest import Running, running
+from tests.serve.conftest import Running, running, wait_until
 from tests.small.run import make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -73,9 +73,14 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
     assert not problems
 
 
+def until(page: Any, condition: str) -> None:
+    """Wait for a condition. Playwright's own waiting evaluates strings in the page, which its policy forbids."""
+    assert wait_until(lambda: page.evaluate(condition)), condition
+
+
 def test_words_are_shaded_while_one_types_and_a_word_can_be_replaced(page: Any) -> None:
     page.fill("#check-text", "the chef ate")
-    page.wait_for_function("document.querySelectorAll('#check [data-model=\"0\"] .token').length === 3")
+    until(page, "document.querySelectorAll('#check [data-model=\"0\"] .token').length === 3")
     page.focus("#check-text")
     page.keyboard.press("Control+Home")
     page.keyboard.press("Control+Enter")
@@ -89,7 +94,7 @@ def test_words_are_shaded_while_one_types_and_a_word_can_be_replaced(page: Any) 
 
 def test_shades_lie_under_their_words(page: Any) -> None:
     page.fill("#check-text", "the chef ate the meal " * 30)
-    page.wait_for_function("document.querySelectorAll('#check [data-model=\"0\"] .token').length === 150")
+    until(page, "document.querySelectorAll('#check [data-model=\"0\"] .token').length === 150")
     sizes = page.evaluate(
         "['.behind', 'textarea'].map(each => { const box = document.querySelector('#check .editor ' + each);"
         "return [box.clientWidth, getComputedStyle(box).font, getComputedStyle(box).lineHeight] })"
@@ -111,7 +116,7 @@ def test_every_tab_answers_by_keyboard(page: Any) -> None:
 
 def test_hostile_and_huge_texts_are_text(page: Any) -> None:
     page.fill("#check-text", HOSTILE)
-    page.wait_for_function("document.querySelector('#check .behind').textContent.includes('onerror')")
+    until(page, "document.querySelector('#check .behind').textContent.includes('onerror')")
     page.click("#tab-fill")
     page.fill("#fill-text", f"{HOSTILE} [MASK]")
     page.wait_for_selector("#fill .bars")
@@ -119,7 +124,7 @@ def test_hostile_and_huge_texts_are_text(page: Any) -> None:
     page.evaluate(
         "(box => { box.value = 'a'.repeat(1e6); box.dispatchEvent(new Event('input')) })(document.querySelector('#check-text'))"
     )
-    page.wait_for_function("document.querySelector('#check .summary').textContent.startsWith('1,000,000 characters')")
+    until(page, "document.querySelector('#check .summary').textContent.startsWith('1,000,000 characters')")
     assert page.evaluate("window.broken") is None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from discern.report.finetuned_page import task_verdict
 from discern.report.page import Page, TaggedTexts, entity_pieces, render_page
-from discern.report.run_page import run_verdict
+from discern.report.run_page import how_good, run_verdict
 from discern.training.diagnosis import Finding
 
 WORDS = "Ann Lee went to New York and Paris on Monday".split()
@@ -91,3 +91,19 @@ def test_a_verdict_on_a_task() -> None:
         "Most often missed: LOC (2 of 2 missed spans).",
     ]
     assert "no seed has a score" in task_verdict("own", entry | {"median": None}, [], None)[0]
+
+
+def test_the_last_evaluation_is_compared_with_guessing_and_with_what_is_usual() -> None:
+    metrics = {"discriminator_accuracy": 0.953, "replaced_fraction": 0.113}
+    findings = [
+        Finding("generator_gain", 1.25, (0.1, float("inf")), "fine", ""),
+        Finding("discriminator_recall", 0.0, (0.02, 1.0), "low", ""),
+        Finding("replaced_fraction", 0.1, (0.06, 0.15), "unknown", "too early to tell"),
+    ]
+    assert how_good(metrics, findings) == (
+        "Held out, it classifies 95.3% of the tokens correctly (always 'original': 88.7%), it predicts words 1.25 nats better "
+        "than their frequencies alone, and 1 of 2 diagnosed metrics are in their usual range."
+    )
+    worse = [Finding("mlm_gain", -0.05, (0.1, float("inf")), "low", "")]
+    assert "predicts words 0.05 nats worse than their frequencies alone" in how_good({}, worse)
+    assert how_good({}, []) == ""

@@ -264,7 +264,7 @@ class SeedCurves:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Reliability diagram: fraction of replaced tokens against the predicted probability.
+    """Reliability diagram: how often something is the case against its predicted probability.
 
     Attributes:
         lines: a single one; its steps and values both lie between 0 and 1.
@@ -274,6 +274,8 @@ class Reliability:
     title: str = "Calibration of the discriminator, held out"
     level: float | None = 1.0
     level_label: str = "perfect calibration"
+    x_label: str = "probability of 'replaced'"
+    y_label: str = "share replaced"
 
     def draw(self, axes: Axes) -> None:
         """Draw the curve and the diagonal."""
@@ -282,8 +284,8 @@ class Reliability:
             axes.plot(line.steps, line.values, marker="o", markersize=3, **line_style(number))
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
-        axes.set_xlabel("probability of 'replaced'")
-        axes.set_ylabel("share replaced")
+        axes.set_xlabel(self.x_label)
+        axes.set_ylabel(self.y_label)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ from typing import Any
 from discern.artifacts.finetuned import CONFIG_FILE, RESULTS_FILE, read_results, seed_folder
 from discern.errors import DataError
 from discern.report.page import Page, Table, TaggedTexts, entity_pieces, render_page
+from discern.report.predictions import confusion, read_judged, reliability
 from discern.storage.files import write_text
 from discern.storage.guard import check_output
 from discern.storage.records import parse_json, read_text, understood
 from discern.tasks.published import published_scores
+from discern.training.metrics_log import is_number
 
 REPORT_FILE = "report.html"
 
@@ -47,11 +49,20 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
             for name, entry in tasks.items()
             for line in task_verdict(name, entry, mistakes[name].records, baselines_verdict(entry))
         ]
+    judged = {
+        name: read_judged(seed_folder(folder, results["best_seed"]), name, mistakes[name].records)
+        for name in tasks
+        if results["best_seed"] is not None and len(mistakes[name].records) < _READ
+    }
+    seed = f"seed {results['best_seed']}"
+    calibrations = [reliability(f"Calibration on {name}, {seed}", found) for name, found in judged.items()]
+    matrices = [confusion(f"Confusion on {name}, {seed}", found) for name, found in judged.items()]
     page = Page(
         title=f"discern: {folder.resolve().name}",
-        verdict=verdict,
+        verdict=[f"{_trained(results, tasks)} {verdict[0]}", *verdict[1:]],
         facts=facts,
-        curves=(),
+        curves=[chart for chart in calibrations if chart is not None],
+        confusions=[matrix for matrix in matrices if matrix is not None],
         tables=[*tables, *(each.table for each in mistakes.values() if each.table is not None)],
         tagged=[each.tagged for each in mistakes.values() if each.tagged is not None],
         configuration=read_text(folder / CONFIG_FILE, hint="restore it from a copy, or fine-tune again with another --out"),
@@ -64,6 +75,16 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
             f"cannot write {target}: {problem.strerror or problem}", hint="choose a file that you can write to: --out FILE.html"
         ) from problem
     return target
+
+
+def _trained(results: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
+    """A sentence about what was trained."""
+    seeds = len(results["seeds"])
+    on = " and ".join(
+        f"{name} ({entry['train_examples']:,} examples)" if is_number(entry.get("train_examples")) else name
+        for name, entry in tasks.items()
+    )
+    return f"{Path(results['model']).name} was fine-tuned on {on} with {'1 seed' if seeds == 1 else f'{seeds} seeds'}."
 
 
 def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -204,7 +225,18 @@ def task_verdict(name: str, entry: Mapping[str, Any], mistakes: Sequence[Mapping
         found += f", which beats every simple baseline (the best, {best['title']}: {best['metrics'][metric]:.3f})."
     else:
         found += "."
-    return [found, *_kinds_of_mistakes(entry, mistakes)]
+    usual = _smallest_published(name, metric)
+    return [found + (f" {usual}" if usual else ""), *_kinds_of_mistakes(entry, mistakes)]
+
+
+def _smallest_published(name: str, metric: str) -> str | None:
+    """A sentence about the smallest network with a published score; None if there is none."""
+    known = [each for each in published_scores(name) if each.metric == metric and each.parameters is not None]
+    if not known:
+        return None
+    each = min(known, key=lambda score: (score.parameters or 0, score.split != "dev"))
+    size = f"{(each.parameters or 0) / 1e6:,.0f} M parameters"
+    return f"The smallest network with a published score, {each.model} ({size}): {each.value:.3f} on {each.split}."
 
 
 def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]]) -> list[str]:

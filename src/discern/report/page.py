@@ -18,6 +18,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from discern.report.charts import Chart, chart_svg, legend
 from discern.report.curves import HeldOutMetric
+from discern.report.predictions import Confusion
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,9 @@ class Page:
         detections: texts whose tokens are shaded.
         configuration: TOML, shown unchanged.
         notes: paragraphs on how to read the page.
-        verdict: paragraphs at the top that summarize what the model does well and what it does not.
+        verdict: paragraphs at the top: what was trained and how good it is, then what it does well and what it does not.
+        confusions: confusion matrices, beside the curves.
+        before_and_after: the same held-out texts at an early and at a late evaluation, each with a label.
     """
 
     title: str
@@ -242,6 +245,8 @@ class Page:
     configuration: str = ""
     notes: Sequence[str] = ()
     verdict: Sequence[str] = ()
+    confusions: Sequence[Confusion] = ()
+    before_and_after: Sequence[tuple[str, Sequence[ShadedPiece]]] = ()
 
 
 def render_page(page: Page) -> str:

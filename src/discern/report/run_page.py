@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer
 
-from discern.artifacts.run import CONFIG_FILE, EVALUATION_FILE, build_objective, special_in
+from discern.artifacts.run import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, build_objective, special_in
 from discern.artifacts.run import read_record as read_run_record
 from discern.config.tree import flatten, to_toml
-from discern.errors import DataError
+from discern.data.tokenizer import load_tokenizer, special_names
+from discern.errors import DataError, DiscernError
 from discern.models.config import ModelConfig
 from discern.objectives.base import Objective, Vocabulary
 from discern.report.curves import last_held_out, run_charts
@@ -23,14 +25,22 @@ from discern.report.evaluation import (
     evaluation_tables,
     read_blimp_results,
 )
-from discern.report.page import Page, ShadedText, render_page
+from discern.report.page import Page, ShadedPiece, ShadedText, render_page
 from discern.storage.files import write_text
 from discern.storage.guard import check_output
 from discern.storage.records import Record, read_record, understood
 from discern.training.diagnosis import Finding, diagnose_duplicates, diagnose_metrics, unusual_findings
 from discern.training.expectations import Expectations, expectations
 from discern.training.health import diagnosable_from, too_early
-from discern.training.metrics_log import HELD_OUT, METRICS_FILE, held_out_metrics, is_number, read_metrics
+from discern.training.metrics_log import (
+    EXAMPLES_FILE,
+    HELD_OUT,
+    METRICS_FILE,
+    held_out_metrics,
+    is_number,
+    read_metrics,
+    read_records,
+)
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.step_sizes import step_sizes
 
@@ -101,6 +111,7 @@ def report(
         tables=[*measured[1], *preferences],
         metrics=metrics,
         evaluated_at=step,
+        before_and_after=_before_and_after(run, warn),
         detections=[ShadedText(found.text, found.offsets, found.replaced_probability) for found in detections],
         configuration=to_toml(config),
         notes=_notes(config, step, has_more=bool(evaluation)),
@@ -119,8 +130,49 @@ def _verdict(
     config: PretrainConfig, record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], evaluated: int | None
 ) -> list[str]:
     """Summary of the last held-out metrics, with the findings of `discern doctor` that need neither weights nor data."""
-    found = run_findings(config, record, lines)
-    return run_verdict(lines[-1]["step"], config.train.max_steps, evaluated_metrics(lines, evaluated), found)
+    found, metrics = run_findings(config, record, lines), evaluated_metrics(lines, evaluated)
+    summary = f"{_trained(config, record, lines[-1])} {how_good(metrics, found)}".strip()
+    return [summary, *run_verdict(lines[-1]["step"], config.train.max_steps, metrics, found)]
+
+
+def _trained(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """A sentence about what was trained."""
+    objective = _objective(config, record)
+    parameters = sum(parameter.numel() for parameter in objective.parameters())
+    name, network = next(iter(objective.networks().items()))
+    size = network.encoder.config
+    layers = "1 layer" if size.num_layers == 1 else f"{size.num_layers} layers"
+    kind = _OBJECTIVES.get(config.objective.name, config.objective.name)
+    read = f" on {_number(last['tokens'])} tokens in {_number(last['step'])} steps" if "tokens" in last else ""
+    article = "An" if name.startswith("e") else "A"
+    return (
+        f"{article} {name} with {layers} of width {size.hidden_size} ({_number(parameters)} parameters in all networks) was "
+        f"trained by {kind}{read}."
+    )
+
+
+def how_good(metrics: Mapping[str, float], findings: Sequence[Finding]) -> str:
+    """A sentence that compares the last evaluation with simple baselines and with what is usual; "" without an evaluation.
+
+    Args:
+        metrics: metrics of the evaluation, by name.
+        findings: diagnosis of these metrics.
+    """
+    parts = []
+    right, replaced = metrics.get("discriminator_accuracy"), metrics.get("replaced_fraction")
+    if right is not None and replaced is not None:
+        parts.append(f"it classifies {right:.1%} of the tokens correctly (always 'original': {1 - replaced:.1%})")
+    gain = next((each for each in findings if each.name.endswith("_gain") and each.value is not None), None)
+    if gain is not None and gain.value is not None:
+        compared = f"{gain.value:.2f} nats better" if gain.value >= 0 else f"{-gain.value:.2f} nats worse"
+        parts.append(f"it predicts words {compared} than their frequencies alone")
+    judged = [each for each in findings if each.usual is not None and each.verdict != "unknown"]
+    if judged:
+        fine = sum(each.verdict == "fine" for each in judged)
+        parts.append(f"{fine} of {len(judged)} diagnosed metrics are in their usual range")
+    if not parts:
+        return ""
+    return f"Held out, {', and '.join([', '.join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)}."
 
 
 def evaluated_metrics(lines: Sequence[Mapping[str, Any]], evaluated: int | None) -> dict[str, float]:
@@ -175,6 +227,41 @@ def _evaluation(run: Path) -> dict[str, Any]:
 class _Evaluation(Record):
     step: int
     rows: int
+
+
+def _before_and_after(run: Path, warn: Callable[[str], None]) -> list[tuple[str, list[ShadedPiece]]]:
+    """The first example row at the first and at the last evaluation; empty without two evaluations with examples."""
+    path = run / EXAMPLES_FILE
+    records = read_records(path, warn) if path.is_file() else []
+    if len(records) < 2:
+        return []
+    try:
+        tokenizer = load_tokenizer(run / TOKENIZER_FILE)
+        return [(f"At step {each['step']:,}", example_pieces(tokenizer, each["rows"][0])) for each in (records[0], records[-1])]
+    except (DiscernError, KeyError, IndexError, TypeError, ValueError, OverflowError):
+        warn(f"{path} is damaged: the page has no examples before and after")
+        return []
+
+
+def example_pieces(tokenizer: Tokenizer, row: Mapping[str, Sequence[Any]]) -> list[ShadedPiece]:
+    """The tokens of an example row as a text, with the original of each replaced token in brackets."""
+    pieces: list[ShadedPiece] = []
+    frame = set(special_names(tokenizer).values())
+    for old, new, probability in zip(row["original"], row["corrupted"], row["probability"], strict=True):
+        token = str(tokenizer.id_to_token(int(new)))
+        if old == new and token in frame:
+            continue
+        if pieces and not token.startswith("##"):
+            pieces.append(ShadedPiece(" ", None))
+        pieces.append(ShadedPiece(token_text(token), float(probability)))
+        if old != new:
+            pieces.append(ShadedPiece(f" [{token_text(str(tokenizer.id_to_token(int(old))))}]", None))
+    return pieces
+
+
+def token_text(token: str) -> str:
+    """A token as in the vocabulary, without the marks of where words begin and go on."""
+    return token.removeprefix("##").lstrip("Ġ▁") or token
 
 
 def _rows_per_step(config: PretrainConfig) -> str:

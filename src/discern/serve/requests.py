@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import json
 from typing import Any, Literal, TypeVar
@@ -26,10 +27,19 @@ class RefusedError(DiscernError):
         self.status = status
 
 
-class TextsRequest(BaseModel):
-    """One text, or several."""
+class ApiRequest(BaseModel, abc.ABC):
+    """The body of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @property
+    @abc.abstractmethod
+    def items(self) -> list[Any]:
+        """What the model computes, one result for each."""
+
+
+class TextsRequest(ApiRequest):
+    """One text, or several."""
 
     text: str | None = Field(None, description="One text.")
     texts: list[str] | None = Field(None, description="Several texts; give this or `text`.")
@@ -80,10 +90,8 @@ class PredictRequest(TextsRequest):
     task: str | None = Field(None, description="Task to predict, if the model was fine-tuned on several.")
 
 
-class AlternativesRequest(BaseModel):
+class AlternativesRequest(ApiRequest):
     """A word of a text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     text: str = Field(description="The text.")
     start: int = Field(ge=0, description="Where the word starts, in characters (code points).")
@@ -103,7 +111,7 @@ class AlternativesRequest(BaseModel):
         return [(self.text, self.start, self.end)]
 
 
-AnyRequest = TypeVar("AnyRequest", bound="TextsRequest | AlternativesRequest")
+AnyRequest = TypeVar("AnyRequest", bound=ApiRequest)
 
 
 class BodyReader:
@@ -152,7 +160,7 @@ class BodyReader:
         self._check(parsed)
         return parsed
 
-    def _check(self, parsed: TextsRequest | AlternativesRequest) -> None:
+    def _check(self, parsed: ApiRequest) -> None:
         items = parsed.items
         if len(items) > self._limits.max_texts:
             raise RefusedError(

@@ -19,7 +19,7 @@ from discern.artifacts.run import read_record as read_run_record
 from discern.data.tokenizer import load_tokenizer
 from discern.errors import DataError, DiscernError
 from discern.report.curves import last_held_out
-from discern.report.run_page import run_expectations, run_findings
+from discern.report.run_page import run_expectations, run_findings, token_text
 from discern.training.expectations import Expectations
 from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, is_number, metrics_record
 from discern.training.pretrain_config import PretrainConfig, read_written_config
@@ -244,15 +244,11 @@ def _pieces(tokenizer: Tokenizer, original: list[int], corrupted: list[int], pro
     found = []
     for old, new, value in zip(original, corrupted, probability, strict=True):
         token = str(tokenizer.id_to_token(int(new)))
-        piece: dict[str, Any] = {"text": _plain(token), "p": float(value), "joined": _joined(token)}
+        piece: dict[str, Any] = {"text": token_text(token), "p": float(value), "joined": _joined(token)}
         if old != new:
-            piece["was"] = _plain(str(tokenizer.id_to_token(int(old))))
+            piece["was"] = token_text(str(tokenizer.id_to_token(int(old))))
         found.append(piece)
     return found
-
-
-def _plain(token: str) -> str:
-    return token.removeprefix("##").lstrip("Ġ▁") or token
 
 
 def _joined(token: str) -> bool:

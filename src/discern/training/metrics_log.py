@@ -104,11 +104,11 @@ def read_metrics(folder: Path, warn: Callable[[str], None] | None = None) -> lis
     Raises:
         DataError: the file cannot be read.
     """
-    return _read(folder / METRICS_FILE, warn)
+    return read_records(folder / METRICS_FILE, warn)
 
 
-def _read(path: Path, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """The records of a file; see `read_metrics`."""
+def read_records(path: Path, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines with a step, as `read_metrics` reads them."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -168,7 +168,7 @@ def _is_loss(key: str) -> bool:
 def _truncate(path: Path, step: int) -> None:
     if not path.exists():
         return
-    kept = [record for record in _read(path) if record["step"] <= step]
+    kept = [record for record in read_records(path) if record["step"] <= step]
     write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
