@@ -34,6 +34,7 @@ from discern.tasks.frames import FRAMES
 from discern.tasks.glue import GLUE
 from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
+from discern.training.trackers import check_tracker
 
 # With fewer examples, the standard error of an accuracy is more than seven points.
 _FEW_EVALUATED = 50
@@ -80,6 +81,7 @@ def finetune(
     check_folders(model, out, tasks, submission)
     loaded = choose_encoder(model, tokenizer, untrained=untrained, warn=progress.note)
     resolved = resolve_finetuning(loaded, tasks=tasks, config=config, overrides=overrides, recipe=recipe)
+    check_tracker(resolved.config.train.tracker)
     plan = prepare_finetuning(loaded, resolved, out=out, debug=debug, submits=submission is not None, progress=progress)
     with join_ranks(device) as ranks:
         results = train_seeds(plan, seeds, ranks, progress, baselines_folder=out if baselines else None)

@@ -24,7 +24,7 @@ from discern.finetune.settings import FinetuneConfig
 from discern.finetune.task_files import TaskData
 from discern.models.base import Encoder
 from discern.models.dropout import Dropout
-from discern.progress import Progress
+from discern.progress import Progress, warning_to
 from discern.storage.checksums import forget_checksums
 from discern.storage.records import read_object
 from discern.tasks.features import TaskRowsInOrder, TaskStream
@@ -149,7 +149,11 @@ def train_network(
     heldout = None
     if config.evaluate_every_steps > 0:
         heldout = TaskRowsInOrder({name: split.features for name, split in objective.heldout.items()})
-    metrics_log = MetricsLog(folder, state.step, tensorboard=config.tensorboard) if ranks.writes else None
+    metrics_log = None
+    if ranks.writes:
+        metrics_log = MetricsLog(
+            folder, state.step, tensorboard=config.tensorboard, tracker=config.tracker, warn=warning_to(progress)
+        )
     progress.start(name, config.max_steps, "steps")
     progress.advance(state.step)
     diverged = None

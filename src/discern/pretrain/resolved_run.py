@@ -51,6 +51,7 @@ MAY_CHANGE = {
         "checkpoint_every_steps",
         "keep_checkpoints",
         "tensorboard",
+        "tracker",
     )
 }
 """Settings that may change when a run is resumed; any other change makes it another run."""

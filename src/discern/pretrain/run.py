@@ -45,7 +45,7 @@ from discern.pretrain.resolved_run import (
     start_record,
 )
 from discern.pretrain.warm_start import Filled, added_pieces, fill, start_generator
-from discern.progress import BudgetProgress, Progress, Silent
+from discern.progress import BudgetProgress, Progress, Silent, warning_to
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
 from discern.training.average import average_warning
@@ -66,6 +66,7 @@ from discern.training.precision import Precision, cpu_has_bfloat16, shape_of, sh
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.schedule import unused_by_schedule
 from discern.training.step_sizes import step_sizes
+from discern.training.trackers import check_tracker
 
 # With a smaller fraction of rows in which B follows A (half is intended), the next-sentence task is hardly learned.
 _LEAST_FOLLOWING = 0.4
@@ -130,6 +131,7 @@ def pretrain(
         decay_from=decay_from,
         warn=progress.note,
     )
+    check_tracker(resolved.config.train.tracker)
     with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(resolved.out) as folder:
         run = open_run(resolved, ranks, folder, progress, same_precision_as)
         record = finish_run(run, ranks, stop, progress)
@@ -196,8 +198,12 @@ def _train(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dic
     """Put the parts together and run the loop."""
     config, data, objective, state = run.resolved.config, run.resolved.data, run.objective, run.state
     out, steps, sizes = run.resolved.out, config.train.max_steps, step_sizes(config.train, config.data)
-    metrics_log = MetricsLog(out, state.step, tensorboard=config.train.tensorboard) if ranks.writes else None
     display = _timed(progress, config.train, state.seconds) if ranks.writes else Silent()
+    metrics_log = None
+    if ranks.writes:
+        metrics_log = MetricsLog(
+            out, state.step, tensorboard=config.train.tensorboard, tracker=config.train.tracker, warn=warning_to(display)
+        )
     display.start("pre-training", steps, "steps")
     display.advance(state.step)
     statistics = data.manifest.statistics

@@ -150,6 +150,7 @@
     });
     find(".columns", panel).replaceChildren(...columns);
     panel.hidden = false;
+    panel.scrollIntoView({ block: "nearest" });
     await each(async (_, number) => {
       if (!can(number, "fill")) return;
       const status = columns[number].lastElementChild;
@@ -321,7 +322,7 @@
   for (const box of [input, second]) box.addEventListener("input", () => updates.predict());
   arrange();
 
-  text.value = models.some((_, place) => can(place, "detect")) ? "The chef ate the purple meal in the kitchen of the old restaurant, and the guests were very elephant." : "";
+  text.value = models.some((_, place) => can(place, "detect")) ? "The station was opened on 1 May 1895 and the was closed in 1964. The book became one of the most popular songs of the author because century." : "";
   keep(Array.from(text.value));
   check();
   const named = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash);

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from discern.config.base import Section
 from discern.config.resolve import Clamp
 from discern.config.stages import Stage, check_stages
+from discern.training.trackers import TrackerName
 
 NO_STEP_LIMIT = 1_000_000_000
 """`train.max_steps` of a run that is limited by its time budget only."""
@@ -106,6 +107,10 @@ class TrainConfig(Section):
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
     tensorboard: bool = Field(False, description="Also write TensorBoard events (extra 'track').")
+    tracker: TrackerName = Field(
+        "none",
+        description="Also send the records to an experiment tracker, whose package must be installed: 'wandb' or 'trackio'.",
+    )
 
     @model_validator(mode="after")
     def _weights_suit(self) -> TrainConfig:

@@ -13,6 +13,7 @@ from typing import Any
 from discern.errors import CheckpointError, DataError
 from discern.parsing import json_value
 from discern.storage.files import write_text
+from discern.training.trackers import Service, TensorBoard, Tracker, TrackerName
 
 METRICS_FILE = "metrics.jsonl"
 EXAMPLES_FILE = "examples.jsonl"
@@ -40,15 +41,27 @@ class MetricsLog:
         folder: folder of the run.
         step: step from which the run continues; later records, of steps that will be repeated, are dropped.
         tensorboard: also write TensorBoard events under `folder/tensorboard`.
+        tracker: name of a tracker that also gets the records.
+        warn: called if the tracker fails.
     """
 
-    def __init__(self, folder: Path, step: int, *, tensorboard: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        *,
+        tensorboard: bool = False,
+        tracker: TrackerName = "none",
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
         self._path = folder / METRICS_FILE
         self._examples = folder / EXAMPLES_FILE
         _truncate(self._path, step)
         _truncate(self._examples, step)
         self._stream = self._path.open("a", encoding="utf-8")
-        self._events = _event_writer(folder / "tensorboard") if tensorboard else None
+        self._trackers: list[Tracker] = [TensorBoard(folder / "tensorboard")] if tensorboard else []
+        if tracker != "none":
+            self._trackers.append(Service(tracker, folder, warn))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record; values that are not finite become null.
@@ -65,10 +78,9 @@ class MetricsLog:
                 f"could not write {self._path}: {problem}",
                 hint="free some space and run the same command again: training continues from the last checkpoint",
             ) from problem
-        if self._events is not None:
-            for key, value in clean.items():
-                if key != "step" and isinstance(value, int | float):
-                    self._events.add_scalar(key, value, record["step"])
+        numbers = {key: value for key, value in clean.items() if key != "step" and isinstance(value, int | float)}
+        for tracker in self._trackers:
+            tracker.log(record["step"], numbers)
 
     def write_examples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append the example rows of an evaluation to examples.jsonl, if there are any. They are worth no failure."""
@@ -91,8 +103,8 @@ class MetricsLog:
         """Close the file."""
         with suppress(OSError):  # an error of a full disk was reported when the record was written
             self._stream.close()
-        if self._events is not None:
-            self._events.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def read_metrics(folder: Path, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
@@ -170,15 +182,3 @@ def _truncate(path: Path, step: int) -> None:
         return
     kept = [record for record in read_records(path) if record["step"] <= step]
     write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
-
-
-def _event_writer(folder: Path) -> Any:
-    from discern.errors import ConfigError
-
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as problem:
-        raise ConfigError(
-            "train.tensorboard is set, but TensorBoard is not installed", hint="pip install 'discern-nlp[track]'"
-        ) from problem
-    return SummaryWriter(str(folder))

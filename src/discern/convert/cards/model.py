@@ -44,7 +44,7 @@ _SIZE_KEYS = {
 }
 # Settings that don't change the model: intervals of writing, and ways to compute the same numbers.
 _HOUSEKEEPING = ["checkpoint_every_steps", "keep_checkpoints", "evaluate_every_steps", "evaluate_sequences", "log_every_steps"]
-_HOUSEKEEPING += ["tensorboard", "micro_batch_size", "compile", "gradient_checkpointing", "seed"]
+_HOUSEKEEPING += ["tensorboard", "tracker", "micro_batch_size", "compile", "gradient_checkpointing", "seed"]
 _SIZES = ["num_layers", "hidden_size", "embedding_size", "num_heads", "feedforward_size", "max_positions", "num_token_types"]
 _NO_DIFFERENCE = {*(f"train.{name}" for name in _HOUSEKEEPING), *(f"model.{name}" for name in _SIZES)}
 # Settings that distinguish recipes more than any size does.

@@ -1,0 +1,100 @@
+"""Experiment trackers that also get the records of a run: TensorBoard's files, Weights & Biases, trackio."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, final
+
+from discern.errors import ConfigError
+
+TrackerName = Literal["none", "wandb", "trackio"]
+_PROJECT = "discern"
+
+
+class Tracker(abc.ABC):
+    """Receives each record that is written to metrics.jsonl."""
+
+    @abc.abstractmethod
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Pass on the numbers of a record."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Finish the run in the tracker."""
+
+
+@final
+class TensorBoard(Tracker):
+    """TensorBoard events in a folder.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as problem:
+            raise ConfigError(
+                "train.tensorboard is set, but TensorBoard is not installed", hint="pip install 'discern-nlp[track]'"
+            ) from problem
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@final
+class Service(Tracker):
+    """A package with the functions `init`, `log` and `finish`, as wandb and trackio have them.
+
+    The record is in metrics.jsonl whatever happens: an error of the service is reported once and costs no training.
+
+    Args:
+        name: name of the package.
+        folder: folder of the run, whose name the run has in the tracker.
+        warn: called with the first error.
+    """
+
+    def __init__(self, name: TrackerName, folder: Path, warn: Callable[[str], None]) -> None:
+        check_tracker(name)
+        self._name, self._warn, self._failed = name, warn, False
+        self._package: Any = import_module(name)
+        # A resumed run goes on under the name that it has.
+        self._run: Any = self._try(lambda: self._package.init(project=_PROJECT, name=folder.resolve().name, resume="allow"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if not self._failed:
+            self._try(lambda: self._package.log(dict(values), step=step))
+
+    def close(self) -> None:
+        if not self._failed:
+            self._try(lambda: self._package.finish())
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as problem:  # of any kind: the service is not ours
+            self._failed = True
+            with suppress(Exception):
+                self._warn(f"train.tracker: {self._name} failed and gets no more records: {' '.join(str(problem).split())[:200]}")
+            return None
+
+
+def check_tracker(name: TrackerName) -> None:
+    """Check that the package of a tracker is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if name != "none" and find_spec(name) is None:
+        raise ConfigError(f"train.tracker is {name!r}, but the package {name} is not installed", hint=f"pip install {name}")

@@ -1,0 +1,60 @@
+"""Trackers get the numbers of each record; a missing one is refused, a failing one costs nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from discern.errors import ConfigError
+from discern.training.metrics_log import MetricsLog, read_metrics
+from discern.training.trackers import check_tracker
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """A package with the functions of a tracker, and the calls that it gets."""
+    found: list[tuple[Any, ...]] = []
+    package = ModuleType("trackio")
+    package.__spec__ = sys.__spec__
+    package.init = lambda **options: found.append(("init", options))  # type: ignore[attr-defined]
+    package.finish = lambda: found.append(("finish",))  # type: ignore[attr-defined]
+
+    def log(values: dict[str, float], step: int) -> None:
+        if values.get("loss") == 13:
+            raise OSError("no\nnetwork")
+        found.append(("log", step, values))
+
+    package.log = log  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", package)
+    return found
+
+
+def test_a_tracker_gets_the_numbers_of_each_record(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
+    log = MetricsLog(tmp_path, 0, tracker="trackio", warn=pytest.fail)
+    log.write({"step": 5, "loss": 2.0, "grad_norm": float("nan"), "note": "x"})
+    log.close()
+    started = {"project": "discern", "name": tmp_path.name, "resume": "allow"}
+    assert calls == [("init", started), ("log", 5, {"loss": 2.0}), ("finish",)]
+
+
+def test_a_tracker_that_fails_costs_no_record(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
+    warnings: list[str] = []
+    log = MetricsLog(tmp_path, 0, tracker="trackio", warn=warnings.append)
+    for step in (1, 2, 3):
+        log.write({"step": step, "loss": 13})
+    log.close()
+    assert warnings == ["train.tracker: trackio failed and gets no more records: no network"]
+    assert [each["step"] for each in read_metrics(tmp_path)] == [1, 2, 3]
+    assert [each[0] for each in calls] == ["init"]
+
+
+def test_a_tracker_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="the package wandb is not installed") as caught:
+        check_tracker("wandb")
+    assert caught.value.hint == "pip install wandb"
+    check_tracker("none")
