@@ -20,7 +20,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     package = ModuleType("trackio")
     package.__spec__ = sys.__spec__
-    package.init = lambda **options: found.append(("init", options))  # type: ignore[attr-defined]
+
+    def init(**options: Any) -> None:
+        print("Welcome!")  # as trackio does
+        found.append(("init", options))
+
+    package.init = init  # type: ignore[attr-defined]
     package.finish = lambda: found.append(("finish",))  # type: ignore[attr-defined]
 
     def log(values: dict[str, float], step: int) -> None:
@@ -33,12 +38,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return found
 
 
-def test_a_tracker_gets_the_numbers_of_each_record(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
+def test_a_tracker_gets_the_numbers_of_each_record_and_keeps_stdout_clean(
+    tmp_path: Path, calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
     log = MetricsLog(tmp_path, 0, tracker="trackio", warn=pytest.fail)
     log.write({"step": 5, "loss": 2.0, "grad_norm": float("nan"), "note": "x"})
     log.close()
     started = {"project": "discern", "name": tmp_path.name, "resume": "allow"}
     assert calls == [("init", started), ("log", 5, {"loss": 2.0}), ("finish",)]
+    assert capsys.readouterr().out == ""
 
 
 def test_a_tracker_that_fails_costs_no_record(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,7 +83,8 @@ class Service(Tracker):
 
     def _try(self, call: Callable[[], Any]) -> Any:
         try:
-            return call()
+            with redirect_stdout(sys.stderr):  # trackio greets on stdout, which belongs to --json
+                return call()
         except Exception as problem:  # of any kind: the service is not ours
             self._failed = True
             with suppress(Exception):
