@@ -66,7 +66,7 @@
       parts.push(svg("line", { class: "gridline", x1: LEFT, x2: W - RIGHT, y1: y(value), y2: y(value) }));
       parts.push(svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, short(+value.toPrecision(12))));
     }
-    for (const value of ticks(0, high, 4)) parts.push(svg("text", { x: x(value), y: H - BOTTOM + 15, "text-anchor": value === 0 ? "start" : "middle" }, axis === 4 ? duration(value) : short(value)));
+    for (const value of ticks(0, high, 4)) parts.push(svg("text", { x: x(value), y: H - BOTTOM + 15, "text-anchor": value === 0 ? "start" : value > 0.95 * high ? "end" : "middle" }, axis === 4 ? duration(value) : short(value)));
     parts.push(svg("line", { class: "axis", x1: LEFT, x2: W - RIGHT, y1: H - BOTTOM, y2: H - BOTTOM }));
     parts.push(svg("text", { x: W - RIGHT, y: H - 3, "text-anchor": "end" }, AXES[axis]));
     for (const [number, points] of lines) {
