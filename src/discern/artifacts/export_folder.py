@@ -23,6 +23,10 @@ FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_
 """The files of every export. A head that ELECTRA cannot represent is stored in `HEAD_NAME`. If several networks are exported,
 each but the first has a subfolder of its own. Each folder has the checksums of its files, except for the card, which users are
 meant to edit."""
+MODULES_NAME, TRANSFORMER_NAME, VERSIONS_NAME = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+"""The files of a sentence-transformers model, besides the folders of its modules."""
+_SENTENCE_FILES = (MODULES_NAME, TRANSFORMER_NAME, VERSIONS_NAME)
+_SENTENCE_FOLDERS = ("1_Pooling", "1_WordWeights", "2_Pooling")
 
 
 def check_target(out: Path, *reads: Path | None) -> None:
@@ -47,8 +51,9 @@ def check_target(out: Path, *reads: Path | None) -> None:
             f"{out} is not empty and not an earlier export (it holds {listed(folder.foreign(lambda name: False))})",
             hint="choose another --out, or empty it",
         )
-    folders = [name for name in mark.get("networks", ()) if (out / name).is_dir()]
-    others = folder.foreign((*FILES, HEAD_NAME, CALIBRATION_NAME, CHECKSUMS_NAME, *folders).__contains__)
+    folders = [name for name in (*mark.get("networks", ()), *_SENTENCE_FOLDERS) if (out / name).is_dir()]
+    files = (*FILES, *_SENTENCE_FILES, HEAD_NAME, CALIBRATION_NAME, CHECKSUMS_NAME)
+    others = folder.foreign((*files, *folders).__contains__)
     own = (CONFIG_NAME, WEIGHTS_NAME, HEAD_NAME, CHECKSUMS_NAME)
     others += [f"{name}/{other}" for name in folders for other in OutputFolder(out / name).foreign(own.__contains__)]
     if others:

@@ -1,0 +1,71 @@
+"""A folder for sentence-transformers gives the vectors of `Model.encode`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import discern
+from discern.artifacts.export_folder import check_target
+from discern.convert.export import export
+from discern.convert.sentence_transformers import write_sentence_transformers
+from discern.errors import ConfigError
+from discern.progress import Silent
+from tests.small.run import make_run
+
+TEXTS = ["a quiet street.", "the old town has a bridge of stone.", "", "x"]
+
+
+@pytest.fixture(scope="module", params=["bert", "modernbert"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vectors")
+    make_run(folder / "run", overrides=[f"model.encoder={request.param}"])
+    export(folder / "run", out=folder / "out", progress=Silent(), warn=pytest.fail)
+    return folder / "out"
+
+
+@pytest.mark.parametrize(("pooling", "ours"), [("mean", "mean"), ("cls", "first")])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_vectors_of_encode(exported: Path, tmp_path: Path, pooling: str, ours: str, normalize: bool) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    expected = discern.load(exported).encode(TEXTS, pooling=ours)
+    if normalize:
+        expected = expected / np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+    assert np.abs(expected[[0, 1, 3]]).mean() > 0.05
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    write_sentence_transformers(folder, pooling, normalize=normalize)
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-5)
+    assert model.max_seq_length == 32
+    check_target(folder)  # an export with these files may be replaced
+
+
+def test_the_mean_over_all_tokens_is_what_other_servers_have(exported: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    model = discern.load(exported)
+    (inner,), (first,) = model.encode(TEXTS[:1], pooling="none"), model.encode(TEXTS[:1], pooling="first")
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    write_sentence_transformers(folder, "mean-all", max_length=16)
+    vectors = SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(TEXTS[:1], output_value=None)
+    states = vectors[0]["token_embeddings"].numpy()
+    np.testing.assert_allclose(states[1:-1], inner, atol=1e-5)
+    np.testing.assert_allclose(states[0], first, atol=1e-5)
+    np.testing.assert_allclose(vectors[0]["sentence_embedding"].numpy(), states.mean(0), atol=1e-5)
+    settings = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    assert settings["pooling_mode_mean_tokens"]
+    assert settings["word_embedding_dimension"] == model.hidden_size
+    assert json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 16
+
+
+def test_an_unknown_pooling_is_refused(exported: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown pooling 'means'") as caught:
+        write_sentence_transformers(exported, "means")
+    assert "did you mean 'mean'" in (caught.value.hint or "")
