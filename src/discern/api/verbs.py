@@ -13,11 +13,14 @@ from typing import Any, Literal
 
 import tomli_w
 
+from discern.api.exporting import serving_of
 from discern.artifacts.export_folder import check_target
 from discern.artifacts.opening import open_model
 from discern.artifacts.run import is_finetuned
 from discern.convert.export import export as export_networks
 from discern.convert.export_finetuned import export_task
+from discern.convert.forms import Form
+from discern.convert.sentence_transformers import VectorPooling
 from discern.data import prepare as preparing
 from discern.data.dataset.build import BuildOptions
 from discern.data.overlap import EvaluationFiles
@@ -430,6 +433,14 @@ def export(
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     refit_head: bool = False,
     data: PathLike | None = None,
+    form: Form | None = None,
+    sentence_transformers: bool = False,
+    pooling: VectorPooling | None = None,
+    normalize: bool = False,
+    onnx: bool = False,
+    int8: bool = False,
+    max_loss: float | None = None,
+    compare_on: PathLike | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Export a network of a run, or a fine-tuned model, as a folder that transformers loads, as `discern export` does.
@@ -445,6 +456,12 @@ def export(
         refit_head: fit a dense head on the frozen states of a discriminator with a bilinear term first, so that transformers
             loads it whole; the model card states both AUCs.
         data: data set for it; None: the one that the run was trained on.
+        form: architecture of the exported model, `--as` of the command: 'electra', 'bert' or 'modernbert'; None: its own.
+        sentence_transformers: also write the files of a sentence-transformers model, with `pooling` ('mean', 'mean-all' or
+            'cls') and `normalize`.
+        onnx: also write model.onnx, with matrices of eight bits if `int8`.
+        max_loss: most that eight bits may lose of the task's score, or of the agreement with float32; otherwise it fails.
+        compare_on: texts, or labeled examples for a fine-tuned model, to compare eight bits with float32 on.
 
     Returns:
         The folder.
@@ -454,12 +471,26 @@ def export(
         CheckpointError, NumericsError: the weights are missing, damaged, or not finite.
     """
     folder, listener = Path(model), progress or Logged()
+    serving = serving_of(
+        folder,
+        form=form,
+        sentence_transformers=sentence_transformers,
+        pooling=pooling,
+        normalize=normalize,
+        onnx=onnx,
+        int8=int8,
+        max_loss=max_loss,
+        compare_on=None if compare_on is None else Path(compare_on),
+        task=task,
+        seed=seed,
+        progress=listener,
+    )
     if is_finetuned(folder):
         if network is not None or all_networks or refit_head:
             raise ConfigError(
                 "network, all_networks and refit_head are for runs; a fine-tuned model has one network", hint="leave them out"
             )
-        done = export_task(folder, out=Path(out), task=task, seed=seed, precision=precision, progress=listener)
+        done = export_task(folder, out=Path(out), task=task, seed=seed, precision=precision, serving=serving, progress=listener)
         return done.folder
     if task is not None or seed is not None:
         raise ConfigError(f"task and seed are for fine-tuned models, and {model} is not one", hint="leave them out")
@@ -475,6 +506,7 @@ def export(
         network=network,
         all_networks=all_networks,
         precision=precision,
+        serving=serving,
         progress=listener,
         warn=listener.note,
     )

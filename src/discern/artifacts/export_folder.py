@@ -19,6 +19,7 @@ from discern.storage.output import OutputFolder, listed
 
 CARD_NAME = "README.md"
 SETTINGS_NAME = "discern.toml"
+ONNX_NAME = "model.onnx"
 FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_NAME, SETTINGS_NAME)
 """The files of every export. A head that ELECTRA cannot represent is stored in `HEAD_NAME`. If several networks are exported,
 each but the first has a subfolder of its own. Each folder has the checksums of its files, except for the card, which users are
@@ -52,7 +53,7 @@ def check_target(out: Path, *reads: Path | None) -> None:
             hint="choose another --out, or empty it",
         )
     folders = [name for name in (*mark.get("networks", ()), *_SENTENCE_FOLDERS) if (out / name).is_dir()]
-    files = (*FILES, *_SENTENCE_FILES, HEAD_NAME, CALIBRATION_NAME, CHECKSUMS_NAME)
+    files = (*FILES, *_SENTENCE_FILES, ONNX_NAME, HEAD_NAME, CALIBRATION_NAME, CHECKSUMS_NAME)
     others = folder.foreign((*files, *folders).__contains__)
     own = (CONFIG_NAME, WEIGHTS_NAME, HEAD_NAME, CHECKSUMS_NAME)
     others += [f"{name}/{other}" for name in folders for other in OutputFolder(out / name).foreign(own.__contains__)]

@@ -58,7 +58,7 @@ class HuggingFaceFolder(ModelFolder):
         mark, step = self.mark, self.step
         if (name := hub_name(self.folder)) is not None:
             return name
-        if mark and not mark.keys() & {"objective", "task"}:
+        if mark and not mark.keys() & {"objective", "task", "form"}:
             return f"import {self.folder}" + ("" if step is None else f" of step {step:,}")
         if step is not None:
             return f"export {self.folder} of step {step:,}"

@@ -14,6 +14,8 @@ from discern.errors import ConfigError
 if TYPE_CHECKING:
     from discern.convert.export import Exported
     from discern.convert.export_finetuned import ExportedTask
+    from discern.convert.parity import Parity
+    from discern.convert.serving import Serving
 
 _LICENSE = "Fill in the license in README.md before you publish the model."
 
@@ -61,6 +63,52 @@ def export(
         Path | None,
         typer.Option("--data", metavar="DATA", help="Data set for --refit-head (default: the one that the run was trained on)."),
     ] = None,
+    form: Annotated[
+        Literal["electra", "bert", "modernbert"] | None,
+        typer.Option(
+            "--as",
+            help="Architecture of the exported model (default: its own). An ELECTRA whose embeddings are as wide as its hidden "
+            "states can be exported as bert, without the head of a discriminator, for servers that do not take ELECTRA.",
+        ),
+    ] = None,
+    sentence_transformers: Annotated[
+        bool, typer.Option("--sentence-transformers", help="Also write the files of a sentence-transformers model.")
+    ] = False,
+    pooling: Annotated[
+        Literal["mean", "mean-all", "cls"] | None,
+        typer.Option(
+            "--pooling",
+            help="Vector of a text: mean of its tokens' states without [CLS] and [SEP] (mean, the default), with them (mean-all, "
+            "for servers other than sentence-transformers), or the state of [CLS] (cls).",
+        ),
+    ] = None,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale vectors of texts to length 1.")] = False,
+    onnx: Annotated[
+        bool,
+        typer.Option("--onnx", help="Also write model.onnx, which onnxruntime runs without torch (needs discern-nlp[onnx])."),
+    ] = False,
+    int8: Annotated[
+        bool,
+        typer.Option("--int8", help="With --onnx: store its matrices in eight bits, and report in README.md what this costs."),
+    ] = False,
+    max_loss: Annotated[
+        float | None,
+        typer.Option(
+            "--max-loss",
+            metavar="FRACTION",
+            help="With --int8: fail, and write nothing, if more than this is lost of the task's score, or of the agreement with "
+            "float32 where there is no score.",
+        ),
+    ] = None,
+    compare_on: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare-on",
+            metavar="FILE",
+            help="With --int8: texts to compare on, one a line (default: English sentences); for a fine-tuned model, labeled "
+            "examples (default: those that the fine-tuning was evaluated on, if the file is still there).",
+        ),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Export a network of a run, or a fine-tuned model, as a folder that transformers loads, with tokenizer and model card.
@@ -68,17 +116,34 @@ def export(
     Examples: discern export runs/first --out my-encoder
 
     discern export OUT --out my-classifier
+
+    discern export runs/first --out served --onnx --int8 --max-loss 0.01
     """
     with command(json_output=json_output) as console:
+        from discern.api.exporting import serving_of
         from discern.artifacts.run import is_finetuned
 
+        serving = serving_of(
+            run,
+            form=form,
+            sentence_transformers=sentence_transformers,
+            pooling=pooling,
+            normalize=normalize,
+            onnx=onnx,
+            int8=int8,
+            max_loss=max_loss,
+            compare_on=compare_on,
+            task=task,
+            seed=seed,
+            progress=console.progress,
+        )
         if is_finetuned(run):
             if network is not None or all_networks or refit_head:
                 raise ConfigError(
                     "--network, --all-networks and --refit-head are for runs; a fine-tuned model has one network with its head",
                     hint="leave them out",
                 )
-            _export_task(console, run, out=out, task=task, seed=seed, precision=precision)
+            _export_task(console, run, out=out, task=task, seed=seed, precision=precision, serving=serving)
             return
         if task is not None or seed is not None:
             raise ConfigError(f"--task and --seed are for fine-tuned models, and {run} is not one", hint="leave them out")
@@ -100,6 +165,7 @@ def export(
             all_networks=all_networks,
             precision=precision,
             dense_head=dense_head,
+            serving=serving,
             progress=console.progress,
             warn=console.warn,
         )
@@ -112,8 +178,8 @@ def export(
             "precision": precision,
             "step": done.step,
             "bytes": done.num_bytes,
-        }
-        text = _text(done, precision)
+        } | _parity(done.parity)
+        text = "\n".join([_text(done, precision), *_served(out, done.parity, vectors=sentence_transformers)])
         if dense_head is not None:
             values |= {"discriminator_auc": dense_head.auc, "discriminator_auc_with_term": dense_head.auc_with_term}
             text = (
@@ -123,10 +189,12 @@ def export(
         console.result(values, text=text)
 
 
-def _export_task(console: Console, model: Path, *, out: Path, task: str | None, seed: int | None, precision: str) -> None:
+def _export_task(
+    console: Console, model: Path, *, out: Path, task: str | None, seed: int | None, precision: str, serving: Serving
+) -> None:
     from discern.convert.export_finetuned import export_task
 
-    done = export_task(model, out=out, task=task, seed=seed, precision=precision, progress=console.progress)
+    done = export_task(model, out=out, task=task, seed=seed, precision=precision, serving=serving, progress=console.progress)
     values = {
         "out": done.folder,
         "task": done.task,
@@ -135,8 +203,41 @@ def _export_task(console: Console, model: Path, *, out: Path, task: str | None, 
         "parameters": done.parameters,
         "precision": precision,
         "bytes": done.num_bytes,
+    } | _parity(done.parity)
+    served = _served(out, done.parity, vectors=serving.sentence_transformers)
+    console.result(values, text="\n".join([_task_text(done, precision), *served]))
+
+
+def _parity(parity: Parity | None) -> dict[str, Any]:
+    """What --json prints about the ONNX file."""
+    if parity is None:
+        return {}
+    found = {
+        "largest_difference": parity.difference.largest,
+        "agreement": parity.difference.agreement,
+        "loss": parity.loss,
+        "metric": parity.metric,
+        "scores": parity.scores,
+        "file_bytes": parity.sizes,
+        "milliseconds": parity.milliseconds,
+        "compared_on": parity.source,
     }
-    console.result(values, text=_task_text(done, precision))
+    return {"onnx": found}
+
+
+def _served(folder: Path, parity: Parity | None, *, vectors: bool) -> list[str]:
+    """Lines about the further forms of the model."""
+    lines = [f"  SentenceTransformer({str(folder)!r})"] if vectors else []
+    if parity is not None:
+        precision = "int8" if "int8" in parity.sizes else "float32"
+        size, agreement, largest = parity.sizes[precision] / 1e6, parity.difference.agreement, parity.difference.largest
+        lines.append(
+            f"  {folder / 'model.onnx'}: {precision}, {size:.1f} MB; agreement with the model {agreement:.4f}, largest "
+            f"difference {largest:.2g} ({parity.texts:,} rows: {parity.source})"
+        )
+        if parity.scores:
+            lines.append(f"  {parity.metric}: {parity.scores['onnx']:.4f}, of the model {parity.scores['torch']:.4f}")
+    return lines
 
 
 def _task_text(done: ExportedTask, precision: str) -> str:

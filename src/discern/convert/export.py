@@ -18,6 +18,10 @@ from discern.config.tree import to_toml
 from discern.convert.cards.imported import ImportedFacts, imported_card
 from discern.convert.cards.markdown import code, escaped
 from discern.convert.cards.model import facts_of_run, model_card, tokenizer_kind
+from discern.convert.forms import Form, in_form
+from discern.convert.onnx_graph import check_graph
+from discern.convert.parity import Parity
+from discern.convert.serving import Serving
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, NumericsError, did_you_mean
 from discern.interop.config_json import MARK, read_huggingface_config, read_mark, whole_number
@@ -52,6 +56,7 @@ class Exported:
         parameters: number of parameters; a tied matrix counts once.
         step: step of the checkpoint; None if unknown.
         num_bytes: size of the whole folder.
+        parity: report of the ONNX file; None: there is none.
     """
 
     folder: Path
@@ -60,6 +65,7 @@ class Exported:
     parameters: int
     step: int | None
     num_bytes: int
+    parity: Parity | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,7 @@ def export(
     all_networks: bool = False,
     precision: str = "float32",
     dense_head: DenseHead | None = None,
+    serving: Serving = Serving(),
     progress: Progress,
     warn: Callable[[str], None],
 ) -> Exported:
@@ -98,25 +105,33 @@ def export(
         all_networks: also write the other networks, each in a folder of its name, so that the export can be evaluated.
         precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
         dense_head: head for the discriminator of a run, in place of its own with a bilinear term.
+        serving: further forms of the model, for those who serve it.
         warn: receives a message for every damaged checkpoint that was skipped.
 
     Raises:
         ConfigError: there is no network of that name, transformers has no class for it, or the precision is unknown.
         DataError: `source` is not a run, or `out` holds something else or cannot be written.
         CheckpointError: the run has no sound checkpoint, or the weights of the export are missing or damaged.
-        NumericsError: a weight is not finite, or too large for the precision.
+        NumericsError: a weight is not finite, or too large for the precision; or eight bits lose more than they may.
     """
     check_target(out, source)
+    serving.check()
+    if serving.form is not None and all_networks:
+        raise ConfigError("--all-networks writes networks for discern, and --as for others", hint="leave out one of them")
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision '{precision}'", hint=did_you_mean(precision, PRECISIONS))
     progress.start("exporting", 2, "parts")
     title = out.resolve().name
     if (source / CONFIG_NAME).is_file() and not is_run(source):
-        contents = _from_export(source, title, network, all_networks, precision)
+        contents = _from_export(source, title, network, all_networks, precision, serving.form)
     else:
-        contents = _from_run(load_run(source, warn=warn), title, network, all_networks, precision, dense_head)
+        run = load_run(source, warn=warn)
+        contents = _from_run(run, title, network, all_networks, precision, dense_head, serving.form)
     progress.advance(1)
     (_, first), *others = contents.models.items()
+    if serving.onnx:
+        check_graph(first.config["model_type"])
+    parity: list[Parity | None] = []
 
     def write(folder: Path) -> None:
         write_networks(folder, first, others)
@@ -125,12 +140,13 @@ def export(
         if contents.settings is not None:
             write_file(folder / SETTINGS_NAME, contents.settings)
         write_file(folder / CARD_NAME, contents.card.encode())
+        parity.append(serving.add(folder, progress))
 
     publish(out, write)
     progress.advance(1)
     progress.finish()
     loads_as = first.config["architectures"][0]
-    return Exported(out, tuple(contents.models), loads_as, first.num_parameters, contents.step, folder_size(out))
+    return Exported(out, tuple(contents.models), loads_as, first.num_parameters, contents.step, folder_size(out), parity[-1])
 
 
 def write_networks(folder: Path, first: HuggingFaceModel, others: Iterable[tuple[str, HuggingFaceModel]]) -> None:
@@ -158,7 +174,13 @@ def folder_size(folder: Path) -> int:
 
 
 def _from_run(
-    run: RunFolder, title: str, network: str | None, all_networks: bool, precision: str, dense_head: DenseHead | None
+    run: RunFolder,
+    title: str,
+    network: str | None,
+    all_networks: bool,
+    precision: str,
+    dense_head: DenseHead | None,
+    form: Form | None,
 ) -> _Contents:
     networks, objective = dict(run.objective.networks()), run.config.objective.name
     settings = run.config
@@ -177,11 +199,14 @@ def _from_run(
         check_finite(model, run.folder)
     root = models[names[0]]
     root.config[MARK] = _mark(run, names) | root.config.get(MARK, {})
+    if form is not None:
+        models[names[0]] = in_form(root, form)
     family = family_of(networks[names[0]].encoder)
     length = run.config.data.sequence_length
     tokenizer = to_huggingface_tokenizer(run.tokenizer_path, length, family.frame, has_segments=family.has_segments)
     card = model_card(replace(facts_of_run(run, models, title), dense_head=dense_head))
-    return _Contents(models, tokenizer, to_toml(settings).encode(), card, run.step)
+    is_whole = "objective" in models[names[0]].config[MARK]
+    return _Contents(models, tokenizer, to_toml(settings).encode() if is_whole else None, card, run.step)
 
 
 def _mark(run: RunFolder, networks: list[str]) -> dict[str, object]:
@@ -195,7 +220,9 @@ def _mark(run: RunFolder, networks: list[str]) -> dict[str, object]:
     } | {name: run.record[name] for name in ("language", TEXT_LICENSE) if name in run.record}
 
 
-def _from_export(source: Path, title: str, network: str | None, all_networks: bool, precision: str) -> _Contents:
+def _from_export(
+    source: Path, title: str, network: str | None, all_networks: bool, precision: str, form: Form | None
+) -> _Contents:
     config = read_huggingface_config(source, NETWORK_TYPES)
     mark = read_mark(config)
     if not mark.get("networks"):
@@ -212,9 +239,11 @@ def _from_export(source: Path, title: str, network: str | None, all_networks: bo
     root = models[names[0]]
     root.config[MARK] = {key: value for key, value in mark.items() if key not in ("head", "gives")} | root.config.get(MARK, {})
     root.config[MARK] |= {"version": __version__, "networks": names}
+    if form is not None:
+        models[names[0]] = root = in_form(root, form)
     length = read_max_length(source, root.config.get("max_position_embeddings", UNLIMITED_POSITIONS))
     # The settings of an import were made for all of its networks; those of a run apply to each.
-    keeps = "objective" in mark or names == present
+    keeps = ("objective" in mark or names == present) and "networks" in root.config[MARK]
     settings = read_text(source / SETTINGS_NAME, hint=_COPY).encode() if keeps and (source / SETTINGS_NAME).is_file() else None
     facts = ImportedFacts(
         title=title,

@@ -25,6 +25,10 @@ from discern.artifacts.task_model import TASK_HEAD, TaskModel, task_mark
 from discern.convert.cards.finetuned import TaskFacts, task_card
 from discern.convert.cards.model import tokenizer_kind
 from discern.convert.export import check_finite, folder_size
+from discern.convert.forms import in_form
+from discern.convert.onnx_graph import check_graph, check_head
+from discern.convert.parity import Parity
+from discern.convert.serving import Serving
 from discern.data.tokenizer import special_tokens
 from discern.errors import ConfigError, did_you_mean
 from discern.interop.config_json import MARK
@@ -65,6 +69,7 @@ class ExportedTask:
         whole: whether that class includes the head; otherwise the head is in a file of its own, for discern.
         parameters: number of parameters.
         num_bytes: size of the whole folder.
+        parity: report of the ONNX file; None: there is none.
     """
 
     folder: Path
@@ -74,6 +79,7 @@ class ExportedTask:
     whole: bool
     parameters: int
     num_bytes: int
+    parity: Parity | None = None
 
 
 def export_task(
@@ -83,6 +89,7 @@ def export_task(
     task: str | None = None,
     seed: int | None = None,
     precision: str = "float32",
+    serving: Serving = Serving(),
     progress: Progress,
 ) -> ExportedTask:
     """Write the encoder and the head of a task, with tokenizer and model card.
@@ -93,14 +100,16 @@ def export_task(
         task: name of the task; None: the only one.
         seed: seed whose weights are exported; None: the best.
         precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
+        serving: further forms of the model, for those who serve it.
 
     Raises:
         ConfigError: there is no such task or precision, or transformers has no such head or encoder.
         DataError: the folder is not a fine-tuned model, or `out` holds something else or cannot be written.
         CheckpointError: the weights are missing or damaged.
-        NumericsError: a weight is not finite, or too large for the precision.
+        NumericsError: a weight is not finite, or too large for the precision; or eight bits lose more than they may.
     """
     check_target(out, source)
+    serving.check()
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision '{precision}'", hint=did_you_mean(precision, PRECISIONS))
     progress.start("exporting", 3, "parts")
@@ -110,8 +119,14 @@ def export_task(
     vocabulary = Vocabulary(loaded.record["vocab_size"], special_tokens(loaded.tokenizer))
     model = finetuned_to_huggingface(loaded.objective.encoder, head, vocabulary, precision)
     check_finite(model, source)
+    if serving.onnx:
+        check_graph(model.config["model_type"])
+        if not serving.sentence_transformers:
+            check_head(loaded.objective.heads[chosen.name])
     # No key `objective`: its presence marks a pre-trained model.
     model.config[MARK] = task_mark(loaded, chosen.name) | ({TASK_HEAD: HEAD_NAME} if model.head else {})
+    if serving.form is not None:
+        model = in_form(model, serving.form)
     progress.advance(1)
     has_segments = family_of(loaded.objective.encoder).has_segments
     tokenizer = to_huggingface_tokenizer(
@@ -127,12 +142,15 @@ def export_task(
         write_file(folder / TOKENIZER_NAME, tokenizer.tokenizer)
         write_file(folder / TOKENIZER_CONFIG_NAME, tokenizer.config)
         write_file(folder / CARD_NAME, card.encode())
+        parity.append(serving.add(folder, progress))
 
+    parity: list[Parity | None] = []
     publish(out, write)
     progress.advance(1)
     progress.finish()
     loads_as = model.config["architectures"][0]
-    return ExportedTask(out, chosen.name, loaded.seed, loads_as, not model.head, model.num_parameters, folder_size(out))
+    whole, size = not model.head, folder_size(out)
+    return ExportedTask(out, chosen.name, loaded.seed, loads_as, whole, model.num_parameters, size, parity[-1])
 
 
 def head_weights(task: Task[Any], head: nn.Module, frame: FrameName = "cls-first") -> HeadWeights | OwnHead:

@@ -27,6 +27,12 @@ _MODULES = "sentence_transformers.models."
 _MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 
 
+def check_pooling(pooling: str) -> None:
+    """Raise a ConfigError if there is no such pooling."""
+    if pooling not in VECTOR_POOLINGS:
+        raise ConfigError(f"unknown pooling '{pooling}'", hint=did_you_mean(pooling, VECTOR_POOLINGS))
+
+
 def write_sentence_transformers(
     folder: Path, pooling: str = "mean", *, normalize: bool = False, max_length: int | None = None
 ) -> None:
@@ -44,8 +50,7 @@ def write_sentence_transformers(
         ConfigError: there is no such pooling.
         CheckpointError: config.json is missing or damaged.
     """
-    if pooling not in VECTOR_POOLINGS:
-        raise ConfigError(f"unknown pooling '{pooling}'", hint=did_you_mean(pooling, VECTOR_POOLINGS))
+    check_pooling(pooling)
     config = read_huggingface_config(folder, ENCODER_TYPES)
     tokenizer, width = load_tokenizer(folder), config.get("hidden_size", config.get("d_model"))
     modules: list[tuple[str, dict[str, Any] | None]] = []

@@ -77,6 +77,30 @@ def evaluate_finetuned(
     return found
 
 
+def labeled_examples(
+    model: Path, data: Path | None, *, task: str | None = None, seed: int | None = None, progress: Progress
+) -> tuple[str, list[Any]] | None:
+    """The name of a labeled file of a task, and its examples; None if no file is given and the one of the training is gone.
+
+    Args:
+        model: a folder that `discern finetune` wrote.
+        data: as in `evaluate_finetuned`; None: the file that the fine-tuning was evaluated on.
+
+    Raises:
+        ConfigError: the task does not exist, or a column is missing.
+        DataError: the file cannot be read.
+    """
+    loaded = open_model(model, warn=progress.note).task_model(seed)
+    chosen = loaded.task(task)
+    record = loaded.record["tasks"][chosen.name]
+    known = (record.get("files") or {}).get("dev")
+    path = data if data is not None else Path(known) if known is not None and Path(known).is_file() else None
+    if path is None:
+        return None
+    _, split, _, reading = _readings(chosen, record, path)[0]
+    return split, list(reading.examples)
+
+
 def _baselines(model: TaskModel, task: Task[Any], reading: Reading[Any], progress: Progress) -> Baselines:
     """Metrics of simple predictors trained on the model's training file; none if it has changed, is missing, or is large."""
     try:

@@ -71,7 +71,7 @@ def _bert_network(folder: Path) -> Network:
         CheckpointError: a file is missing or damaged, or there is no pre-training head.
     """
     config = read_huggingface_config(folder, NETWORK_TYPES)
-    if config["model_type"] == TWO_TOWER_FAMILY or read_mark(config):
+    if config["model_type"] == TWO_TOWER_FAMILY or (read_mark(config) and config["model_type"] in OWN_MODEL_TYPES):
         return huggingface.network_from_huggingface(folder)
     network = network_with_head(folder)
     if isinstance(network.head, nn.Identity):

@@ -152,7 +152,8 @@ def visible_in_window(
     visible: Bool[Tensor, "#B 1 #L L"] | None, length: int, window: int, device: torch.device
 ) -> Bool[Tensor, "#B 1 #L L"] | None:
     """`visible` without the keys more than `window` positions away; always itself, so that no softmax is empty."""
-    if length <= window + 1:
+    # In an exported graph the length is not known yet.
+    if not torch.compiler.is_exporting() and length <= window + 1:
         return visible
     places = torch.arange(length, device=device)
     near = ((places[:, None] - places).abs() <= window)[None, None]

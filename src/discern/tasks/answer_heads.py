@@ -21,9 +21,9 @@ from discern.types import TokenBatch
 _INNER = 512
 
 
-def allowed_positions(tokens: TokenBatch) -> Bool[Tensor, "R L"]:
+def allowed_positions(real: Bool[Tensor, "R L"], segments: Int[Tensor, "R L"]) -> Bool[Tensor, "R L"]:
     """Positions where an answer may start and end: in the window, at the [SEP] after it, and at [CLS] for no answer."""
-    allowed = tokens.attention_mask & (tokens.token_type_ids == 1)
+    allowed = real & (segments == 1)
     allowed[:, 0] = True
     return allowed
 
@@ -55,7 +55,7 @@ class JointHead(TaskHead):
     def forward(
         self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        allowed = allowed_positions(tokens)
+        allowed = allowed_positions(tokens.attention_mask, tokens.token_type_ids)
         start_logits = _masked(self.start(hidden).squeeze(-1), allowed)
         # The layer of a pair is the sum of a layer of each, so only that sum is computed for all pairs of positions.
         width = hidden.shape[-1]
@@ -134,7 +134,7 @@ class SpanHead(TaskHead):
     def forward(
         self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        allowed = allowed_positions(tokens)
+        allowed = allowed_positions(tokens.attention_mask, tokens.token_type_ids)
         states = hidden if self.inner is None else self.inner(hidden)
         start_logits, end_logits = (_masked(logits, allowed) for logits in self.output(self.dropout(states)).unbind(-1))
         loss = None
@@ -143,13 +143,18 @@ class SpanHead(TaskHead):
                 F.cross_entropy(start_logits, rows.targets["start"], reduction="sum")
                 + F.cross_entropy(end_logits, rows.targets["end"], reduction="sum")
             )
-        if self.training:
-            return loss, {}
-        number = min(self.candidates, hidden.shape[1])
-        start_scores, starts = start_logits.detach().topk(number)
-        end_scores, ends = end_logits.detach().topk(number)
-        null = (start_logits[:, 0] + end_logits[:, 0]).detach()
-        return loss, {"starts": starts, "start_scores": start_scores, "ends": ends, "end_scores": end_scores, "null": null}
+        return loss, {} if self.training else self.search(start_logits.detach(), end_logits.detach(), allowed)
+
+    def search(
+        self, start_logits: Float[Tensor, "R L"], end_logits: Float[Tensor, "R L"], allowed: Bool[Tensor, "R L"]
+    ) -> dict[str, Tensor]:
+        """The likeliest starts and ends at the allowed positions, with their logits, and the logit of no answer."""
+        start_logits, end_logits = _masked(start_logits, allowed), _masked(end_logits, allowed)
+        number = min(self.candidates, start_logits.shape[1])
+        start_scores, starts = start_logits.topk(number)
+        end_scores, ends = end_logits.topk(number)
+        null = start_logits[:, 0] + end_logits[:, 0]
+        return {"starts": starts, "start_scores": start_scores, "ends": ends, "end_scores": end_scores, "null": null}
 
 
 def _masked(logits: Float[Tensor, "R L"], allowed: Bool[Tensor, "R L"]) -> Float[Tensor, "R L"]:

@@ -18,6 +18,7 @@ from discern.artifacts.run import RunFolder
 from discern.config.presets import preset_names
 from discern.config.tree import diff, flatten
 from discern.convert.cards.markdown import render
+from discern.convert.forms import BERT_LM_CLASS
 from discern.data.tokenizer import load_tokenizer, lowercases
 from discern.interop.config_json import ENERGY, read_mark
 from discern.interop.huggingface import HuggingFaceModel
@@ -126,7 +127,7 @@ def model_card(facts: ModelFacts) -> str:
         config=config,
         architecture=architecture,
         energies=gives_energies(facts.model),
-        fills_masks=architecture in (GENERATOR_CLASS, MODERNBERT_LM_CLASS, XLNET_CLASS),
+        fills_masks=architecture in (GENERATOR_CLASS, MODERNBERT_LM_CLASS, XLNET_CLASS, BERT_LM_CLASS),
         rotary=rotary,
         language=language_code(facts.language),
         objective=facts.objective if objective is None else Markup(objective),
