@@ -31,7 +31,8 @@ def log_probabilities(logits: dict[int, torch.Tensor]) -> dict[int, torch.Tensor
 
 
 def test_allowed_positions() -> None:
-    assert [row.nonzero().flatten().tolist() for row in allowed_positions(BATCH)] == ALLOWED
+    allowed = allowed_positions(BATCH.attention_mask, BATCH.token_type_ids)
+    assert [row.nonzero().flatten().tolist() for row in allowed] == ALLOWED
 
 
 def test_joint_loss_by_hand() -> None:

@@ -245,7 +245,7 @@ def check_graph(model_type: str) -> None:
     """Raise a ConfigError if the models of this type in config.json have no graph."""
     if model_type == "xlnet":
         raise ConfigError(
-            "an XLNet has no ONNX: its attention is relative to the positions of each row and reads padding on the left, and its "
+            "an XLNet has no ONNX: its attention is relative to the positions of each row, it reads padding on the left, and its "
             "head predicts from a second stream, which depends on the order that is asked for",
             hint="leave out --onnx, and serve it with transformers; encoders 'bert' and 'modernbert' have ONNX",
         )
