@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow lint format lock clean
+.PHONY: setup demo docs test test-slow lint format lock clean
 
 setup: $(STAMP)
 
@@ -17,6 +17,10 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: setup
 	$(BIN)/discern demo --out demo
+
+# Warnings, dead links among them, are errors. Start at site/index.html.
+docs: setup
+	$(BIN)/python -m docs._sphinx.build --out site
 
 lint: setup
 	$(BIN)/ruff check .
@@ -44,4 +48,4 @@ lock:
 	rm -rf $(VENV)-lock
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo site build

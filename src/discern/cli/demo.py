@@ -13,6 +13,7 @@ from discern.cli.console import Console, JsonOption, command
 from discern.cli.detection_text import show
 from discern.cli.next_steps import hint
 from discern.cli.options import SetOption
+from discern.training.metric_catalog import MEANINGS
 
 if TYPE_CHECKING:
     from discern.demo.run import DemoResult
@@ -74,8 +75,8 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
     where = f"{text['modules']:,} modules of {text['packages']} packages"
     console.print(f"\nRead {text['characters']:,} characters of documentation from {where}.")
     console.print(f"Trained {metrics['step']:,} steps; on text held out:")
-    for name, meaning in _MEANINGS.items():
-        console.print(f"  {name:<24} {metrics[name]:>6.3f}  {meaning}")
+    for name in _SHOWN:
+        console.print(f"  {name:<24} {metrics[name]:>6.3f}  {MEANINGS[name]}")
     random_words = result.wrong_words
     if random_words is not None:
         console.print(
@@ -114,10 +115,10 @@ def _show_task(console: Console, task: LabeledTask) -> None:
     console.print(f"  difference of the medians {task.difference:+.3f}; {task.verdict}\n")
 
 
-_MEANINGS = {
-    "generator_accuracy": "fraction of the masked tokens that the generator predicts correctly",
-    "replaced_fraction": "fraction of all tokens that its samples replaced",
-    "discriminator_auc": "chance that a sample of its generator looks more suspicious than an original token; 0.5 is guessing",
-    "discriminator_precision": "fraction of the tokens marked as replaced that were replaced",
-    "discriminator_recall": "fraction of the replaced tokens that were marked",
-}
+_SHOWN = (
+    "generator_accuracy",
+    "replaced_fraction",
+    "discriminator_auc",
+    "discriminator_precision",
+    "discriminator_recall",
+)

@@ -1,0 +1,104 @@
+"""Run the commands of a tutorial and record what they print.
+
+    python docs/tutorials/run.py laptop
+
+runs every block marked `sh` of `docs/tutorials/laptop.md`, one after another, in an empty folder, and writes the commands,
+their output, their time and the kind of machine to `docs/tutorials/recorded/laptop.json`. The site shows each output below
+its block. A tutorial without a record shows none, and says that it was not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "recorded"
+_BLOCK = re.compile(r"^```sh\n(.*?)^```$", flags=re.S | re.M)
+_VERSIONS = "import discern, torch; print(discern.__version__, torch.__version__)"
+
+
+def blocks(page: str) -> list[str]:
+    """The blocks of commands of a page, in order."""
+    return _BLOCK.findall(page)
+
+
+def machine() -> str:
+    """What kind of machine this is: processor, cores, memory, GPUs."""
+    try:
+        named = [
+            line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+        ]
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    except (OSError, ValueError):
+        return f"{platform.machine()}, {os.cpu_count()} cores"
+    threads = os.environ.get("OMP_NUM_THREADS")
+    used = f", {threads} used" if threads else ""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        gpus = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")
+    except (OSError, subprocess.CalledProcessError):
+        gpus = []
+    parts = [f"{named[0] if named else platform.machine()}, {os.cpu_count()} cores{used}, {memory:.0f} GiB of memory"]
+    return ", ".join([*parts, *(name for name in gpus if name)] if any(gpus) else [*parts, "no GPU"])
+
+
+def run(page: str) -> dict[str, Any]:
+    """Run the blocks of a page in an empty folder.
+
+    Raises:
+        SystemExit: a block failed; its output is printed.
+    """
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"}
+    versions = subprocess.run([sys.executable, "-c", _VERSIONS], capture_output=True, text=True, check=True, env=environment)
+    done: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for commands in blocks(page):
+            began = time.perf_counter()
+            process = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", commands],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            seconds = time.perf_counter() - began
+            print(f"{commands}{process.stdout}({seconds:.1f} s)\n", flush=True)
+            if process.returncode:
+                sys.exit(f"exit code {process.returncode}; nothing was recorded")
+            done.append({"commands": commands, "output": process.stdout, "seconds": round(seconds, 1)})
+    discern, torch = versions.stdout.split()
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        "python": platform.python_version(),
+        "discern": discern,
+        "torch": torch,
+        "seconds": round(sum(block["seconds"] for block in done), 1),
+        "blocks": done,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="name of the tutorial, for example laptop")
+    name = parser.parse_args().name
+    record = run((HERE / f"{name}.md").read_text(encoding="utf-8"))
+    RECORDED.mkdir(exist_ok=True)
+    (RECORDED / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

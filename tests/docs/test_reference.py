@@ -1,0 +1,122 @@
+"""The generated reference is complete: commands, settings, metrics; and the outputs of tutorials are those of their commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from docs._sphinx import commands, settings, tables
+from docs._sphinx.pages import fill
+from docs._sphinx.tutorials import NOT_RUN, with_output
+from docs.tutorials.run import RECORDED, blocks, run
+
+from discern.cli.main import VERBS
+from discern.config.presets import preset_names
+from discern.config.tree import flatten
+from discern.objectives import objectives
+from discern.training.metric_catalog import METRICS
+from discern.training.metrics_log import HELD_OUT, read_metrics
+from discern.training.pretrain_config import load_pretrain_config
+from tests.objectives.test_conformance import batch, build, randomness
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+def test_every_verb_has_a_page() -> None:
+    titles = [text.partition("\n")[0] for text in commands.pages().values()]
+    assert {title.split()[2] for title in titles} == set(VERBS)
+
+
+def test_every_option_of_a_command_is_listed() -> None:
+    page = commands.pages()["commands/detect.md"]
+    help_text = subprocess.run([sys.executable, "-m", "discern", "detect", "--help"], capture_output=True, text=True).stdout
+    options = set(re.findall(r"(?<![\w-])--[a-z-]+", help_text.partition("Options:")[2]))
+    assert len(options) > 8
+    assert all(f"`{option}" in page for option in options)
+
+
+def test_every_setting_of_every_preset_is_listed() -> None:
+    parts = settings.parts()
+    listed = set(re.findall(r"^\(([\w.]+)\)=$", "".join(parts.values()), flags=re.M))
+    for preset in preset_names():
+        assert set(flatten(load_pretrain_config(None, preset).config)) <= listed
+        assert f"| `{preset}` |" in parts["presets"]
+    assert {"finetune.epochs", "files.label", "task.sequence_length", "equal"} <= listed
+
+
+def test_a_setting_states_type_limits_default_and_presets() -> None:
+    text = settings.parts()["settings-objective"]
+    about = text.partition("(objective.mask_probability)=")[2].partition("\n(")[0]
+    assert "a number above 0 and below 1" in about
+    assert "`0.15`" in about
+    assert re.search(r"`0\.25` in [\w, -]*electra-large", about)
+
+
+def test_every_placeholder_of_the_reference_is_generated() -> None:
+    asked = {name for page in REFERENCE.glob("*.md") for name in re.findall(r"<!-- generated: ([\w-]+) -->", page.read_text())}
+    made = {*commands.parts(), *settings.parts(), *tables.parts(), "python-functions", "python-classes"}
+    assert asked == made
+    with pytest.raises(KeyError, match="nothing"):
+        fill("<!-- generated: nothing -->\n", {"a": ""}, "page.md")
+
+
+def test_every_metric_of_a_run_is_in_the_catalog(small_model: Path) -> None:
+    known = {metric.name for metric in METRICS}
+    assert len(known) == len(METRICS)
+    written = {key.removeprefix(HELD_OUT) for record in read_metrics(small_model) for key in record}
+    assert written <= known
+
+
+@pytest.mark.parametrize("name", objectives.names())
+def test_every_metric_of_an_objective_is_in_the_catalog(name: str) -> None:
+    objective, tokens = build(name), batch()
+    evaluator, numbers = objective.evaluator(), randomness(tokens)
+    corrupted = objective.corrupt(tokens, numbers)
+    evaluator.update(objective(corrupted, numbers), corrupted)
+    assert set(evaluator.compute()) <= {metric.name for metric in METRICS}
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_recorded_output_belongs_to_the_commands_of_its_page(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert blocks(text)
+    path = RECORDED / f"{page.stem}.json"
+    shown = with_output(text, page.stem)
+    if path.is_file():
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert [block["commands"] for block in record["blocks"]] == blocks(text)
+        assert record["machine"] in shown
+    else:
+        assert NOT_RUN in shown
+
+
+def test_commands_run_in_an_empty_folder_and_their_output_is_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "# Title\n\n```sh\npwd > here; ls\n```\n\nThen\n\n```sh\ncat here\n```\n"
+    record = run(page)
+    assert [block["output"].strip() == "here" for block in record["blocks"]] == [True, False]
+    monkeypatch.setattr("docs._sphinx.tutorials.RECORDED", tmp_path)
+    (tmp_path / "mine.json").write_text(json.dumps(record))
+    shown = with_output(page, "mine")
+    assert shown.index("pwd > here") < shown.index("text\n:class: output\nhere") < shown.index("Then")
+    with pytest.raises(ValueError, match=r"run\.py mine"):
+        with_output(page.replace("cat here", "cat there"), "mine")
+    with pytest.raises(SystemExit, match="exit code 3"):
+        run("```sh\nexit 3\n```\n")
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "docs._sphinx.build", "--out", str(site)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (site / "searchindex.js").is_file()
+    reference = "".join(page.read_text() for page in (site / "docs" / "reference").rglob("*.html"))
+    assert all(f"discern {verb}" in reference for verb in VERBS)
