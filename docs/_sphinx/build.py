@@ -78,12 +78,17 @@ def build(out: Path) -> int:
         print(_INSTALL.format(problem.name), file=sys.stderr)
         return 1
     staged = ROOT / "build" / "site"
-    shutil.rmtree(staged, ignore_errors=True)
-    shutil.rmtree(out, ignore_errors=True)
+    made = ROOT / "build" / "html"
+    for folder in (staged, made):
+        shutil.rmtree(folder, ignore_errors=True)
     stage(staged)
     generate(staged)
     options = ["-b", "html", "-q", "-W", "--keep-going", "-c", str(HERE), "-d", str(ROOT / "build" / "doctrees")]
-    return build_main([*options, "-E", str(staged), str(out)])
+    code = build_main([*options, "-E", str(staged), str(made)])
+    if code == 0:  # a build that fails leaves the last site as it was
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.move(made, out)
+    return code
 
 
 def main() -> None:

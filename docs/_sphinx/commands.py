@@ -67,7 +67,7 @@ def _page(verb: Verb) -> str:
 
 def _text(verb: Verb) -> str:
     context = verb.declared.make_context(f"discern {verb.name}", [], resilient_parsing=True)
-    usage = " ".join(verb.declared.get_usage(context).split()).removeprefix("Usage: ")
+    usage = re.sub(r"\{(\w+)\}", r"\1", " ".join(verb.declared.get_usage(context).split()).removeprefix("Usage: "))
     parameters = [each for each in verb.declared.params if not getattr(each, "hidden", False)]
     arguments = [each for each in parameters if not each.opts[0].startswith("-")]
     options = [each for each in parameters if each.opts[0].startswith("-")]
@@ -92,6 +92,7 @@ def _names(parameter: Any, context: Any) -> str:
     """The names of an option, with its value: `--out DIR`."""
     record = parameter.get_help_record(context)
     named = record[0] if record else ", ".join(parameter.opts)
+    named = named.replace("<float range>", "NUMBER").replace("<int range>", "N")
     return ", ".join(code(" ".join(each.split())) for each in re.split(r", (?=-)", named))
 
 

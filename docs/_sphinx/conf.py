@@ -31,6 +31,7 @@ html_css_files = ["discern.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
+highlight_language = "text"
 pygments_style = "a11y-light"
 pygments_dark_style = "github-dark-high-contrast"
 html_theme_options = {

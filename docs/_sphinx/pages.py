@@ -41,8 +41,8 @@ def block(text: str, language: str = "text") -> str:
 
 
 def prose(text: str) -> str:
-    """A sentence from the code as Markdown: `[CLS]` and `<doc>` are no links and no HTML, `*` is no emphasis."""
-    parts = text.split("`")
+    """A sentence from the code as Markdown: 'words' are code, `[CLS]` is no link, `<doc>` no HTML and `*` no emphasis."""
+    parts = re.sub(r"(?<!\w)'([\w.+-]+)'(?!\w)", r"`\1`", text).split("`")
     parts[::2] = [re.sub(r"([\[\]<>*_])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 

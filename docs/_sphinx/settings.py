@@ -80,7 +80,7 @@ def _key(section: str, name: str, fields: Mapping[str, FieldInfo], variants: _Va
     """One key: its description, type, limits, default, and the presets with other values."""
     key = f"{section}.{name}" if section else name
     field = next(iter(fields.values()))
-    facts = [f"**Type:** {prose(expectation(field)).replace(chr(39), '`')}", f"**Default:** {_defaults(fields)}"]
+    facts = [f"**Type:** {prose(expectation(field))}", f"**Default:** {_defaults(fields)}"]
     if len(fields) < len(variants):
         facts.append(f"**Only for {kind}:** {', '.join(code(variant) for variant in fields)}")
     other = _other_values(section, name)

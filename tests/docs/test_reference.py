@@ -14,6 +14,7 @@ from docs._sphinx.pages import fill
 from docs._sphinx.tutorials import NOT_RUN, with_output
 from docs.tutorials.run import RECORDED, blocks, run
 
+import discern
 from discern.cli.main import VERBS
 from discern.config.presets import preset_names
 from discern.config.tree import flatten
@@ -120,3 +121,21 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (site / "searchindex.js").is_file()
     reference = "".join(page.read_text() for page in (site / "docs" / "reference").rglob("*.html"))
     assert all(f"discern {verb}" in reference for verb in VERBS)
+
+
+def test_the_messages_of_the_reference_are_those_of_the_code() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    page = (REFERENCE / "errors.md").read_text(encoding="utf-8").partition("Common messages")[2]
+    rows = re.findall(r"^\| `(.*?)` \| ", page, flags=re.M)
+    assert len(rows) >= 6
+    for message in rows:
+        # X, N and M stand for what a message names.
+        parts = re.split(r"'?\b[XNM]\b'?|\.\.\.|manifest\.json", message)
+        assert max(map(str.strip, parts), key=len) in source, message
+
+
+def test_the_citation_is_of_this_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {discern.__version__}\n" in text
+    assert 'name: "The discern authors"' in text
+    assert "ELECTRA: Pre-training Text Encoders" in text
