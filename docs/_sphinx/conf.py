@@ -19,6 +19,7 @@ myst_enable_extensions = ["linkify"]
 myst_linkify_fuzzy_links = False
 myst_links_external_new_tab = False
 
+maximum_signature_line_length = 80
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

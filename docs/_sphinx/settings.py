@@ -34,6 +34,7 @@ _SHORT = 60
 _Variants = Mapping[str, type[BaseModel]]
 
 
+@cache
 def parts() -> dict[str, str]:
     """The settings of each section, and the presets."""
     families = {"classification": ClassificationConfig, "tagging": TaggingConfig, "questions": QuestionConfig}

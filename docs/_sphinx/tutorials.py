@@ -11,6 +11,7 @@ from docs.tutorials.run import RECORDED
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", flags=re.S | re.M)
 _FIRST, _LAST = 24, 12
 NOT_RUN = "**Not run yet.** The commands are checked, but no machine of this kind has run them, so this page shows no figures.\n"
+NOT_RUN_CHINESE = "**尚未实际运行。** 命令都经过检查，但还没有完整运行过，因此本页不给出任何数字。\n"
 
 
 def recorded(name: str) -> dict[str, Any] | None:
@@ -24,7 +25,8 @@ def with_output(page: str, name: str) -> str:
     record = recorded(name)
     title, _, body = page.partition("\n")
     if record is None:
-        return f"{title}\n\n:::{{admonition}} Not run yet\n:class: note\n{NOT_RUN}:::\n{body}"
+        notice = NOT_RUN_CHINESE if re.search(r"[\u4e00-\u9fff]", title) else NOT_RUN
+        return f"{title}\n\n```{{note}}\n{notice}```\n{body}"
     blocks = iter(record["blocks"])
 
     def pasted(found: re.Match[str]) -> str:
@@ -33,11 +35,13 @@ def with_output(page: str, name: str) -> str:
             raise ValueError(f"{name}: the page and its record differ; run: python docs/tutorials/run.py {name}")
         shown = _shown(block["output"])
         output = f"\n\n```{{code-block}} text\n:class: output\n{shown}\n```\n" if shown else "\n"
-        return f"{found[0]}{output}\n```{{rst-class}} output-time\n```\n\n{_took(block['seconds'])}\n"
+        return f"{found[0]}{output}\n*{_took(block['seconds'])}*\n"
 
+    # Times of a machine with other work are no measurement of discern.
+    busy = " Many other programs were running on these cores, so the times are upper limits." if record["busy"] else ""
     said = (
         f"*Run on {record['date']} in {_took(record['seconds'])}: {record['machine']}; discern {record['discern']}, "
-        f"PyTorch {record['torch']}, Python {record['python']}. Other programs were running.*\n"
+        f"PyTorch {record['torch']}, Python {record['python']}.{busy}*\n"
     )
     return f"{title}\n\n{said}\n{_BLOCK.sub(pasted, body)}"
 

@@ -62,6 +62,7 @@ def run(page: str) -> dict[str, Any]:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"}
     versions = subprocess.run([sys.executable, "-c", _VERSIONS], capture_output=True, text=True, check=True, env=environment)
     done: list[dict[str, Any]] = []
+    loads: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for commands in blocks(page):
             began = time.perf_counter()
@@ -75,6 +76,7 @@ def run(page: str) -> dict[str, Any]:
                 text=True,
             )
             seconds = time.perf_counter() - began
+            loads.append(os.getloadavg()[0])
             print(f"{commands}{process.stdout}({seconds:.1f} s)\n", flush=True)
             if process.returncode:
                 sys.exit(f"exit code {process.returncode}; nothing was recorded")
@@ -86,6 +88,7 @@ def run(page: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "discern": discern,
         "torch": torch,
+        "busy": max(loads, default=0.0) > 2 * (os.cpu_count() or 1),
         "seconds": round(sum(block["seconds"] for block in done), 1),
         "blocks": done,
     }
