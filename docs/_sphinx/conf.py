@@ -12,7 +12,6 @@ release = version = discern.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "index"
 source_suffix = {".md": "markdown"}
-suppress_warnings = ["toc.empty_glob"]  # the patterns are for pages that are added later
 
 myst_heading_anchors = 4  # links to headings work as on a code host
 myst_enable_extensions = ["linkify"]
