@@ -20,7 +20,7 @@ from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Source, Task
 from discern.tasks.readers.user_columns import ClassificationColumns, QuestionColumns, TaggingColumns
-from discern.tasks.supervised import SupervisedObjective
+from discern.tasks.supervised import supervised
 from tests.interop.small_tokenizers import small_tokenizer
 from tests.parity.small_networks import make_noisy
 
@@ -90,7 +90,7 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
         sources[name] = UserFileSource(each.columns) if each.columns else registry.load(name).source
     files = {name: {"train": f"{name}.csv"} for name in tasks}
     (folder / "finetuned.json").write_text(json.dumps(make_record(loaded, tasks, files, sources)))
-    objective = SupervisedObjective(loaded.encoder, tasks)
+    objective = supervised(loaded.encoder, tasks)
     scores = []
     for seed in range(seeds):
         with torch.no_grad():

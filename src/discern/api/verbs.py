@@ -33,6 +33,7 @@ from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
 from discern.finetune import run as finetuning
 from discern.finetune.evaluate import evaluate_finetuned
+from discern.finetune.own_tasks import without_own_task
 from discern.finetune.settings import Recipe
 from discern.inference import predict as prediction
 from discern.interop.hub import local_model
@@ -319,10 +320,10 @@ def finetune(
     Args:
         model: a run, an export, a Hugging Face folder, or the name of a preset.
         out: output folder; interrupted work in it is resumed.
-        task: name of a task, or several to train jointly.
+        task: name of a task, or several to train jointly; 'pairs' trains vectors of texts on `train`.
         data: folder with the files of the task, one for each task.
         train: your own labeled file to train on, instead of a task.
-        dev: file to evaluate on; None: a part of `train` is held out.
+        dev: file to evaluate on, for pairs also a folder of queries and documents; None: a part of `train` is held out.
         text, pair, label: columns of your own files, for classification and regression; columns that are not given
             are recognized by their names.
         words, tags: columns for tagging; in a file with one word per line, column numbers from 0.
@@ -343,7 +344,8 @@ def finetune(
         CheckpointError: the disk is full, or a checkpoint is damaged.
         KeyboardInterrupt: Ctrl-C was pressed; the work is saved, and the same call resumes it.
     """
-    names = [task] if isinstance(task, str) else list(task)
+    asked = [task] if isinstance(task, str) else list(task)
+    names, own_task = without_own_task(asked, has_data=bool(data), has_train=train is not None)
     folders = [Path(each) for each in ([data] if isinstance(data, str | Path) else data)]
     if len(folders) == 1:
         folders *= len(names)
@@ -360,7 +362,12 @@ def finetune(
         progress=progress or Logged(),
         tasks=list(zip(names, folders, strict=True)),
         config=_path(config),
-        overrides=(*overrides_of(files), *(("finetune.rate_search=true",) if sweep_rates else ()), *overrides_of(settings)),
+        overrides=(
+            *own_task,
+            *overrides_of(files),
+            *(("finetune.rate_search=true",) if sweep_rates else ()),
+            *overrides_of(settings),
+        ),
         recipe=recipe,
         seeds=seeds,
         untrained=untrained,

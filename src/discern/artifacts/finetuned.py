@@ -32,7 +32,7 @@ from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Source, Task
 from discern.tasks.frames import FrameName
-from discern.tasks.supervised import SupervisedObjective
+from discern.tasks.supervised import SupervisedObjective, supervised
 from discern.training.checkpoint import load_model_tensors, model_tensors
 from discern.training.finite import check_finite
 
@@ -205,7 +205,7 @@ class FinetunedFolder(ModelFolder):
             )
         with understood(folder / RECORD_FILE, hint=_RECORD_HINT):
             tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
-            objective = SupervisedObjective(_encoder(record), tasks, frame=frame_of(record))
+            objective = supervised(_encoder(record), tasks, frame=frame_of(record))
         load_model_tensors(objective, weights, str(path))
         return TaskModel(folder, objective.eval(), self.tokenizer, seed, record)
 

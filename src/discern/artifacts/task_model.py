@@ -24,13 +24,13 @@ from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Task, TaskConfig, TextEncoder
 from discern.tasks.frames import FrameName
-from discern.tasks.supervised import SupervisedObjective
+from discern.tasks.supervised import SupervisedObjective, supervised
 from discern.tasks.tags import detect_scheme
 
 FORMAT = 1
 """Version of the records of fine-tuned models."""
 TASK_HEAD = "task_head"
-"""Key in the record of an export whose head is in a separate file; its value is the name of the file."""
+"""Key in the record of an export whose head is in a separate file; its value is the name of the file, "" if it has no weights."""
 _RECORD = "record"
 _ENDINGS = {
     "ForSequenceClassification": "classification",
@@ -161,7 +161,7 @@ def task_model_of(folder: Path, config: Mapping[str, Any], encoder: Encoder, tok
             f"{folder / CONFIG_NAME}: its task settings cannot be read ({problem!r:.120})",
             hint="export or download the model again",
         ) from problem
-    objective = SupervisedObjective(encoder, tasks, frame=record["frame"])
+    objective = supervised(encoder, tasks, frame=record["frame"])
     _fill(objective.heads[next(iter(tasks))], folder, config)
     return TaskModel(folder, objective.eval(), tokenizer, mark.get("seed", 0), record)
 
@@ -283,6 +283,8 @@ def _fill(head: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
         CheckpointError: the weights are missing, damaged, or of another shape.
     """
     parameters = dict(head.named_parameters())
+    if not parameters:
+        return
     kind = head_kind(config)
     if kind is None:
         with opened(folder, HEAD_NAME) as weights:

@@ -37,13 +37,21 @@ def finetune(
     *,
     out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Output folder; interrupted work in it is continued.")],
     task: Annotated[
-        list[str] | None, typer.Option("--task", metavar="NAME", help="Name of a task; several tasks are trained together.")
+        list[str] | None,
+        typer.Option(
+            "--task",
+            metavar="NAME",
+            help="Name of a task; several tasks are trained together. 'pairs' trains vectors of texts on --train.",
+        ),
     ] = None,
     data: Annotated[
         list[Path] | None, typer.Option("--data", metavar="DIR", help="Folder of the task's files, one for each --task.")
     ] = None,
     train: Annotated[Path | None, _file("File to train on: CSV, TSV, JSON lines, Parquet, or CoNLL columns (.conll).")] = None,
-    dev: Annotated[Path | None, _file("File to evaluate on (default: a tenth of --train is held out).")] = None,
+    dev: Annotated[
+        Path | None,
+        _file("File to evaluate on (default: a tenth of --train is held out); for pairs also a folder of queries and documents."),
+    ] = None,
     text: Annotated[str | None, _column("Column of the text.")] = None,
     pair: Annotated[str | None, _column("Column of a second text.")] = None,
     label: Annotated[str | None, _column("Column of the class, the number, or the list of classes.")] = None,
@@ -91,10 +99,15 @@ def finetune(
     Examples: discern finetune MODEL --task sst2 --data glue/SST-2 --out OUT --seeds 3
 
     discern finetune MODEL --train reviews.csv --text review --label stars --out OUT
+
+    discern finetune MODEL --task pairs --train pairs.csv --dev judged.csv --out OUT
     """
     with command(json_output=json_output, trains=True) as console:
         launch_ranks(nproc, console)
+        from discern.finetune.own_tasks import without_own_task
+
         names, folders = task or [], data or []
+        names, own_task = without_own_task(names, has_data=bool(folders), has_train=train is not None)
         if names and len(folders) == 1:
             folders = folders * len(names)
         if len(names) != len(folders):
@@ -118,7 +131,7 @@ def finetune(
             out=out,
             tasks=list(zip(names, folders, strict=True)),
             config=config,
-            overrides=(*own, *(("finetune.rate_search=true",) if sweep_rates else ()), *(set_ or ())),
+            overrides=(*own_task, *own, *(("finetune.rate_search=true",) if sweep_rates else ()), *(set_ or ())),
             recipe=recipe,
             seeds=seeds,
             untrained=untrained,
@@ -159,7 +172,7 @@ def _text(results: dict[str, Any], out: Path) -> str:
     if results["median"] is None:
         lines.append("every seed failed: try a lower learning rate, --set optimizer.learning_rate=..., with another --out")
     else:
-        lines.append(after_finetune(out, list(results.get("tasks", {}))))
+        lines.append(after_finetune(out, list(results.get("tasks", {})), embeds=results["settings"].get("files.task") == "pairs"))
     return "\n".join(lines)
 
 

@@ -55,9 +55,16 @@ def after_pretrain(run: Path) -> str:
     return hint(f"evaluate {quoted}", *tried, f"export {quoted} --out MODEL", f"finetune {quoted} --train FILE.csv --out TUNED")
 
 
-def after_finetune(out: Path, tasks: Sequence[str]) -> str:
-    """Apply the fine-tuned model, evaluate it, look at its mistakes, and export it."""
+def after_finetune(out: Path, tasks: Sequence[str], *, embeds: bool = False) -> str:
+    """Apply the fine-tuned model, evaluate it, look at its mistakes, and export it.
+
+    Args:
+        embeds: whether it was trained for vectors of texts.
+    """
     quoted = _quoted(out)
+    if embeds:
+        vectors = f"embed {quoted} FILE --out vectors.npy"
+        return hint(vectors, f"evaluate {quoted} --data FILE", f"report {quoted}", f"export {quoted} --out MODEL")
     of = f" --task {tasks[0]}" if len(tasks) > 1 else ""
     return hint(
         f"predict {quoted} FILE{of}", f"evaluate {quoted} --data FILE{of}", f"report {quoted}", f"export {quoted} --out MODEL{of}"

@@ -13,7 +13,7 @@ from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.finetune.results import Baselines, compared
 from discern.finetune.task_files import ReadingOptions, has_labels, trained_on
-from discern.finetune.user_files import UserFileSource
+from discern.finetune.user_files import recorded_source
 from discern.progress import Progress, warning_to
 from discern.storage.records import read_object
 from discern.tasks.base import Definition, Task
@@ -111,7 +111,7 @@ def _baselines(model: TaskModel, task: Task[Any], reading: Reading[Any], progres
         if not path.is_file() or entry["train_examples"] > _FEW_EXAMPLES:
             return {}
         definition = known_definition(task)
-        source = definition.source if definition is not None else UserFileSource.of_record(task.labels.kind, record["source"])
+        source = definition.source if definition is not None else recorded_source(task.labels.kind, record["source"])
         options = ReadingOptions(settings["finetune.heldout_fraction"], settings.get("finetune.train_rows"), results["debug"])
         train = source.configured(task.config).read(path, "train")
         examples = trained_on(train, task, entry["split"], options, record["digests"]["train"])
@@ -156,23 +156,23 @@ def _readings(task: Task[Any], record: Mapping[str, Any], data: Path) -> list[tu
     definition = known_definition(task)
     if definition is not None and data.is_dir():
         return _splits(definition, data)
-    if data.is_dir():
+    source = recorded_source(task.labels.kind, record["source"]).configured(task.config) if record.get("source") else None
+    if data.is_dir() and not (source is not None and source.reads_folders):
         raise ConfigError(f"{data} is a folder", hint="give a labeled file with the columns of the training file: --data FILE")
     if definition is not None:
         return [("", data.name, data, definition.source.read(data, "dev"))]
-    if not record.get("source"):
+    if source is None:
         raise ConfigError(
             f"the model does not record which columns of {data} contain the text and the label",
             hint="models fine-tuned by discern, and their exports, can be evaluated; `discern predict` takes any model",
         )
     columns = record["source"]["columns"]
-    source = UserFileSource.of_record(task.labels.kind, record["source"])
     try:
         return [("", data.name, data, source.read(data, "dev"))]
     except ConfigError as problem:
-        if record["source"]["format"] == "conll":  # its columns are numbered, and the hint lists them
-            raise
         named = ", ".join(f"{role} = {name}" for role, name in columns.items() if name and role not in ("kind", "separator"))
+        if record["source"]["format"] == "conll" or not named:  # its columns are numbered, or were recognized
+            raise
         raise ConfigError(problem.message, hint=f"name the columns as in the training file: {named}") from None
 
 

@@ -178,6 +178,13 @@ def resolve_finetuning(
     )
     if tasks:
         _refuse_files(resolved.config, resolved.user_set)
+    if not resolved.config.finetune.dropout and any(each.source.needs_dropout for each in definitions):
+        raise ConfigError(
+            "finetune.dropout is 0, but texts alone are learned from by encoding them twice with different dropout",
+            hint="--set finetune.dropout=0.1, or give pairs: columns anchor and positive",
+        )
+    for each in definitions:
+        each.family.check_encoder(resolved.config.task_config(each.name), loaded.encoder.config)
     FRAMES[resolved.config.finetune.frame].check(loaded.encoder)
     fitted, notes = _fit_lengths(resolved.config, names, loaded, resolved.user_set)
     return ResolvedFinetuning(files, fitted, notes, resolved.user_set)

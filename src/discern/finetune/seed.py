@@ -28,7 +28,7 @@ from discern.progress import Progress, warning_to
 from discern.storage.checksums import forget_checksums
 from discern.storage.records import read_object
 from discern.tasks.features import TaskRowsInOrder, TaskStream
-from discern.tasks.supervised import SupervisedObjective, refuse_non_finite
+from discern.tasks.supervised import SupervisedObjective, refuse_non_finite, supervised
 from discern.training import checkpoint
 from discern.training.average import use_average
 from discern.training.context import EarlyStopping, State, TrainContext
@@ -297,7 +297,7 @@ def build_supervised(plan: FinetunePlan) -> SupervisedObjective:
     finetuning = plan.config.finetune
     encoder = copy.deepcopy(plan.loaded.encoder)
     set_dropout(encoder, finetuning.dropout)
-    return SupervisedObjective(
+    return supervised(
         encoder,
         {name: data.task for name, data in plan.data.items()},
         dropout=finetuning.dropout,

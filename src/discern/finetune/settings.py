@@ -50,6 +50,10 @@ _LENGTHS = frozenset({"finetune.epochs", "train.max_steps"})
 class FilesConfig(Section):
     """The user's own labeled files and their columns. Columns that are not named are detected."""
 
+    task: Literal["pairs"] | None = Field(
+        None,
+        description="'pairs': train vectors of texts on pairs, or on texts alone (default: the columns decide what is trained).",
+    )
     train: Path | None = Field(None, description="File to train on.")
     dev: Path | None = Field(None, description="File to evaluate on (default: a held-out part of the training file).")
     test: Path | None = Field(
@@ -198,6 +202,7 @@ def load_finetune_config(
         _refuse_unseen_best(resolved.config)
     _refuse_part_of_a_split(resolved.config)
     _refuse_growing_batch(resolved.config)
+    _refuse_parts_of_a_batch(resolved.config, definitions)
     return resolved
 
 
@@ -240,6 +245,16 @@ def _refuse_growing_batch(config: FinetuneConfig) -> None:
         raise ConfigError(
             "train.batch_schedule is for pre-training; fine-tuning has updates of the same number of rows",
             hint="leave it out, and set train.sequences_per_step",
+        )
+
+
+def _refuse_parts_of_a_batch(config: FinetuneConfig, definitions: Sequence[Definition[Any]]) -> None:
+    """Raise a ConfigError for micro-batches of a task whose loss compares the rows of a whole step."""
+    whole = next((each.name for each in definitions if each.family.objective is not None), None)
+    if whole is not None and config.train.micro_batch_size not in (None, config.train.sequences_per_step):
+        raise ConfigError(
+            f"train.micro_batch_size is {config.train.micro_batch_size}, but '{whole}' compares all rows of a step",
+            hint="to save memory: --set task.texts_per_pass=32, which gives the same gradient",
         )
 
 

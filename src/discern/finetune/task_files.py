@@ -150,8 +150,8 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
     further = {name: source.read(paths[name], name) for name in definition.report_splits if name in paths and name != dev_name}
     readings = {dev_name: dev, **{name: reading for name, reading in further.items() if has_labels(reading)}}
     if options.debug:
-        train = replace(train, examples=train.examples[:_DEBUG_EXAMPLES])
-        readings = {name: replace(each, examples=each.examples[:_DEBUG_EXAMPLES]) for name, each in readings.items()}
+        train = _first(train)
+        readings = {name: _first(each) for name, each in readings.items()}
     train = _some(train, options.train_rows)
     chosen = None
     if options.selects:
@@ -166,9 +166,7 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
     }
     if options.debug:
         # A submission needs complete files.
-        unlabeled |= {
-            name: replace(unlabeled[name], examples=unlabeled[name].examples[:_DEBUG_EXAMPLES]) for name in files.predicted
-        }
+        unlabeled |= {name: _first(unlabeled[name]) for name in files.predicted}
 
     def split(examples: Sequence[Any], *, labeled: bool) -> Split:
         return Split(tuple(examples), cached_features(task, examples, text, labeled=labeled))
@@ -204,7 +202,7 @@ SEPARATE_PART = "a separate part of train"
 def has_labels(reading: Reading[Any]) -> bool:
     """Whether the examples of a file have labels, judging by the first one."""
     first = reading.examples[0]
-    return any(getattr(first, name, None) is not None for name in ("label", "tags", "impossible"))
+    return any(getattr(first, name, None) is not None for name in ("label", "tags", "impossible", "texts"))
 
 
 def _hold_out(reading: Reading[Any], fraction: float) -> tuple[Reading[Any], Reading[Any]]:
@@ -256,7 +254,7 @@ def trained_on(train: Reading[Any], task: Task[Any], dev_name: str, options: Rea
     if dev_name == HELD_OUT:
         train, _ = _hold_out(train, options.heldout_fraction)
     if options.debug:
-        train = replace(train, examples=train.examples[:_DEBUG_EXAMPLES])
+        train = _first(train)
     train = _some(train, options.train_rows)
     candidates = [train]
     if dev_name != "dev":
@@ -297,9 +295,14 @@ def _fraction_of(example: Any) -> float:
 
 
 def _some(reading: Reading[Any], count: int | None) -> Reading[Any]:
-    if count is None or count >= len(reading.examples):
+    if count is None or count >= len(reading.examples) or reading.indivisible:
         return reading
     return replace(reading, examples=_drawn(reading.examples, count), places=())
+
+
+def _first(reading: Reading[Any]) -> Reading[Any]:
+    """The first examples alone, to debug with."""
+    return reading if reading.indivisible else replace(reading, examples=reading.examples[:_DEBUG_EXAMPLES])
 
 
 def _drawn(examples: Sequence[Any], count: int) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from discern.config.base import Section
 from discern.config.layers import Settings
 from discern.config.resolve import resolve
 from discern.errors import ConfigError, DataError, did_you_mean
+from discern.finetune.pair_files import PairsSource, pairs_definition
 from discern.finetune.settings import FilesConfig
 from discern.finetune.task_files import TaskFiles
 from discern.tasks import families
@@ -18,6 +19,7 @@ from discern.tasks.base import Definition, Source, TaskConfig
 from discern.tasks.conll import COLUMN_SUFFIXES, ConllSource, suffix_of
 from discern.tasks.examples import ClassificationExample, Reading, label_counts
 from discern.tasks.readers.table import TableFormat, number_in
+from discern.tasks.readers.text_groups import GroupColumns
 from discern.tasks.readers.user_columns import (
     ClassificationColumns,
     NumberedColumns,
@@ -161,6 +163,9 @@ def user_task(given: Settings) -> TaskFiles:
     }
     if files.format is not None and files.format not in _FORMATS:
         raise ConfigError(f"unknown format of files '{files.format}'", hint=did_you_mean(files.format, _FORMATS))
+    predicted = ("test",) if files.test is not None else ()
+    if files.task == "pairs":
+        return TaskFiles(_pairs(files.train, files), paths, predicted)
     columns = _columns(files.train, files)
     format = "conll" if isinstance(columns, NumberedColumns) else files.format
     doubts_classes = files.label_kind is None and isinstance(columns, ClassificationColumns) and columns.kind == "label"
@@ -175,7 +180,26 @@ def user_task(given: Settings) -> TaskFiles:
         family = families.load("squad2" if some_impossible else "squad1")
         defaults = {"finetune.epochs": 2.0}
         definition = Definition(NAME, family, source, ("exact_match", "f1"), defaults=defaults)
-    return TaskFiles(definition, paths, predicted=("test",) if files.test is not None else ())
+    return TaskFiles(definition, paths, predicted)
+
+
+def recorded_source(kind: str, record: Mapping[str, Any]) -> Source[Any]:
+    """The source of the user's own files from its record.
+
+    Args:
+        kind: kind of the task's labels.
+    """
+    return PairsSource.of_record(record) if kind == "vectors" else UserFileSource.of_record(kind, record)
+
+
+def _pairs(train: Path, files: FilesConfig) -> Definition[Any]:
+    other = next((name for name in ("words", "tags", "question", "context", "answer") if getattr(files, name) is not None), None)
+    if other is not None:
+        raise ConfigError(f"--{other} is not a column of pairs", hint="--text ANCHOR --pair POSITIVE --label SCORE")
+    if files.format == "conll":
+        raise ConfigError("pairs are read from tables, not from CoNLL columns", hint="leave out files.format")
+    columns = GroupColumns(files.text, files.pair, files.label)
+    return pairs_definition(train, files.dev, columns, cast(TableFormat | None, files.format))
 
 
 def _columns(train: Path, files: FilesConfig) -> Columns:

@@ -195,7 +195,7 @@ def _text(record: Mapping[str, Any]) -> str:
 
 
 def _predicted(record: Mapping[str, Any]) -> str:
-    for key in ("label", "labels", "score", "answer", "tags"):
+    for key in ("label", "labels", "score", "answer", "tags", "similarity", "found"):
         if key in record:
             return _short(record[key])
     return ""

@@ -2,6 +2,7 @@
 
 A named task is a `Definition` in the module of its data set, registered below. `base` has the contracts; `classification`,
 `tagging` and `questions` are the families that do the work, and `supervised` trains them with the loop of pre-training.
+`contrastive` trains vectors of texts, by the objective of `contrastive_objective`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ for _name in ("chnsenticorp", "tnews"):
 families: Registry[Any] = Registry("family of tasks")
 families.register("classification", "discern.tasks.classification:Classification")
 families.register("tagging", "discern.tasks.tagging:Tagging")
+families.register("pairs", "discern.tasks.contrastive:Contrastive")
 families.register("squad1", "discern.tasks.squad:Squad1Questions")
 families.register("squad2", "discern.tasks.squad:Squad2Questions")
 families.register("cmrc", "discern.tasks.squad:CmrcQuestions")

@@ -47,7 +47,7 @@ class Labels:
     Attributes:
         names: classes or tags, in the order of the network's outputs; empty for scores and answers.
         kind: 'single': one class per example; 'multi': any number of classes; 'number': a score; 'tags': one tag per word;
-            'spans': answers.
+            'spans': answers; 'vectors': none, the texts themselves are compared.
         scale, shift: a score is `scale * output + shift`.
         weights: weights of the classes in the loss, in the order of `names`; empty: all 1.
         scheme: tag scheme of the training file ('iob1', 'iob2', 'bioes' or 'none').
@@ -108,6 +108,8 @@ class Task(abc.ABC, Generic[E]):
 
     Config: ClassVar[type[TaskConfig]] = TaskConfig
     family: ClassVar[str]
+    objective: ClassVar[str | None] = None
+    """The objective that trains the family, as `module:Class`; None: `SupervisedObjective`, which can train several tasks."""
 
     def __init__(self, name: str, config: TaskConfig, metrics: tuple[str, ...], labels: Labels) -> None:
         self.name = name
@@ -123,6 +125,10 @@ class Task(abc.ABC, Generic[E]):
         Raises:
             DataError: there is nothing to learn: no labels, or a single class.
         """
+
+    @classmethod
+    def check_encoder(cls, config: TaskConfig, encoder: ModelConfig) -> None:
+        """Raise a ConfigError if the settings do not fit the encoder."""
 
     @abc.abstractmethod
     def check(self, reading: Reading[E]) -> None:
@@ -187,7 +193,15 @@ class Task(abc.ABC, Generic[E]):
 
 @dataclass(frozen=True)
 class Source(abc.ABC, Generic[E]):
-    """Finds and reads the files of a task."""
+    """Finds and reads the files of a task.
+
+    Attributes:
+        reads_folders: whether `read` also takes folders.
+        needs_dropout: whether there is something to learn only if dropout makes two passes differ.
+    """
+
+    reads_folders: ClassVar[bool] = False
+    needs_dropout = False
 
     def configured(self, config: TaskConfig) -> Source[E]:
         """The source, configured by the settings of the task."""

@@ -65,6 +65,27 @@ class QuestionExample:
 
 
 @dataclass(frozen=True, slots=True)
+class TextGroup:
+    """Texts whose vectors are compared: an anchor, its positive and its negatives; or a query, or a document, alone.
+
+    Attributes:
+        texts: anchor, positive, negatives in this order; or a single text.
+        score: similarity of the first two texts, as judged by people; None if unknown.
+        relevant: ids of the documents that are relevant for a query, with their grades; None if this is not a query.
+    """
+
+    id: str
+    texts: tuple[str, ...]
+    score: float | None = None
+    relevant: tuple[tuple[str, float], ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The anchor, the query or the document."""
+        return self.texts[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Reading(Generic[E]):
     """The content of a file.
 
@@ -74,6 +95,7 @@ class Reading(Generic[E]):
         problems: rows that were left out or corrected, counted by kind, with the first few places (`file:line` and reason).
         notes: decisions of the reader, one per line, such as the columns or the tag scheme.
         places: `file:line` of each example; empty if unknown.
+        indivisible: whether the examples only make sense together, as queries and the documents that are searched.
     """
 
     examples: tuple[E, ...]
@@ -81,6 +103,7 @@ class Reading(Generic[E]):
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
+    indivisible: bool = False
 
     def place(self, number: int) -> str:
         """Place of an example in its file, for messages."""

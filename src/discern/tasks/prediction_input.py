@@ -65,6 +65,11 @@ def input_examples(
         ConfigError: a column does not exist, or its role is not one of the task's.
         DataError: the file or one of its rows cannot be read.
     """
+    if task.labels.kind == "vectors":
+        raise ConfigError(
+            f"'{task.name}' predicts no labels: the model was trained for vectors of texts",
+            hint="discern embed MODEL INPUT --out vectors.npy",
+        )
     definition = known_definition(task)
     if definition is not None and not isinstance(task, Classification | Tagging | Questions):
         if columns or format is not None or str(path) == "-":

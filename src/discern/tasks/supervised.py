@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from discern.corruption.randomness import Randomness, key_of
-from discern.errors import NumericsError
+from discern.errors import ConfigError, NumericsError
 from discern.models.base import Encoder, Network
 from discern.models.config import HeadLayers
 from discern.models.heads import PredictionLayers
@@ -30,6 +31,26 @@ class Split:
 
     examples: tuple[Any, ...]
     features: Features
+
+
+def supervised(encoder: Encoder, tasks: Mapping[str, Task[Any]], **settings: Any) -> SupervisedObjective:
+    """The objective that trains the tasks: that of their family if it has one of its own.
+
+    Args:
+        settings: the other arguments of `SupervisedObjective`.
+
+    Raises:
+        ConfigError: a task whose family has an objective of its own is not the only one.
+    """
+    own = {name: task.objective for name, task in tasks.items() if task.objective is not None}
+    if own and len(tasks) > 1:
+        raise ConfigError(
+            f"task '{next(iter(own))}' has a loss over whole batches, so it is trained alone, and there are {len(tasks)} tasks",
+            hint="fine-tune on it in a run of its own",
+        )
+    module, _, name = next(iter(own.values()), f"{__name__}:SupervisedObjective").partition(":")
+    kind: type[SupervisedObjective] = getattr(import_module(module), name)
+    return kind(encoder, tasks, **settings)
 
 
 class SupervisedObjective(Objective):

@@ -1,0 +1,107 @@
+"""The task `pairs`: its files, which the user names, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+from discern.errors import ConfigError
+from discern.tasks import families
+from discern.tasks.base import Definition, Source, TaskConfig
+from discern.tasks.contrastive import NAME, ContrastiveConfig, headline_metrics
+from discern.tasks.examples import Reading, TextGroup
+from discern.tasks.readers.table import TableFormat, open_table
+from discern.tasks.readers.text_groups import GroupColumns, group_columns, read_groups, read_retrieval
+
+# A step compares each anchor with the positives of all rows.
+_ROWS_PER_STEP = 64
+# Of texts alone, whose two vectors differ by nothing else. Gao et al. 2021, "SimCSE", table 2: 0.1 is best.
+_DROPOUT = 0.1
+
+
+@dataclass(frozen=True)
+class PairsSource(Source[TextGroup]):
+    """Tables of pairs of texts, and folders of queries and documents to evaluate on.
+
+    Attributes:
+        columns: columns that the user named.
+        format: format of the tables; None: recognized by name and content.
+        settings: settings that decide what is read.
+        needs_dropout: whether the training file has texts alone, which differ from themselves only by dropout (SimCSE).
+    """
+
+    reads_folders: ClassVar[bool] = True
+    columns: GroupColumns = field(default_factory=GroupColumns)
+    format: TableFormat | None = None
+    settings: ContrastiveConfig = field(default_factory=ContrastiveConfig)
+    needs_dropout: bool = False
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> PairsSource:
+        """The source from its `record`."""
+        return cls(GroupColumns(**record["columns"]), record["format"])
+
+    def configured(self, config: TaskConfig) -> PairsSource:
+        return replace(self, settings=cast(ContrastiveConfig, config))
+
+    def record(self) -> dict[str, Any]:
+        return {"columns": asdict(self.columns), "format": self.format}
+
+    def splits(self, folder: Path) -> dict[str, Path]:
+        """Empty: the files are named one by one."""
+        return {}
+
+    def read(self, path: Path, split: str, *, labeled: bool = True) -> Reading[TextGroup]:
+        training = split == "train"
+        if path.is_dir():
+            if training:
+                raise ConfigError(
+                    f"{path} is a folder, which can only be evaluated on", hint="train on a table of pairs: --train FILE"
+                )
+            which: Literal["dev", "test"] = "dev" if split == "dev" else "test"
+            return read_retrieval(path, which, self.settings.unjudged)
+        reading = read_groups(
+            path,
+            self.columns,
+            training=training,
+            format=self.format,
+            positive_score=self.settings.positive_score if training else None,
+            labeled=labeled,
+        )
+        if not training and len(reading.examples[0].texts) < 2:
+            raise ConfigError(
+                f"{path} has single texts, and an evaluation needs pairs",
+                hint="give pairs (anchor, positive), judged pairs (sentence1, sentence2, score), or a folder of queries",
+            )
+        return reading
+
+
+def pairs_definition(train: Path, dev: Path | None, columns: GroupColumns, format: TableFormat | None) -> Definition[TextGroup]:
+    """The definition of the task for these files.
+
+    Args:
+        train: table of pairs, or of single texts.
+        dev: table of pairs, or folder of queries and documents; None: a part of the pairs is held out.
+
+    Raises:
+        ConfigError: a column cannot be recognized, or there are only single texts to evaluate on.
+        DataError: a file cannot be read.
+    """
+    if train.is_dir():
+        PairsSource().read(train, "train")
+    found = group_columns(open_table(train, format), columns)
+    if found.positive is None and dev is None:
+        raise ConfigError(
+            f"{train} has texts alone, so none of it can be held out to evaluate on",
+            hint="--dev FILE: judged pairs (sentence1, sentence2, score), pairs (anchor, positive), or a folder of queries",
+        )
+    judged = dev is not None and not dev.is_dir() and group_columns(open_table(dev, format), columns).score is not None
+    alone = found.positive is None
+    defaults: dict[str, object] = {
+        "train.sequences_per_step": _ROWS_PER_STEP,
+        **({"finetune.dropout": _DROPOUT} if alone else {}),
+    }
+    source = PairsSource(columns, format, needs_dropout=alone)
+    return Definition(NAME, families.load(NAME), source, headline_metrics(judged=judged), defaults=defaults)

@@ -1,0 +1,262 @@
+"""Reads pairs of texts, texts alone, and folders of queries, documents and relevance into groups of texts.
+
+A folder has the layout of BEIR: `queries.jsonl` and `corpus.jsonl` with `_id` and `text` (documents also `title`), and a table
+`qrels/test.tsv`, `qrels/dev.tsv` or `relevance.tsv` with `query-id`, `corpus-id` and `score`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from discern.data.sources.problems import ProblemLog
+from discern.errors import ConfigError, DataError
+from discern.tasks.examples import Reading, TextGroup
+from discern.tasks.readers.table import Row, Table, TableFormat, number_in, open_table, text_of, value_of, written
+
+PAIR_NAMES = (
+    ("anchor", "positive"),
+    ("query", "positive"),
+    ("query", "document"),
+    ("question", "answer"),
+    ("sentence1", "sentence2"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("premise", "hypothesis"),
+)
+_ALONE = ("anchor", "text", "sentence")
+_SCORES = ("score", "similarity")
+_NEGATIVE = re.compile(r"negative(_?\d+)?", re.IGNORECASE)
+_QUERIES, _DOCUMENTS = ("queries.jsonl",), ("corpus.jsonl", "documents.jsonl")
+_RELEVANCE = {
+    "dev": ("qrels/dev.tsv", "qrels/test.tsv", "relevance.tsv"),
+    "test": ("qrels/test.tsv", "qrels/dev.tsv", "relevance.tsv"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupColumns:
+    """The columns that the user named; those that are None are recognized by their names, in each file anew."""
+
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundColumns:
+    """The columns of a file.
+
+    Attributes:
+        positive: None: the file has single texts.
+        negatives: columns of texts that the anchor is contrasted with.
+        score: column of the similarity of anchor and positive, as judged by people.
+    """
+
+    anchor: str
+    positive: str | None = None
+    negatives: tuple[str, ...] = ()
+    score: str | None = None
+
+
+def group_columns(table: Table, named: GroupColumns) -> FoundColumns:
+    """The columns of a table.
+
+    Raises:
+        ConfigError: a named column does not exist, or none can be recognized; the message lists the columns of the table.
+    """
+    lowered = {column.lower(): column for column in table.columns}
+    anchor = table.require(named.text, "--text") if named.text and named.text in table.columns else None
+    positive = table.require(named.pair, "--pair") if named.pair and named.pair in table.columns else None
+    if anchor is None or positive is None:
+        known = next(((lowered[a], lowered[b]) for a, b in PAIR_NAMES if a in lowered and b in lowered), None)
+        alone = next((lowered[name] for name in _ALONE if name in lowered), None)
+        if known is not None and anchor is None and positive is None:
+            anchor, positive = known
+        elif positive is None and named.pair is None:
+            anchor = anchor or alone
+    if anchor is None or (named.pair is not None and positive is None):
+        raise ConfigError(
+            f"{table.name} has no columns for pairs of texts: expected anchor and positive (and negative), or a single column "
+            f"text; its columns: {', '.join(table.columns) or 'none'}",
+            hint="name them: --text COLUMN --pair COLUMN",
+        )
+    negatives = tuple(column for column in table.columns if _NEGATIVE.fullmatch(column)) if positive is not None else ()
+    score = None
+    if positive is not None:
+        label = named.label if named.label in table.columns else None
+        score = label or next((lowered[name] for name in _SCORES if name in lowered), None)
+    return FoundColumns(anchor, positive, negatives, score)
+
+
+def read_groups(
+    path: Path,
+    named: GroupColumns,
+    *,
+    training: bool,
+    format: TableFormat | None = None,
+    positive_score: float | None = None,
+    labeled: bool = True,
+) -> Reading[TextGroup]:
+    """The rows of a table as groups of texts. Ids are row numbers from 0.
+
+    Args:
+        training: read what can be learned from: scores decide which pairs are positives, pairs of equal texts are left out, and
+            a text alone is its own positive (SimCSE).
+        positive_score: the lowest score of a positive pair, for a training file with scores.
+        labeled: False: do not read scores.
+
+    Raises:
+        ConfigError: a column does not exist or cannot be recognized, or scores are given without `positive_score`.
+        DataError: there are no rows, a text is empty, a score is not a number, or nothing is left to learn from.
+    """
+    table = open_table(path, format)
+    columns = group_columns(table, named)
+    if training and (columns.score is None) != (positive_score is None):
+        raise _mismatch(table.name, columns, positive_score)
+    problems, places, examples = ProblemLog(), [], []
+    for number, row in enumerate(table.rows):
+        score = _score(row, columns.score) if columns.score is not None and labeled else None
+        texts = _texts(row, columns, problems)
+        if training:
+            if score is not None and positive_score is not None and score < positive_score:
+                problems.add(f"pair with a score below {positive_score:g}, left out", row.where)
+                continue
+            score = None
+            if columns.positive is None:
+                texts = (texts[0], texts[0])
+        if columns.positive is not None and score is None and texts[0] == texts[1]:
+            problems.add("anchor and positive are the same text, left out", row.where)
+            continue
+        examples.append(TextGroup(str(number), texts, score))
+        places.append(row.where)
+    if not examples:
+        shown = "; ".join(map(str, problems.summary())) or "a header but no rows"
+        raise DataError(
+            f"{table.name} has no pairs to use: {shown}",
+            hint="the two texts of a pair have to differ; to learn from texts alone, give a file with the single column 'text'",
+        )
+    found = {"anchor": columns.anchor, "positive": columns.positive, "score": columns.score}
+    found |= {f"negative {place}": name for place, name in enumerate(columns.negatives, start=1)}
+    note = "columns: " + ", ".join(f"{role} = {name}" for role, name in found.items() if name is not None)
+    return Reading(tuple(examples), table.name, problems.summary(), (note,), tuple(places))
+
+
+def _mismatch(name: str, columns: FoundColumns, positive_score: float | None) -> ConfigError:
+    if positive_score is not None:
+        return ConfigError(
+            f"task.positive_score is {positive_score:g}, but {name} has no column of scores",
+            hint="leave it out, or --label COLUMN",
+        )
+    return ConfigError(
+        f"{name} has scores ('{columns.score}'), and contrastive training needs pairs that belong together",
+        hint="--set task.positive_score=4 trains on the pairs with at least this score; or remove the column",
+    )
+
+
+def _texts(row: Row, columns: FoundColumns, problems: ProblemLog) -> tuple[str, ...]:
+    texts = [text_of(row, columns.anchor)]
+    if columns.positive is not None:
+        texts.append(text_of(row, columns.positive))
+    for column in columns.negatives:
+        text = written(value_of(row, column))
+        if not text:
+            if text is None:
+                text_of(row, column)  # a list or an object: raises
+            continue  # a row may have fewer negatives than others
+        if text in texts:
+            problems.add("negative that is also another text of its row, left out", row.where)
+            continue
+        texts.append(text)
+    return tuple(texts)
+
+
+def _score(row: Row, column: str) -> float:
+    text = written(value_of(row, column))
+    number = number_in(text) if text else None
+    if number is None or not math.isfinite(number):
+        raise DataError(
+            f"{row.where}: '{column}' is {value_of(row, column)!r:.40}, expected a number",
+            hint="the score says how similar the two texts are; remove the row, or the column",
+        )
+    return number
+
+
+def read_retrieval(
+    folder: Path, split: Literal["dev", "test"], unjudged: Literal["refuse", "leave-out"] = "refuse"
+) -> Reading[TextGroup]:
+    """The queries and then the documents of a folder.
+
+    Args:
+        unjudged: queries without a relevant document are an error, or left out.
+
+    Raises:
+        DataError: a file is missing or has no rows, an id occurs twice, the relevance names an unknown query or document, or a
+            query has no relevant document.
+    """
+    queries = dict(_records(_first_of(folder, _QUERIES), title=False))
+    documents = dict(_records(_first_of(folder, _DOCUMENTS), title=True))
+    path = _first_of(folder, _RELEVANCE[split])
+    relevant: dict[str, list[tuple[str, float]]] = {}
+    for where, query, document, grade in _relevance(path):
+        for what, name, known in (("query", query, queries), ("document", document, documents)):
+            if name not in known:
+                raise DataError(f"{where}: there is no {what} '{name}'", hint="the ids are those of `_id` in the other two files")
+        if grade > 0:
+            relevant.setdefault(query, []).append((document, grade))
+    without = [name for name in queries if name not in relevant]
+    if without and (unjudged == "refuse" or len(without) == len(queries)):
+        raise DataError(
+            f"{len(without):,} of {len(queries):,} queries have no relevant document in {path}, such as '{without[0]}'",
+            hint="add them, or --set task.unjudged=leave-out",
+        )
+    asked = [TextGroup(name, (queries[name],), relevant=tuple(relevant[name])) for name in queries if name in relevant]
+    notes = [f"{len(asked):,} queries, {len(documents):,} documents, relevance from {path.name}"]
+    if without:
+        notes.append(f"{len(without):,} queries without a relevant document are left out")
+    held = [TextGroup(name, (text,)) for name, text in documents.items()]
+    return Reading((*asked, *held), str(folder), (), tuple(notes), indivisible=True)
+
+
+def _first_of(folder: Path, names: tuple[str, ...]) -> Path:
+    found = next((folder / name for name in names if (folder / name).is_file()), None)
+    if found is None:
+        held = ", ".join(sorted(path.name for path in folder.iterdir())[:20]) or "nothing"
+        raise DataError(
+            f"{folder} has no {' or '.join(names)}; it contains {held}",
+            hint="a folder of queries and documents has queries.jsonl, corpus.jsonl and qrels/test.tsv, as in BEIR",
+        )
+    return found
+
+
+def _records(path: Path, *, title: bool) -> Iterator[tuple[str, str]]:
+    """The id and the text of each record; the title is put before the text."""
+    seen: set[str] = set()
+    for row in open_table(path, "jsonl").rows:
+        name = text_of(row, "_id")
+        if name in seen:
+            raise DataError(f"{row.where}: the id '{name}' occurs twice", hint="give every record an id of its own")
+        seen.add(name)
+        heading = written(row.values.get("title")) if title else ""
+        yield name, f"{heading} {text_of(row, 'text')}" if heading else text_of(row, "text")
+
+
+def _relevance(path: Path) -> Iterator[tuple[str, str, str, float]]:
+    """Place, query, document and grade of each row; 1 without a column of grades."""
+    table = open_table(path, "tsv")
+    columns: list[Any] = [next((name for name in names if name in table.columns), None) for names in _RELEVANCE_COLUMNS]
+    query, document, grade = columns
+    if query is None or document is None:
+        raise DataError(
+            f"{path} has the columns {', '.join(table.columns)}, expected query-id, corpus-id and score",
+            hint="separate them by tabs, below a header",
+        )
+    for row in table.rows:
+        yield row.where, text_of(row, query), text_of(row, document), _score(row, grade) if grade is not None else 1.0
+
+
+_RELEVANCE_COLUMNS = (("query-id", "query_id", "query"), ("corpus-id", "document_id", "document"), ("score", "relevance"))

@@ -1,0 +1,119 @@
+"""Pairs of texts, texts alone, and folders of queries and documents: their columns, and what is left out or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discern.errors import ConfigError, DataError
+from discern.tasks.readers.text_groups import GroupColumns, read_groups, read_retrieval
+from tests.tasks.data_folder import write
+
+
+def texts_of(path: Path, *, training: bool = True, **options: Any) -> list[tuple[str, ...]]:
+    return [each.texts for each in read_groups(path, GroupColumns(), training=training, **options).examples]
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "expected"),
+    [
+        ("anchor,positive", "a,b", ("a", "b")),
+        ("anchor,positive,negative", "a,b,c", ("a", "b", "c")),
+        ("anchor,positive,negative_1,negative_2", "a,b,c,", ("a", "b", "c")),
+        ("query,document", "a,b", ("a", "b")),
+        ("Premise,Hypothesis,id", "a,b,1", ("a", "b")),
+        ("text", "a", ("a", "a")),
+    ],
+)
+def test_columns_are_recognized(tmp_path: Path, header: str, row: str, expected: tuple[str, ...]) -> None:
+    assert texts_of(write(tmp_path / "a.csv", header, row)) == [expected]
+
+
+def test_lines_of_text_are_their_own_positives(tmp_path: Path) -> None:
+    assert texts_of(write(tmp_path / "a.txt", "one", "two")) == [("one", "one"), ("two", "two")]
+
+
+def test_named_columns_are_taken(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "x,y,z", "a,b,3")
+    (example,) = read_groups(path, GroupColumns("x", "y", "z"), training=False).examples
+    assert (example.texts, example.score) == (("a", "b"), 3.0)
+
+
+def test_what_teaches_nothing_is_left_out_and_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "anchor,positive,negative", "a,a,c", "a,b,b", "a,b,c")
+    found = read_groups(path, GroupColumns(), training=True)
+    assert [each.texts for each in found.examples] == [("a", "b"), ("a", "b", "c")]
+    assert [problem.kind for problem in found.problems] == [
+        "anchor and positive are the same text, left out",
+        "negative that is also another text of its row, left out",
+    ]
+    assert found.place(0) == f"{path}:3"
+
+
+def test_scores_choose_the_positives_of_a_training_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "sentence1,sentence2,score", "a,b,5", "c,d,1", "e,e,5")
+    assert texts_of(path, positive_score=4) == [("a", "b")]
+    assert [each.score for each in read_groups(path, GroupColumns(), training=False).examples] == [5, 1, 5]
+    with pytest.raises(ConfigError, match="has scores") as caught:
+        texts_of(path)
+    assert "task.positive_score=4" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "said"),
+    [
+        (["anchor,positive", "a,"], DataError, "'positive' is empty"),
+        (["anchor,positive", ",b"], DataError, "'anchor' is empty"),
+        (["anchor,positive", "a,a"], DataError, "no pairs to use: anchor and positive are the same text, left out: 1"),
+        (["left,right", "a,b"], ConfigError, "its columns: left, right"),
+        (["anchor,positive"], DataError, "a header but no rows"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path: Path, lines: list[str], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        texts_of(write(tmp_path / "a.csv", *lines))
+
+
+def test_a_score_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.csv:2: 'score' is 'high', expected a number"):
+        texts_of(write(tmp_path / "a.csv", "anchor,positive,score", "a,b,high"), training=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "qrels").mkdir()
+    write(tmp_path / "queries.jsonl", *(json.dumps({"_id": name, "text": f"query {name}"}) for name in ("q1", "q2")))
+    documents = [{"_id": "d1", "text": "one", "title": "The"}, {"_id": "d2", "text": "two"}]
+    write(tmp_path / "corpus.jsonl", *map(json.dumps, documents))
+    write(tmp_path / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t2", "q2\td2\t1", "q2\td1\t0")
+    return tmp_path
+
+
+def test_a_folder_has_queries_and_then_documents(folder: Path) -> None:
+    found = read_retrieval(folder, "dev")
+    assert [each.id for each in found.examples] == ["q1", "q2", "d1", "d2"]
+    assert found.examples[0].relevant == (("d1", 2.0),)
+    assert found.examples[1].relevant == (("d2", 1.0),)
+    assert found.examples[2].texts == ("The one",)
+    assert found.indivisible
+
+
+def test_a_query_without_a_relevant_document_is_refused(folder: Path) -> None:
+    write(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t1", "q2\td1\t0")
+    with pytest.raises(DataError, match=r"1 of 2 queries have no relevant document in .*, such as 'q2'"):
+        read_retrieval(folder, "test")
+    found = read_retrieval(folder, "test", "leave-out")
+    assert [each.id for each in found.examples] == ["q1", "d1", "d2"]
+    assert "1 queries without a relevant document are left out" in found.notes
+
+
+def test_unknown_ids_and_missing_files_are_refused(folder: Path) -> None:
+    write(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td9\t1")
+    with pytest.raises(DataError, match=r"test\.tsv:2: there is no document 'd9'"):
+        read_retrieval(folder, "test")
+    (folder / "corpus.jsonl").unlink()
+    with pytest.raises(DataError, match=r"has no corpus\.jsonl"):
+        read_retrieval(folder, "test")
