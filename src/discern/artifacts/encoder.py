@@ -101,11 +101,11 @@ def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:
 
 
 def fingerprint_weights(module: nn.Module) -> str:
-    """SHA-256 of the names, shapes and values of the parameters, which must be on the CPU."""
+    """SHA-256 of the names, shapes and values of the parameters."""
     digest = hashlib.sha256()
     for name, value in sorted(module.named_parameters()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().contiguous().numpy().data)
+        digest.update(value.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 

@@ -249,7 +249,12 @@ def _task_text(done: ExportedTask, precision: str) -> str:
         f"  {auto}.from_pretrained({folder!r})",
         f"  discern.load({folder!r}).predict(texts), or discern predict {folder} FILE",
     ]
-    if not done.whole:
+    if (done.folder / "modules.json").is_file():
+        lines[1:] = [
+            f"  SentenceTransformer({folder!r})",
+            f"  discern.load({folder!r}).encode(texts), or discern embed {folder} FILE",
+        ]
+    elif not done.whole:
         lines[1:3] = [f"  transformers has no class for this head: its {done.architecture} is the encoder alone"]
     return "\n".join([*lines, _LICENSE])
 

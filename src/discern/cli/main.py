@@ -30,6 +30,7 @@ VERBS = (
     "evaluate",
     "finetune",
     "predict",
+    "embed",
     "export",
     "import",
     "detect",

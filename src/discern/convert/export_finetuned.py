@@ -45,6 +45,7 @@ from discern.storage.records import understood
 from discern.tasks.answer_heads import SpanHead
 from discern.tasks.base import Task
 from discern.tasks.classification import ClassificationHead, Pooling
+from discern.tasks.contrastive import ContrastiveConfig
 from discern.tasks.frames import FrameName
 from discern.tasks.prediction_input import known_definition
 from discern.tasks.tagging import TaggingHead
@@ -52,7 +53,7 @@ from discern.tasks.tagging import TaggingHead
 # The settings that the card shows: those that determine the weights.
 _RECIPE = ("finetune.", "task.", "tasks.", "optimizer.")
 _TRAINING = {"train.max_steps", "train.sequences_per_step", "train.precision"}
-_KINDS: dict[str, Kind] = {"tags": "tagging", "spans": "span"}
+_KINDS: dict[str, Kind] = {"tags": "tagging", "spans": "span", "vectors": "vectors"}
 _PROBLEMS: dict[str, Problem] = {"multi": "multi", "number": "regression"}
 _BIO = {"S": "B", "E": "I"}
 
@@ -119,12 +120,15 @@ def export_task(
     vocabulary = Vocabulary(loaded.record["vocab_size"], special_tokens(loaded.tokenizer))
     model = finetuned_to_huggingface(loaded.objective.encoder, head, vocabulary, precision)
     check_finite(model, source)
+    if isinstance(chosen.config, ContrastiveConfig):
+        serving = serving.of_vectors(chosen.config.pooling, chosen.config.sequence_length)
     if serving.onnx:
         check_graph(model.config["model_type"])
         if not serving.sentence_transformers:
             check_head(loaded.objective.heads[chosen.name])
     # No key `objective`: its presence marks a pre-trained model.
-    model.config[MARK] = task_mark(loaded, chosen.name) | ({TASK_HEAD: HEAD_NAME} if model.head else {})
+    own_head = {TASK_HEAD: HEAD_NAME} if model.head else {TASK_HEAD: ""} if head.kind == "vectors" else {}
+    model.config[MARK] = task_mark(loaded, chosen.name) | own_head
     if serving.form is not None:
         model = in_form(model, serving.form)
     progress.advance(1)
@@ -213,7 +217,7 @@ def _facts(loaded: TaskModel, task: Task[Any], model: HuggingFaceModel, head: He
         head=head,
         max_length=task.config.sequence_length,
         tokenizer=tokenizer_kind(loaded.tokenizer),
-        pairs=pairs or head.kind == "span",
+        pairs=(pairs or head.kind == "span") and head.kind != "vectors",
         results=own,
         seeds=results.get("seeds", [loaded.seed]),
         of_seed=(scores.get("tasks", {}).get(task.name) or {}).get(own.get("metric")),

@@ -48,6 +48,7 @@ class Serving:
         sentence_transformers: also write what sentence-transformers reads, with `pooling` and `normalize`.
         pooling: see `discern.convert.sentence_transformers.VectorPooling`.
         normalize: scale vectors to length 1.
+        max_length: longest text in tokens that sentence-transformers reads; None: as long as the model can.
         onnx: also write the model as ONNX.
         int8: with weights of eight bits, compared with the model on `texts` or `labeled`.
         max_loss: most that may be lost by them: of the score of the task, or of the fraction of decisions that are the same.
@@ -59,6 +60,7 @@ class Serving:
     sentence_transformers: bool = False
     pooling: VectorPooling | None = None
     normalize: bool = False
+    max_length: int | None = None
     onnx: bool = False
     int8: bool = False
     max_loss: float | None = None
@@ -86,6 +88,10 @@ class Serving:
         if self.onnx:
             check_onnx()
 
+    def of_vectors(self, pooling: VectorPooling, max_length: int) -> Serving:
+        """These forms of a model that was trained to give vectors of length 1."""
+        return replace(self, sentence_transformers=True, pooling=pooling, normalize=True, max_length=max_length)
+
     def add(self, folder: Path, progress: Progress) -> Parity | None:
         """Write these forms to an export that is otherwise complete.
 
@@ -101,7 +107,7 @@ class Serving:
         """
         pooling: VectorPooling | None = (self.pooling or "mean") if self.sentence_transformers else None
         if pooling is not None:
-            write_sentence_transformers(folder, pooling, normalize=self.normalize)
+            write_sentence_transformers(folder, pooling, normalize=self.normalize, max_length=self.max_length)
         if not self.onnx:
             if pooling is not None:
                 _extend(folder / CARD_NAME, serving_card(None, pooling, normalize=self.normalize))

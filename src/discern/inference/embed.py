@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -13,10 +13,28 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from discern.data.tokenizer import special_tokens
+from discern.errors import ConfigError
 from discern.inference.rows import TextWindow, batches, best_places, framed, read, windows_of
 from discern.models.base import Encoder
 
 States: TypeAlias = Float[np.ndarray, "T D"]
+
+
+@dataclass(frozen=True)
+class VectorSettings:
+    """What the vector of a text is, unless the user asks for something else.
+
+    Attributes:
+        pooling: one of `POOLINGS`.
+        normalize: whether vectors have length 1.
+        sizes: smaller sizes that the model was trained for.
+        trained: whether the model was trained for its vectors.
+    """
+
+    pooling: str = "mean"
+    normalize: bool = False
+    sizes: tuple[int, ...] = ()
+    trained: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,13 +83,74 @@ def mean_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None
     return _stacked(means, reader)
 
 
+def all_mean_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> Float[np.ndarray, "N D"]:
+    """The mean of all states of each text, those of [CLS] and [SEP] included; texts are truncated as in `first_states`."""
+    found = {number: states.mean(0) for number, states in _truncated(reader, texts, warn)}
+    return _stacked([found[number] for number in range(len(texts))], reader)
+
+
 def first_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> Float[np.ndarray, "N D"]:
     """The state of [CLS], a summary of the text in fine-tuned encoders; texts are truncated to `reader.window_size` tokens."""
+    found = {number: states[0] for number, states in _truncated(reader, texts, warn)}
+    return _stacked([found[number] for number in range(len(texts))], reader)
+
+
+def _truncated(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> Iterator[tuple[int, States]]:
+    """The number and the states of each text, in any order, including those of [CLS] and [SEP]."""
     ids = _ids(reader, texts)
     _tell(reader, ids, "the rest is not read", warn)
-    windows = [TextWindow(number, 0, min(len(each), reader.window_size), len(each)) for number, each in enumerate(ids)]
-    found = {windows[number].text: states[0] for number, states in _read(reader, ids, windows)}
-    return _stacked([found[number] for number in range(len(ids))], reader)
+    return _read(
+        reader, ids, [TextWindow(number, 0, min(len(each), reader.window_size), len(each)) for number, each in enumerate(ids)]
+    )
+
+
+POOLINGS: Mapping[str, Callable[[Reader, Sequence[str], Callable[[str], None]], Float[np.ndarray, "N D"]]] = {
+    "mean": mean_states,
+    "mean-all": all_mean_states,
+    "first": first_states,
+    "cls": first_states,
+}
+"""The ways to make a vector from the states of a text; 'first' and 'cls' are the same."""
+
+
+def text_vectors(
+    reader: Reader, texts: Sequence[str], settings: VectorSettings, size: int | None, warn: Callable[[str], None]
+) -> Float[np.ndarray, "N S"]:
+    """The vector of each text.
+
+    Args:
+        size: number of first components to keep, before vectors are normalized; None: all.
+    """
+    vectors = POOLINGS[settings.pooling](reader, texts, warn)[:, :size]
+    if not settings.normalize:
+        return vectors
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    normalized: np.ndarray = vectors / np.where(lengths > 0, lengths, 1)
+    return normalized
+
+
+def chosen_settings(
+    trained: VectorSettings, pooling: str, normalize: bool | None, size: int | None, width: int
+) -> VectorSettings:
+    """The settings of a model, with what the user asks for instead.
+
+    Args:
+        pooling: 'auto', or one of `POOLINGS`.
+        normalize: None: as the model was trained.
+        size: number of components to keep; None: all.
+        width: number of components of the model's vectors.
+
+    Raises:
+        ConfigError: there is no such pooling, or the vectors have fewer components.
+    """
+    if pooling not in ("auto", *POOLINGS):
+        raise ConfigError(f"unknown pooling {pooling!r}", hint="one of 'auto', 'mean', 'mean-all', 'cls', 'none'")
+    if size is not None and not 1 <= size <= width:
+        raise ConfigError(
+            f"{size} components are asked for, and the vectors of this model have {width}", hint=f"give a size from 1 to {width}"
+        )
+    chosen = replace(trained, pooling=trained.pooling if pooling == "auto" else pooling)
+    return chosen if normalize is None else replace(chosen, normalize=normalize)
 
 
 def _ids(reader: Reader, texts: Sequence[str]) -> list[list[int]]:

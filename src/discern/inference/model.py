@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -12,20 +13,24 @@ import numpy as np
 from jaxtyping import Float
 from tokenizers import Tokenizer
 
+from discern.artifacts.encoder import fingerprint_weights
 from discern.artifacts.finetuned import FinetunedFolder
 from discern.artifacts.opening import open_model
 from discern.artifacts.task_model import TaskModel
+from discern.data.tokenizer import fingerprint as tokenizer_fingerprint
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
 from discern.inference.detection import Detection, Detector, detect_replaced, load_detector
-from discern.inference.embed import Reader, first_states, mean_states, token_states
+from discern.inference.embed import Reader, VectorSettings, chosen_settings, text_vectors, token_states
 from discern.inference.fill import FilledToken, Filler, filled, load_filler
 from discern.inference.predict import examples_of, predictions_of
 from discern.inference.scoring import Score, TextScorer, load_scorer
 from discern.interop.hub import local_model
+from discern.interop.sentence_transformers import read_pooling
 from discern.progress import Silent
 from discern.tasks.base import Prediction
+from discern.tasks.contrastive import ContrastiveConfig
 from discern.training.parallel import choose_device
 
 # Number of texts whose states, tokens and scores are held in memory at a time, besides the results.
@@ -54,12 +59,23 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
     opened = open_model(folder, warn=_warn)
     if isinstance(opened, FinetunedFolder):
         tuned = opened.task_model()
-        model = Model(folder, Reader(tuned.objective.encoder.to(place), tuned.tokenizer, opened.max_length), place)
+        reader = Reader(tuned.objective.encoder.to(place), tuned.tokenizer, opened.max_length)
+        model = Model(folder, reader, place, _trained_vectors(tuned))
         model._task_models[None] = tuned
         return model
     loaded = opened.encoder
     reader = Reader(loaded.encoder.to(place), load_tokenizer(loaded.tokenizer_path), loaded.max_length)
-    return Model(folder, reader, place)
+    found = read_pooling(folder)
+    vectors = VectorSettings() if found is None else VectorSettings(found.pooling, found.normalize, trained=True)
+    return Model(folder, reader, place, vectors)
+
+
+def _trained_vectors(tuned: TaskModel) -> VectorSettings:
+    """The settings of a model that was fine-tuned for vectors of texts; the usual ones for another task."""
+    config = next((task.config for task in tuned.objective.tasks.values() if task.labels.kind == "vectors"), None)
+    if not isinstance(config, ContrastiveConfig):
+        return VectorSettings()
+    return VectorSettings(config.pooling, normalize=True, sizes=config.matryoshka, trained=True)
 
 
 @final
@@ -72,11 +88,13 @@ class Model:
     Attributes:
         path: folder of the model.
         device: device that it computes on.
+        vectors: what `encode` returns by default.
     """
 
-    def __init__(self, path: Path, reader: Reader, device: str) -> None:
+    def __init__(self, path: Path, reader: Reader, device: str, vectors: VectorSettings = VectorSettings()) -> None:
         self.path = path
         self.device = device
+        self.vectors = vectors
         self._reader = reader
         self._scorers: dict[str | None, TextScorer] = {}
         self._task_models: dict[int | None, TaskModel] = {}
@@ -90,6 +108,11 @@ class Model:
         return self._reader.tokenizer
 
     @property
+    def reader(self) -> Reader:
+        """The encoder with its tokenizer."""
+        return self._reader
+
+    @property
     def hidden_size(self) -> int:
         """D, the size of a vector."""
         return self._reader.encoder.config.hidden_size
@@ -99,27 +122,44 @@ class Model:
         """Number of tokens that the model was trained to read at a time, including [CLS] and [SEP]."""
         return self._reader.max_length
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the encoder's weights and of its tokenizer: vectors of models with the same one can be compared."""
+        weights = fingerprint_weights(self._reader.encoder)
+        return hashlib.sha256(f"{weights} {tokenizer_fingerprint(self.tokenizer)}".encode()).hexdigest()
+
     @overload
-    def encode(self, texts: Sequence[str], pooling: Literal["mean", "first"] = "mean") -> Float[np.ndarray, "N D"]: ...
+    def encode(
+        self,
+        texts: Sequence[str],
+        pooling: Literal["auto", "mean", "mean-all", "cls", "first"] = "auto",
+        *,
+        normalize: bool | None = None,
+        size: int | None = None,
+    ) -> Float[np.ndarray, "N S"]: ...
     @overload
     def encode(self, texts: Sequence[str], pooling: Literal["none"]) -> list[Float[np.ndarray, "T D"]]: ...
-    def encode(self, texts: Sequence[str], pooling: str = "mean") -> Float[np.ndarray, "N D"] | list[Float[np.ndarray, "T D"]]:
-        """Texts as vectors: hidden states of the last layer, float32.
+    def encode(
+        self, texts: Sequence[str], pooling: str = "auto", *, normalize: bool | None = None, size: int | None = None
+    ) -> Float[np.ndarray, "N S"] | list[Float[np.ndarray, "T D"]]:
+        """Texts as vectors: hidden states of the last layer, float32; the values that `discern embed` writes.
 
         Args:
-            pooling: 'mean': the mean over the tokens without [CLS] and [SEP], zeros for a text without tokens; 'first': the
-                state of [CLS], where long texts are truncated; 'none': one array per text, with a row for each token.
+            pooling: 'mean': the mean over the tokens without [CLS] and [SEP], zeros for a text without tokens; 'mean-all':
+                the mean over all tokens; 'cls' or 'first': the state of [CLS]; 'none': one array per text, with a row for each
+                token. 'auto': as the model was trained, 'mean' if it was not trained for vectors of texts. With 'mean-all' and
+                'cls', long texts are truncated.
+            normalize: scale each vector to length 1; None: as the model was trained, for others not.
+            size: number of first components to keep, before vectors are normalized; None: all.
 
         Raises:
-            ConfigError: `texts` is a single text, or there is no such pooling.
+            ConfigError: `texts` is a single text, there is no such pooling, or vectors have fewer components.
         """
         if pooling == "none":
             return self._by_blocks(texts, lambda block: token_states(self._reader, block, _warn))
-        pools = {"mean": mean_states, "first": first_states}
-        if pooling not in pools:
-            raise ConfigError(f"unknown pooling {pooling!r}", hint="one of 'mean', 'first', 'none'")
-        vectors = self._by_blocks(texts, lambda block: list(pools[pooling](self._reader, block, _warn)))
-        return np.array(vectors, np.float32).reshape(len(vectors), self.hidden_size)
+        settings = chosen_settings(self.vectors, pooling, normalize, size, self.hidden_size)
+        vectors = self._by_blocks(texts, lambda block: list(text_vectors(self._reader, block, settings, size, _warn)))
+        return np.array(vectors, np.float32).reshape(len(vectors), size or self.hidden_size)
 
     def detect(self, text: str) -> Detection:
         """The probability that each token of a text was replaced.

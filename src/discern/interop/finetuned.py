@@ -26,7 +26,7 @@ from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Vocabulary
 
-Kind = Literal["classification", "tagging", "span"]
+Kind = Literal["classification", "tagging", "span", "vectors"]
 Problem = Literal["single", "multi", "regression"]
 ARCHITECTURES: dict[Kind, str] = {
     "classification": "ElectraForSequenceClassification",

@@ -11,11 +11,17 @@ from discern.convert.cards.model import language_code
 from discern.interop.finetuned import HeadWeights, OwnHead
 from discern.interop.huggingface import HuggingFaceModel
 
-_PIPELINE_TAGS = {"classification": "text-classification", "tagging": "token-classification", "span": "question-answering"}
+_PIPELINE_TAGS = {
+    "classification": "text-classification",
+    "tagging": "token-classification",
+    "span": "question-answering",
+    "vectors": "sentence-similarity",
+}
 _AUTO_CLASSES = {
     "classification": "AutoModelForSequenceClassification",
     "tagging": "AutoModelForTokenClassification",
     "span": "AutoModelForQuestionAnswering",
+    "vectors": "AutoModel",
 }
 
 

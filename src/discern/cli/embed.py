@@ -1,0 +1,108 @@
+"""`discern embed`: texts in, vectors out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from discern.cli.console import JsonOption, command
+from discern.errors import ConfigError
+
+
+def embed(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="Output of 'discern finetune --task pairs', an export of it, or any run, export or Hugging Face model.",
+        ),
+    ],
+    input: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT",
+            help="Plain text (one text per line), JSON lines, CSV, TSV or Parquet; - reads stdin (default).",
+            show_default=False,
+        ),
+    ] = Path("-"),
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write vectors to FILE.npy, .parquet or .jsonl, and a record of the model to FILE.json beside it. Default: JSON "
+            "lines on stdout.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", metavar="COLUMN", help="Column or field of the text (default: recognized).", show_default=False),
+    ] = None,
+    pooling: Annotated[
+        Literal["auto", "mean", "mean-all", "cls"],
+        typer.Option(
+            "--pooling",
+            help="auto: as the model was trained, otherwise mean. mean: mean of the states of the text's tokens. mean-all: [CLS] "
+            "and [SEP] included. cls: the state of [CLS].",
+        ),
+    ] = "auto",
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="Vectors of length 1 (default: as the model was trained).", show_default=False
+        ),
+    ] = None,
+    dim: Annotated[
+        int | None,
+        typer.Option("--dim", min=1, help="Keep only the first components (task.matryoshka trains for it).", show_default=False),
+    ] = None,
+    search: Annotated[
+        Path | None,
+        typer.Option(
+            "--search", metavar="VECTORS.npy", help="Find the nearest of these vectors for each text instead.", show_default=False
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of vectors that --search finds.")] = 5,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    json_output: JsonOption = False,
+) -> None:
+    """Turn texts into vectors, one per text, in order.
+
+    Examples: discern embed MODEL texts.txt --out vectors.npy
+
+    discern embed MODEL questions.txt --search vectors.npy --top 3
+    """
+    with command(json_output=json_output) as console:
+        model = console.local_model(model)
+        if str(input) == "-" and sys.stdin.isatty():
+            raise ConfigError("there is no text to embed", hint="give a file, or pipe in texts, one per line")
+        from discern.inference.embed_file import embed as run
+
+        gathered: list[dict[str, Any]] = []
+        done = run(
+            model,
+            input,
+            gathered.extend if json_output else console.records,
+            console.progress,
+            out=out,
+            pooling=pooling,
+            normalize=normalize,
+            size=dim,
+            column=text,
+            search=search,
+            top=top,
+            device=device,
+            warn=console.warn,
+        )
+        values: dict[str, Any] = {"rows": done.rows, "seconds": done.seconds, **done.record}
+        if out is not None:
+            rate = done.rows / max(done.seconds, 1e-9)
+            text_of = f"{out}: {done.rows:,} vectors of {done.size} components in {done.seconds:.1f} s ({rate:,.0f} per second)"
+            console.result(values | {"out": out}, text=text_of)
+        elif json_output:
+            console.result(values | {"results" if search is not None else "vectors": gathered}, text="")

@@ -1,0 +1,63 @@
+"""How a folder of the library sentence-transformers makes the vector of a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discern.errors import CheckpointError, ConfigError
+from discern.parsing import json_value
+
+MODULES_FILE = "modules.json"
+_POOLINGS = {"mean_tokens": "mean-all", "cls_token": "cls", "lasttoken": "cls"}
+
+
+@dataclass(frozen=True)
+class StoredPooling:
+    """The pooling that a folder names.
+
+    Attributes:
+        pooling: 'mean-all', 'mean' or 'cls'.
+        normalize: whether vectors are scaled to length 1.
+    """
+
+    pooling: str
+    normalize: bool
+
+
+def read_pooling(folder: Path) -> StoredPooling | None:
+    """The pooling of a folder; None if sentence-transformers did not write it.
+
+    Raises:
+        CheckpointError: its files are damaged.
+        ConfigError: it has a pooling or a layer that discern does not have.
+    """
+    if not (folder / MODULES_FILE).is_file():
+        return None
+    try:
+        kinds = [(str(each["type"]).rpartition(".")[2], folder / each["path"]) for each in _json(folder / MODULES_FILE)]
+        unknown = [kind for kind, _ in kinds if kind not in ("Transformer", "WordWeights", "Pooling", "Normalize")]
+        pooled: dict[str, Any] = next((_json(path / "config.json") for kind, path in kinds if kind == "Pooling"), {})
+        modes = [
+            name.removeprefix("pooling_mode_") for name, on in pooled.items() if name.startswith("pooling_mode_") and on is True
+        ]
+        modes = modes or [{"mean": "mean_tokens", "cls": "cls_token"}.get(str(pooled.get("pooling_mode")), "")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise CheckpointError(
+            f"{folder / MODULES_FILE} or the pooling that it names cannot be read ({problem!r:.80})",
+            hint="export the model again",
+        ) from problem
+    if unknown or len(modes) != 1 or modes[0] not in _POOLINGS:
+        what = f"the module {unknown[0]}" if unknown else f"pooling by {', '.join(modes) or 'nothing'}"
+        raise ConfigError(
+            f"{folder} is a model of sentence-transformers with {what}, which discern does not have",
+            hint="use it with sentence-transformers; for its encoder alone, remove modules.json from a copy",
+        )
+    named = {kind for kind, _ in kinds}
+    # discern writes WordWeights only to leave out [CLS] and [SEP].
+    return StoredPooling("mean" if "WordWeights" in named else _POOLINGS[modes[0]], "Normalize" in named)
+
+
+def _json(path: Path) -> Any:
+    return json_value(path.read_text(encoding="utf-8"))
