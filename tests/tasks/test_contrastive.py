@@ -276,7 +276,7 @@ def test_two_ranks_share_their_negatives(tmp_path: Path) -> None:
         found = load_file(path)
         assert found.keys() == alone.keys()
         for name in alone:
-            torch.testing.assert_close(found[name], alone[name], atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(found[name], alone[name], atol=1e-5, rtol=1e-4)
 
 
 def test_a_split_is_evaluated_with_its_loss() -> None:
