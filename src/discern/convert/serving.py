@@ -48,24 +48,24 @@ class Serving:
         sentence_transformers: also write what sentence-transformers reads, with `pooling` and `normalize`.
         pooling: see `discern.convert.sentence_transformers.VectorPooling`.
         normalize: scale vectors to length 1.
-        max_length: longest text in tokens that sentence-transformers reads; None: as long as the model can.
         onnx: also write the model as ONNX.
         int8: with weights of eight bits, compared with the model on `texts` or `labeled`.
         max_loss: most that may be lost by them: of the score of the task, or of the fraction of decisions that are the same.
         texts: file with one text a line to compare on; None: English sentences.
         labeled: examples of the task to compare on, which also give its score.
+        max_length: longest text in tokens that sentence-transformers reads; None: as long as the model can.
     """
 
     form: Form | None = None
     sentence_transformers: bool = False
     pooling: VectorPooling | None = None
     normalize: bool = False
-    max_length: int | None = None
     onnx: bool = False
     int8: bool = False
     max_loss: float | None = None
     texts: Path | None = None
     labeled: Labeled | None = None
+    max_length: int | None = None
 
     def check(self) -> None:
         """Raise a ConfigError if options contradict each other or a package is missing, before any work."""
