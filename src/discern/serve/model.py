@@ -23,6 +23,7 @@ from discern.inference.predict import examples_of, predictions_of
 from discern.inference.scoring import UNIT, CorpusScore, Score, TextScorer, load_scorer
 from discern.interop.hub import local_model
 from discern.progress import Silent
+from discern.serve.requests import Pooling
 
 Verb = Literal["detect", "fill", "score", "embed", "predict"]
 VERBS: tuple[Verb, ...] = ("detect", "fill", "score", "embed", "predict")
@@ -140,7 +141,7 @@ class ServedModel:
             **({"tokens": of_tokens} if tokens else {}),
         }
 
-    def embed(self, texts: Sequence[str], pooling: Literal["mean", "first"]) -> list[list[float]]:
+    def embed(self, texts: Sequence[str], pooling: Pooling) -> list[list[float]]:
         """The vector of each text."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)

@@ -69,11 +69,16 @@ class ScoreRequest(TextsRequest):
     tokens: bool = Field(False, description="Also return the score of each token.")
 
 
+Pooling = Literal["auto", "mean", "mean-all", "cls"]
+
+
 class EmbedRequest(TextsRequest):
     """Texts to embed."""
 
-    pooling: Literal["mean", "first"] = Field(
-        "mean", description="'mean': mean of the token states; 'first': the state of [CLS]."
+    pooling: Pooling = Field(
+        "auto",
+        description="'mean': mean of the token states without [CLS] and [SEP]; 'mean-all': with them; 'cls': the state of [CLS]; "
+        "'auto': as the model was trained, 'mean' if it was not trained for vectors.",
     )
 
 
