@@ -90,7 +90,9 @@ class Serving:
 
     def of_vectors(self, pooling: VectorPooling, max_length: int) -> Serving:
         """These forms of a model that was trained to give vectors of length 1."""
-        return replace(self, sentence_transformers=True, pooling=pooling, normalize=True, max_length=max_length)
+        vectors = replace(self, sentence_transformers=True, pooling=pooling, normalize=True, max_length=max_length)
+        # Eight bits of such a model are compared by the cosine of its vectors: a graph of vectors has no task to score.
+        return replace(vectors, labeled=None)
 
     def add(self, folder: Path, progress: Progress) -> Parity | None:
         """Write these forms to an export that is otherwise complete.
