@@ -14,7 +14,7 @@ def test_without_a_gpu_nobody_is_sent_into_days_of_training(monkeypatch: pytest.
     monkeypatch.setattr(next_steps, "has_gpu", lambda: False)
     assert after_prepare(Path("my data")).splitlines() == [
         "next:",
-        "  discern pretrain --preset cpu-small --data 'my data' --out RUN",
+        "  discern pretrain --preset modern-cpu --data 'my data' --out RUN",
     ]
     monkeypatch.setattr(next_steps, "has_gpu", lambda: True)
     assert "--preset electra-small" in after_prepare(Path("data"))

@@ -8,15 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from discern.artifacts.run import build_objective
-from discern.config.presets import usual_vocabulary
-from discern.data.batching.synthetic import SPECIAL
-from discern.objectives.base import Vocabulary
-from discern.training.pretrain_config import load_pretrain_config
 
 README = Path(__file__).parents[2] / "README.md"
+CHINESE = README.with_name("README.zh.md")
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 # What makes the commands of hours a matter of seconds; everything else is run as written.
 SMALL = {
@@ -26,9 +20,9 @@ SMALL = {
 }
 
 
-def blocks() -> list[str]:
+def blocks(page: Path = README) -> list[str]:
     """The blocks of commands, in order; those of another language are left out."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(encoding="utf-8"), flags=re.S | re.M)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     return [body for language, body in found if not language]
 
 
@@ -64,23 +58,8 @@ def test_the_commands_of_your_own_text_run(tmp_path: Path) -> None:
     assert (tmp_path / "models" / "stars" / "config.json").is_file()
 
 
-def test_the_parameters_of_the_presets_are_those_that_bench_counts() -> None:
-    rows = re.findall(r"^\| (`.*) \| .* \| (.* M) \|$", README.read_text(encoding="utf-8"), flags=re.M)
-    stated = {
-        name: size for names, sizes in rows for name, size in zip(re.findall("`(.*?)`", names), sizes.split(", "), strict=True)
-    }
-    assert {"electra-small", "cpu-small", "mlm-small", "xlnet-cpu", "demo"} <= stated.keys()
-    for name, size in stated.items():
-        config = load_pretrain_config(None, name).config
-        with torch.device("meta"):
-            objective = build_objective(config, Vocabulary(usual_vocabulary(name), SPECIAL))
-        counted = sum(parameter.numel() for parameter in objective.parameters()) / 1e6
-        decimals = len(size.removesuffix(" M").partition(".")[2])
-        assert size == f"{counted:.{decimals}f} M", name
-
-
 def test_every_command_that_the_pages_show_exists() -> None:
-    pages = [README, README.parent / "CHANGELOG.md", *sorted((README.parent / "docs").rglob("*.md"))]
+    pages = [README, CHINESE, README.parent / "CHANGELOG.md", *sorted((README.parent / "docs").rglob("*.md"))]
     texts = [page.read_text(encoding="utf-8") for page in pages]
     code = [block for text in texts for block in re.findall(r"```.*?```|`[^`\n]+`", text, flags=re.S)]
     shown = {verb for block in code for verb in re.findall(r"(?:^|`)discern ([a-z]+)", block, flags=re.M)}
@@ -100,6 +79,9 @@ def test_every_command_that_the_pages_show_exists() -> None:
         "report",
         "compare",
         "demo",
+        "embed",
+        "serve",
+        "watch",
         "bench",
         "doctor",
         "config",
@@ -109,7 +91,12 @@ def test_every_command_that_the_pages_show_exists() -> None:
     assert shown <= verbs
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_the_chinese_page_shows_the_same_commands() -> None:
+    commands = [re.sub(r" +#.*", "", block) for block in blocks()]
+    assert commands == [re.sub(r" +#.*", "", block) for block in blocks(CHINESE)]
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page: str) -> None:
     path = README.parent / page
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):

@@ -50,7 +50,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         model_: the fine-tuned `discern.Model`.
 
     Example:
-        >>> classifier = discern.TextClassifier("examples/models/cpu-small").fit(texts, labels)
+        >>> classifier = discern.TextClassifier("examples/models/modern-cpu").fit(texts, labels)
         >>> classifier.predict(["A fine film."])
     """
 

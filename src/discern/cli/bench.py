@@ -23,7 +23,7 @@ def bench(
         typer.Option(
             "--vocab-size",
             min=16,
-            help="Vocabulary size (default: that of the preset, 30,522 for most and 8,192 for cpu-small).",
+            help="Vocabulary size (default: that of the preset, 30,522 for most and 8,192 for modern-cpu).",
             show_default=False,
         ),
     ] = None,

@@ -42,7 +42,7 @@ def after_prepare(data: Path, *, tokenizer: Path | None = None, words: bool = Fa
     """
     if tokenizer is not None and (tokenizer / "config.json").is_file():
         return hint(f"adapt {_quoted(tokenizer)} --data {_quoted(data)} --out RUN")
-    recipe = "electra-small" if has_gpu() else "cpu-small"
+    recipe = "electra-small" if has_gpu() else "modern-cpu"
     masking = " --set objective.masking=whole-word" if words else ""
     return hint(f"pretrain --preset {recipe} --data {_quoted(data)} --out RUN{masking}")
 

@@ -35,7 +35,7 @@ def serve(
     If other machines can reach the server, every request needs a token: that of the environment variable DISCERN_TOKEN, or a
     new one, which is part of the address that is printed.
 
-    Examples: discern serve examples/models/cpu-small
+    Examples: discern serve examples/models/modern-cpu
 
     discern serve runs/first runs/second --port 8080
     """
