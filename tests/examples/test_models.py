@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+import discern
 from discern.artifacts.export_folder import FILES
 from discern.artifacts.opening import open_model
 from discern.data.tokenizer import load_tokenizer
@@ -13,6 +15,7 @@ from discern.inference.detection import detect
 from discern.progress import Silent
 
 MODELS = sorted(path.parent for path in (Path(__file__).parents[2] / "examples" / "models").glob("*/config.json"))
+LARGEST = {"modern-cased": 25e6}  # bytes; others 12 million
 TEXT = "The chef cooked the meal and the guests ate purple elephants."
 
 
@@ -25,12 +28,16 @@ def model(request: pytest.FixtureRequest) -> Path:
 def test_small_and_whole(model: Path) -> None:
     files = {str(path.relative_to(model)): path.stat().st_size for path in model.rglob("*") if path.is_file()}
     assert files.keys() >= set(FILES)
-    assert sum(files.values()) < 12e6
+    assert sum(files.values()) < LARGEST.get(model.name, 12e6)
     assert "\nlicense:\n" not in (model / "README.md").read_text(encoding="utf-8"), "the license is to be filled in"
 
 
 def test_it_can_be_measured_and_judges(model: Path) -> None:
     assert open_model(model, warn=pytest.fail).step > 0
+    if json.loads((model / "config.json").read_text())["architectures"] == ["ModernBertForMaskedLM"]:
+        (best,) = discern.load(model).fill("It was built in the [MASK] century.", top=1)[0]
+        assert best.token in ("19th", "20th", "18th", "17th", "16th")
+        return
     (seen,) = detect(model, [TEXT], Silent(), pytest.fail)
     assert len(seen.tokens) == len(load_tokenizer(model).encode(TEXT, add_special_tokens=False))
     assert all(0 < probability < 1 for probability in seen.replaced_probability)
