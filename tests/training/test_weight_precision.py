@@ -16,7 +16,8 @@ from discern.data.config import DataConfig
 from discern.errors import ConfigError, NumericsError
 from discern.objectives import objectives
 from discern.objectives.base import Objective
-from discern.training import checkpoint, optimizer
+from discern.training import checkpoint, loop, optimizer
+from discern.training.bookkeeping import save_checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.context import State, TrainContext
 from discern.training.loop import train
@@ -154,6 +155,26 @@ def test_an_update_that_is_held_back_changes_no_bit(kind: str) -> None:
         current.step(allowed=torch.tensor(allowed))
         after = [*model.parameters(), *masters.values()]
         assert all(torch.equal(old, new) != allowed for old, new in zip(before, after, strict=True))
+
+
+def test_the_best_weights_keep_their_precision_while_an_evaluation_is_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_context(tmp_path, "bfloat16-masters", max_steps=1)
+    before = {name: tensor.clone() for name, tensor in checkpoint.model_tensors(run.objective).items()}
+
+    def best(context: TrainContext, state: State) -> dict[str, Any]:
+        save_checkpoint(context, state, dict, tmp_path / "best")
+        state.pending, state.finished = None, True
+        return {}
+
+    monkeypatch.setattr(loop, "catch_up", best)
+    state = State(pending={"evaluates": True, "line": {}})
+    train(run, state)
+    (kept,) = checkpoint.found(tmp_path / "best")
+    saved = checkpoint.load(kept).model
+    assert all(torch.equal(saved[name], tensor) for name, tensor in before.items())
+    assert state.masters == {}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -89,8 +89,10 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
         if state.pending is not None:
             # Compiled networks round differently, so the missed evaluation runs compiled if the interrupted one would have.
             compile_encoders(context)
-            with lowered(context.objective, context.train.weight_precision):
+            with lowered(context.objective, context.train.weight_precision) as masters:
+                state.masters = masters  # the best weights may be saved
                 record = catch_up(context, state)
+            state.masters = {}
         for phase, first, last in _phases_with_steps(context):
             if state.step < last and not state.finished:
                 try:

@@ -64,11 +64,14 @@ def raise_weights(model: nn.Module, masters: Mapping[nn.Parameter, Tensor]) -> N
 
 
 @contextmanager
-def lowered(model: nn.Module, weight_precision: str) -> Iterator[None]:
-    """A context in which the matrices of a model are stored as they are while it trains, but are not updated."""
+def lowered(model: nn.Module, weight_precision: str) -> Iterator[dict[nn.Parameter, Tensor]]:
+    """A context in which the matrices of a model are stored as they are while it trains, but are not updated.
+
+    Yields the float32 copies, as `lower_weights` returns them.
+    """
     masters = lower_weights(model, weight_precision)
     try:
-        yield
+        yield masters
     finally:
         raise_weights(model, masters)
 
