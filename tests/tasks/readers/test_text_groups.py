@@ -101,6 +101,15 @@ def test_a_folder_has_queries_and_then_documents(folder: Path) -> None:
     assert found.indivisible
 
 
+def test_a_judgment_that_is_repeated_counts_once(folder: Path) -> None:
+    rows = ["query-id\tcorpus-id\tscore", "q1\td1\t2", "q1\td1\t2", "q2\td2\t1"]
+    write(folder / "qrels" / "test.tsv", *rows)
+    assert read_retrieval(folder, "test").examples[0].relevant == (("d1", 2.0),)
+    write(folder / "qrels" / "test.tsv", *rows, "q1\td1\t1")
+    with pytest.raises(DataError, match=r"5: document 'd1' has grade 1 for query 'q1', but 2 in an earlier row"):
+        read_retrieval(folder, "test")
+
+
 def test_a_query_without_a_relevant_document_is_refused(folder: Path) -> None:
     write(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t1", "q2\td1\t0")
     with pytest.raises(DataError, match=r"1 of 2 queries have no relevant document in .*, such as 'q2'"):

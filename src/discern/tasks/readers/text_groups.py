@@ -195,26 +195,31 @@ def read_retrieval(
         unjudged: queries without a relevant document are an error, or left out.
 
     Raises:
-        DataError: a file is missing or has no rows, an id occurs twice, the relevance names an unknown query or document, or a
-            query has no relevant document.
+        DataError: a file is missing or has no rows, an id occurs twice, the relevance names an unknown query or document or has
+            two grades for the same, or a query has no relevant document.
     """
     queries = dict(_records(_first_of(folder, _QUERIES), title=False))
     documents = dict(_records(_first_of(folder, _DOCUMENTS), title=True))
     path = _first_of(folder, _RELEVANCE[split])
-    relevant: dict[str, list[tuple[str, float]]] = {}
+    relevant: dict[str, dict[str, float]] = {}
     for where, query, document, grade in _relevance(path):
         for what, name, known in (("query", query, queries), ("document", document, documents)):
             if name not in known:
                 raise DataError(f"{where}: there is no {what} '{name}'", hint="the ids are those of `_id` in the other two files")
         if grade > 0:
-            relevant.setdefault(query, []).append((document, grade))
+            before = relevant.setdefault(query, {}).setdefault(document, grade)
+            if before != grade:
+                raise DataError(
+                    f"{where}: document '{document}' has grade {grade:g} for query '{query}', but {before:g} in an earlier row",
+                    hint="remove one of the two rows",
+                )
     without = [name for name in queries if name not in relevant]
     if without and (unjudged == "refuse" or len(without) == len(queries)):
         raise DataError(
             f"{len(without):,} of {len(queries):,} queries have no relevant document in {path}, such as '{without[0]}'",
             hint="add them, or --set task.unjudged=leave-out",
         )
-    asked = [TextGroup(name, (queries[name],), relevant=tuple(relevant[name])) for name in queries if name in relevant]
+    asked = [TextGroup(name, (queries[name],), relevant=tuple(relevant[name].items())) for name in queries if name in relevant]
     notes = [f"{len(asked):,} queries, {len(documents):,} documents, relevance from {path.name}"]
     if without:
         notes.append(f"{len(without):,} queries without a relevant document are left out")
