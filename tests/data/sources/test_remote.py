@@ -170,6 +170,27 @@ def test_errors_of_the_libraries_are_not_shown(problem: Exception, says: str, mo
     assert raised.value.__cause__ is None
 
 
+def test_errors_in_the_middle_of_an_object_are_not_shown(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        """A connection of a library whose errors are no OSErrors, as botocore's and aiohttp's."""
+
+        size = 10
+
+        def seek(self, _: int) -> None: ...
+
+        def read(self, _: int) -> bytes:
+            raise RuntimeError("AKIAS3CR3T")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(store, "open", lambda *_, **__: Broken())
+    monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.0)
+    with pytest.raises(DataError, match="beyond byte 0 of 10: RuntimeError, 6 times in a row") as raised:
+        open_remote("s3://bucket/x").read(5)
+    assert raised.value.__cause__ is None
+    assert "AKIA" not in str(raised.value)
+
+
 def test_what_is_shown() -> None:
     assert shown("https://a.org/b?token=c#d") == "https://a.org/b"
     assert shown("text?.txt") == "text?.txt"

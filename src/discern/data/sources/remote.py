@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
 
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, DiscernError
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
 _CREDENTIALS = {
@@ -141,14 +141,16 @@ class ResumingStream:
                     self.close()
                     return problem.partial
                 reason = "the connection ended early"
-            except (OSError, http.client.HTTPException) as problem:
+            except DiscernError:
+                raise
+            except Exception as problem:  # the libraries of object stores have errors of their own, which may hold a key
                 reason = type(problem).__name__
             self._wait(reason)
 
     def close(self) -> None:
         """End the connection."""
         if self._connection is not None:
-            with suppress(OSError):
+            with suppress(Exception):
                 self._connection.close()
         self._connection = None
 
