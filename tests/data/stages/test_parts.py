@@ -16,6 +16,7 @@ from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import merge, prepare, prepare_part
 from discern.data.stages import plan as planning
 from discern.data.stages.plan import read_plan, work_folder
+from discern.data.stages.run import Work
 from discern.data.stages.tasks import perform
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
@@ -126,6 +127,47 @@ def test_parts_with_other_settings_are_refused(text: Path) -> None:
         file.write("more")
     with pytest.raises(ConfigError, match=r"input .*1\.txt: \d+ -> \d+ bytes"):
         run_part(text, 1)
+
+
+def test_what_differs_is_told_without_signatures(text: Path) -> None:
+    run_part(text, 0)
+    plan = read_plan(work_folder(text.parent / "parts"))
+    assert plan is not None
+    piece = (replace(plan.pieces[0][0], name="https://here/a", address="https://here/a?Signature=0ld"),)
+    before = replace(plan, inputs=("https://here/a?Signature=0ld",), pieces=(piece,))
+    now = replace(
+        plan,
+        inputs=("https://here/a?Signature=n3w",),
+        pieces=((replace(piece[0], address="https://here/a?Signature=n3w"),),),
+    )
+    assert planning.differences(before, now) == ["inputs: the query or signature of an address in https://here/a"]
+    assert planning.differences(plan, replace(plan, inputs=("b",))) == [f"inputs: {text} -> b"]
+
+
+def test_overwriting_trains_another_tokenizer(text: Path) -> None:
+    run_part(text, 0, tokenizer=TokenizerChoice(train="wordpiece", vocab_size=100))
+    other = {"tokenizer": TokenizerChoice(train="wordpiece", vocab_size=80)}
+    build = BuildOptions(heldout=0.1, workers=1, near_duplicates=0.8)
+    with pytest.raises(ConfigError, match="vocab_size: 100 -> 80"):
+        prepare(**request(text, "parts", build=build, **other))
+    assert prepare(**request(text, "parts", build=build, overwrite=True, **other)).manifest.tokenizer.vocab_size == 80
+
+
+def test_an_interrupted_removal_leaves_no_results_without_their_plan(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in range(PARTS):
+        run_part(text, part)
+    work = work_folder(text.parent / "parts")
+    removed: list[str] = []
+
+    def interrupted(path: Path) -> None:
+        removed.append(path.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("discern.data.stages.run.shutil.rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Work.begun(text.parent / "parts").discard()
+    assert removed == ["pieces"]
+    assert (work / planning.PLAN_NAME).is_file()
 
 
 def test_damaged_and_half_written_results_are_made_again(text: Path) -> None:

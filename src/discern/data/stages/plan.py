@@ -24,6 +24,7 @@ from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import Setting
 from discern.data.sources.corpus import Corpus, Input
 from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.remote import shown
 from discern.data.tokenizer import prepared
 from discern.errors import DataError
 from discern.parsing import json_value
@@ -195,8 +196,10 @@ def differences(before: Plan, now: Plan) -> list[str]:
                 for key in keys
                 if before.settings.get(key) != now.settings.get(key)
             ]
+        elif name == "inputs":
+            found.append(_other_inputs(before.inputs, now.inputs))
         elif name == "pieces":
-            found.append(_other_input(before.pieces, now.pieces))
+            found += _other_pieces(before.pieces, now.pieces)
         elif name == "versions":
             found.append(f"versions: {_listed(before.versions)} -> {_listed(now.versions)}")
         elif name == "tokenizer":
@@ -206,12 +209,19 @@ def differences(before: Plan, now: Plan) -> list[str]:
     return found
 
 
-def _other_input(before: Iterable[Piece], now: Iterable[Piece]) -> str:
+def _other_inputs(before: Sequence[str], now: Sequence[str]) -> str:
+    one, other = (" ".join(map(shown, inputs)) for inputs in (before, now))
+    return f"inputs: {one} -> {other}" if one != other else f"inputs: the query or signature of an address in {one}"
+
+
+def _other_pieces(before: Iterable[Piece], now: Iterable[Piece]) -> list[str]:
     one, other = ({item.name: item.size for piece in pieces for item in piece} for pieces in (before, now))
     for name in sorted(one.keys() | other.keys()):
         if one.get(name, -1) != other.get(name, -1):
-            return f"input {name}: {one.get(name, 'absent')} -> {other.get(name, 'absent')} bytes"
-    return "the files of the input are in another order"
+            return [f"input {name}: {one.get(name, 'absent')} -> {other.get(name, 'absent')} bytes"]
+    if [item.name for piece in before for item in piece] == [item.name for piece in now for item in piece]:
+        return []  # only their addresses differ, as the inputs do
+    return ["the files of the input are in another order"]
 
 
 def _pieces(text: Corpus) -> Iterable[Piece]:

@@ -17,7 +17,7 @@ from discern.data.sources.problems import Problem
 from discern.data.stages import duplicates, shards
 from discern.data.stages.engines import Engine
 from discern.data.stages.pieces import piece_folder
-from discern.data.stages.plan import Plan, differences, make_plan, plan_of_task, read_plan, work_folder, write_plan
+from discern.data.stages.plan import PLAN_NAME, Plan, differences, make_plan, plan_of_task, read_plan, work_folder, write_plan
 from discern.data.stages.results import DONE_NAME, values_of
 from discern.data.stages.tasks import Stage, Task
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
@@ -88,28 +88,34 @@ class Work:
         _refuse_pipes(text)
         folder = work_folder(target)
         before = read_plan(folder)
-        trained = None
-        if tokenizer is None:
-            trained = _trained_before(folder, before) or train_on(
+
+        def planned(earlier: Plan | None) -> tuple[Plan, Tokenizer]:
+            """The plan and its tokenizer, which is that of earlier work if it was trained for it."""
+            if tokenizer is not None:
+                return make_plan(inputs, text, tokenizer, None, build, settings, parts), tokenizer
+            trained = _trained_before(folder, earlier) or train_on(
                 text, choice, build.seed, build.workers, progress, build.filters
             )
-            tokenizer = trained.tokenizer
-        counts = (trained.sentences, trained.characters) if trained else None
-        plan = make_plan(inputs, text, tokenizer, counts, build, settings, parts)
+            counts = trained.sentences, trained.characters
+            return make_plan(inputs, text, trained.tokenizer, counts, build, settings, parts), trained.tokenizer
+
+        plan, used = planned(before)
         if before is not None and before.fingerprint != plan.fingerprint:
             if not overwrite:
                 raise ConfigError(
                     f"{folder} holds the unfinished work of another command ({'; '.join(differences(before, plan))})",
                     hint=f"give the same command to go on with it, or begin again: rm -r '{folder}'",
                 )
-            shutil.rmtree(folder)
-            before = None
-        if before is None:
+            # The tokenizer of the other work may have been trained on other text, or in another way.
+            plan, used = planned(None)
+        if before is None or before.fingerprint != plan.fingerprint:
             try:
-                write_plan(folder, plan, tokenizer)
+                if before is not None:
+                    _remove(folder)
+                write_plan(folder, plan, used)
             except OSError as problem:
                 raise cannot_write(folder, problem) from problem
-        return cls(folder, plan, tokenizer)
+        return cls(folder, plan, used)
 
     @classmethod
     def begun(cls, target: Path) -> Work:
@@ -170,7 +176,7 @@ class Work:
     def discard(self) -> None:
         """Remove the results of the tasks, after the data set was published."""
         with suppress(OSError):
-            shutil.rmtree(self.folder)
+            _remove(self.folder)
 
     def _run(self, engine: Engine, tasks: list[Task], progress: Progress) -> None:
         if not tasks:
@@ -179,6 +185,20 @@ class Work:
         for _ in engine.run(self.folder, self.plan.fingerprint, tasks):
             progress.advance(1)
         progress.finish()
+
+
+def _remove(folder: Path) -> None:
+    """Remove a plan and its results.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    # The results first: without their plan, another one would take them for its own after an interruption.
+    for path in list(folder.iterdir()):
+        if path.is_dir():
+            shutil.rmtree(path)
+    (folder / PLAN_NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder)
 
 
 def _trained_before(folder: Path, before: Plan | None) -> TrainedTokenizer | None:
