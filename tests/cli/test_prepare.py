@@ -97,9 +97,8 @@ def test_an_output_folder_is_asked_for(
         (["TEXT", "--part", "3/3"], "expected I/N"),
         (["TEXT", "--part", "one"], "expected I/N"),
         (["TEXT", "--part", "0/2", "--overwrite"], "--overwrite does not go with --part"),
-        (["TEXT", "--merge"], "--merge takes no INPUT"),
-        (["--merge", "--part", "0/2"], "--merge takes no --part"),
-        (["--merge"], "there are no parts"),
+        (["TEXT", "--merge"], "INPUT does not go with --merge"),
+        (["--merge"], "--tokenizer does not go with --merge"),
         ([], "no INPUT is given"),
         (["TEXT", "--near-duplicates", "0.2"], "expected a similarity from 0.5 to 1"),
         (["TEXT", "--near-duplicates", "0.8", "--check"], "--near-duplicates does not go with --check"),
@@ -119,3 +118,27 @@ def test_what_does_not_go_together_is_refused(
     assert call(monkeypatch, *given, "--out", tmp_path / "data", "--tokenizer", vocabulary) == 2
     assert says in " ".join(capsys.readouterr().err.split())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "vocab.txt"]
+
+
+@pytest.mark.parametrize(
+    "given", [("--near-duplicates", 0.8), ("--heldout", 0), ("--seed", 1), ("--part", "0/2"), ("--check",), ("--filter", "c4")]
+)
+def test_a_merge_does_not_ignore_options(
+    tmp_path: Path, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "--merge", "--out", tmp_path / "data", *given) == 2
+    assert f"{given[0]} does not go with --merge" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokenized", [True, False])
+def test_a_check_counts_what_filters_leave_out(
+    tmp_path: Path, tokenized: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("a red cat\n\na dog\n\na bird\n")
+    more = ("--tokenizer", write_vocabulary(tmp_path / "vocab.txt")) if tokenized else ()
+    asked = (tmp_path / "text.txt", "--check", "--workers", 1, *more)
+    assert call(monkeypatch, *asked, "--filter", "gopher") == 2
+    assert call(monkeypatch, *asked, "--filter", "words:3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["filtered"] == {"words: fewer than 3 words": 2}
+    assert call(monkeypatch, *asked, "--filter", "words:4") == 1
+    assert "the filters leave out every document" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from discern.data.overlap import FileOverlap
     from discern.data.reports import CheckReport, PartReport, PrepareReport
+
+_OF_MERGE = ("merge", "out", "workers", "engine", "overwrite", "json_output")
 
 
 def prepare(
@@ -176,6 +179,7 @@ def prepare(
 
     Example: discern prepare wiki/ --out DATA --tokenizer vocab.txt --engine ray
     """
+    asked_for = dict(locals())
     with command(json_output=json_output) as console:
         from discern.data import prepare as work
         from discern.data.dataset.build import BuildOptions
@@ -188,7 +192,7 @@ def prepare(
             raise ConfigError("--against-field names fields of evaluation files, and none is given", hint="add --against FILE")
         share = _share(part)
         if merge:
-            _merge(inputs, out, work, workers, console, overwrite=overwrite, engine=engine, part=part, check=check)
+            _merge(asked_for, out, work, workers, console, overwrite=overwrite, engine=engine)
             return
         if not inputs:
             raise ConfigError("no INPUT is given", hint="give files or folders; see discern prepare --help")
@@ -274,7 +278,7 @@ def _share(part: str | None) -> tuple[int, int] | None:
 
 
 def _merge(
-    inputs: list[str] | None,
+    asked_for: dict[str, object],
     out: Path | None,
     work: ModuleType,
     workers: int | None,
@@ -282,21 +286,26 @@ def _merge(
     *,
     overwrite: bool,
     engine: str,
-    part: str | None,
-    check: bool,
 ) -> None:
     """Make the data set of the shares that were prepared."""
     from discern.errors import ConfigError
 
-    if inputs or part or check:
-        unfit = f"INPUT ({inputs[0]})" if inputs else "--part" if part else "--check"
-        raise ConfigError(f"--merge takes no {unfit}: the shares say what they are of", hint="discern prepare --merge --out DATA")
+    if (unfit := _unfit_for_merge(asked_for)) is not None:
+        raise ConfigError(f"{unfit} does not go with --merge, only with --part", hint="discern prepare --merge --out DATA")
     if out is None:
         raise ConfigError("no output folder is given", hint="add --out DATA, the same as of the shares")
     report = work.merge(
         out, workers=workers or work.available_cores(), overwrite=overwrite, engine=engine, progress=console.progress
     )
     _show(report, console, None)
+
+
+def _unfit_for_merge(asked_for: dict[str, object]) -> str | None:
+    """An argument that was given although the shares were made with it or without it; None if there is none."""
+    for name, parameter in signature(prepare).parameters.items():
+        if name not in _OF_MERGE and asked_for[name] not in (parameter.default, [], ()):
+            return {"inputs": "INPUT", "filters": "--filter"}.get(name, f"--{name.replace('_', '-')}")
+    return None
 
 
 def _show(report: PrepareReport, console: Console, tokenizer: Path | None) -> None:
@@ -369,6 +378,7 @@ def _show_check(report: CheckReport, console: Console) -> None:
     if report.statistics is not None:
         counted += f", {report.statistics.tokens:,} tokens ({report.statistics.unknown_fraction:.3%} unknown)"
         counted += f", {report.statistics.duplicates:,} exact duplicates"
+    left_out = [f"left out {count:,} documents, {reason}" for reason, count in (report.filtered or {}).items()]
     values = {
         "documents": report.documents,
         "sentences": report.sentences,
@@ -377,10 +387,13 @@ def _show_check(report: CheckReport, console: Console) -> None:
         "statistics": report.statistics.model_dump() if report.statistics is not None else None,
         "problems": [problem.model_dump() for problem in report.problems],
         "errors": list(report.errors),
+        "filtered": report.filtered,
         "overlap": overlap_values(report.overlap),
     }
-    lines = [counted, *(found or ["no problems found"]), *_overlap_lines(report.overlap)]
+    lines = [counted, *left_out, *(found or ["no problems found"]), *_overlap_lines(report.overlap)]
     console.result(values, text="\n".join(lines))
-    if report.errors or not report.documents:
-        reason = f"{len(report.errors)} of the inputs cannot be read" if report.errors else "the input contains no text"
+    if report.errors or report.documents == sum((report.filtered or {}).values()):
+        reason = "the filters leave out every document" if report.documents else "the input contains no text"
+        if report.errors:
+            reason = f"{len(report.errors)} of the inputs cannot be read"
         raise DataError(f"`discern prepare` would stop: {reason}", hint="see the problems listed above")

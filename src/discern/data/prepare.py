@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from discern.data.dataset.build import BuildOptions, Built, build_shards, search_only, survey
+from discern.data.dataset.build import BuildOptions, Built, build_shards, in_order, search_only, survey
 from discern.data.dataset.manifest import Manifest, Setting
 from discern.data.dataset.publish import (
     configuration,
@@ -27,7 +28,7 @@ from discern.data.near_duplicates import Banding
 from discern.data.overlap import EvaluationFiles, FileOverlap, OverlapSearch
 from discern.data.reports import CheckReport, PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.documents import CorpusOptions, Document
 from discern.data.sources.problems import Problem, ProblemLog
 from discern.data.sources.remote import shown
 from discern.data.stages.engines import EngineName, engine_of
@@ -282,6 +283,9 @@ def _publish(
     for line in made.notes:
         progress.note(line)
     if not made.built.statistics.documents:
+        if left_out := made.built.filtered:
+            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
+            raise DataError(f"the filters leave out every document ({reasons})", hint="leave out a --filter, or relax it")
         found = "".join(f"; {problem}" for problem in made.problems)
         raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
     before, info = asked.before, describe(made.tokenizer, made.trained)
@@ -333,6 +337,7 @@ def check(
     choice, build = tokenizer or TokenizerChoice(), build or BuildOptions(workers=available_cores())
     if choice.path or choice.train:
         choice.check()
+    rules = Rules(build.filters)
     check_segmenter(build.segmenter)
     encoder = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
     problems, errors = ProblemLog(), list[DiscernError]()
@@ -340,20 +345,28 @@ def check(
     search = OverlapSearch(against) if against is not None else None
     reading = CorpusProgress(progress, "reading", text)
     documents = reading.read(problems, errors)
-    statistics = None
+    statistics, filtered = None, Counter[str]()
     if encoder is not None:
-        statistics = survey(documents, encoder, build, reading, search)
+        statistics, filtered = survey(documents, encoder, build, reading, search)
     elif search is not None:
-        search_only(documents, search, build, reading)
+        search_only(_counting(documents, rules, filtered), search, build, reading)
     else:
-        for _ in documents:
+        for _ in _counting(documents, rules, filtered):
             reading.show()
         reading.finish()
     for line in problems.notes:
         progress.note(line)
     totals = (reading.documents, reading.sentences, reading.characters, reading.bytes_read)
     overlap = search.results() if search is not None else None
-    return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)), overlap)
+    left_out = in_order(filtered) if build.filters else None
+    return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)), overlap, left_out)
+
+
+def _counting(documents: Iterable[Document], rules: Rules, filtered: Counter[str]) -> Iterator[Document]:
+    """All documents; those that rules leave out are counted, by filter and reason."""
+    for document in documents:
+        filtered.update(rules.apply([document])[1])
+        yield document
 
 
 def _one_line(license: str | None) -> str | None:

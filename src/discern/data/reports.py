@@ -88,6 +88,7 @@ class CheckReport:
     Attributes:
         statistics: None without a tokenizer.
         overlap: None without evaluation files.
+        filtered: number of documents that filters would leave out, by filter and reason; None without filters.
     """
 
     documents: int
@@ -98,6 +99,7 @@ class CheckReport:
     problems: tuple[Problem, ...]
     errors: tuple[str, ...]
     overlap: tuple[FileOverlap, ...] | None = None
+    filtered: dict[str, int] | None = None
 
 
 def overlap_values(overlap: tuple[FileOverlap, ...] | None) -> list[dict[str, Any]] | None:

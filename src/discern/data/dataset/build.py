@@ -229,15 +229,15 @@ def survey(
     options: BuildOptions,
     reading: CorpusProgress,
     search: OverlapSearch | None = None,
-) -> Statistics:
-    """The statistics of the documents, without writing anything."""
+) -> tuple[Statistics, Counter[str]]:
+    """The statistics of the documents, and what filters leave out of them, without writing anything."""
     found = encoded(documents, tokenizer, options, reading, search)
     with StatisticsCounter(special_ids(tokenizer)["unk"]) as counter, closing(found) as chunks:
         for chunk in chunks:
             counter.add(chunk)
             reading.show(tokens=f"{counter.tokens:,}")
         reading.finish(tokens=f"{counter.tokens:,}")
-        return counter.finish(reading.bytes_read)
+        return counter.finish(reading.bytes_read), counter.filtered
 
 
 def search_only(documents: Iterable[Document], search: OverlapSearch, options: BuildOptions, reading: CorpusProgress) -> None:
