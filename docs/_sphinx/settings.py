@@ -25,6 +25,7 @@ from discern.models.config import config_class
 from discern.objectives import objectives
 from discern.objectives.base import Vocabulary
 from discern.tasks.classification import ClassificationConfig
+from discern.tasks.contrastive import ContrastiveConfig
 from discern.tasks.questions import QuestionConfig
 from discern.tasks.tagging import TaggingConfig
 from discern.training.config import OptimizerConfig, TrainConfig
@@ -37,7 +38,12 @@ _Variants = Mapping[str, type[BaseModel]]
 @cache
 def parts() -> dict[str, str]:
     """The settings of each section, and the presets."""
-    families = {"classification": ClassificationConfig, "tagging": TaggingConfig, "questions": QuestionConfig}
+    families = {
+        "classification": ClassificationConfig,
+        "tagging": TaggingConfig,
+        "questions": QuestionConfig,
+        "pairs": ContrastiveConfig,
+    }
     return {
         "settings-data": _section("data", {"": DataConfig}),
         "settings-model": _section("model", _registered(encoders.names(), config_class), "encoder"),

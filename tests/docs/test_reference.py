@@ -19,6 +19,7 @@ from discern.cli.main import VERBS
 from discern.config.presets import preset_names
 from discern.config.tree import flatten
 from discern.objectives import objectives
+from discern.tasks import families
 from discern.training.metric_catalog import METRICS
 from discern.training.metrics_log import HELD_OUT, read_metrics
 from discern.training.pretrain_config import load_pretrain_config
@@ -49,6 +50,12 @@ def test_every_setting_of_every_preset_is_listed() -> None:
         assert set(flatten(load_pretrain_config(None, preset).config)) <= listed
         assert f"| `{preset}` |" in parts["presets"]
     assert {"finetune.epochs", "files.label", "task.sequence_length", "equal"} <= listed
+
+
+def test_every_setting_of_every_family_of_tasks_is_listed() -> None:
+    listed = set(re.findall(r"^\(task\.(\w+)\)=$", settings.parts()["settings-task"], flags=re.M))
+    for family in families.names():
+        assert set(families.load(family).Config.model_fields) <= listed, family
 
 
 def test_a_setting_states_type_limits_default_and_presets() -> None:
