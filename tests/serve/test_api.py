@@ -171,6 +171,7 @@ def test_only_pages_of_this_server_may_ask_and_only_by_its_names(client: TestCli
     assert status(host="localhost.evil.example") == 403
     assert status(host="") == 403
     assert status(origin="http://evil.example") == 403
+    assert status(origin="http://[") == 403
     assert status(origin="null") == 403
     assert status(origin="http://127.0.0.1") == 200
 
@@ -187,6 +188,22 @@ def test_a_token_is_asked_of_everyone(served: ServedModel) -> None:
         assert "token" not in str(opened.url)
         assert client.post("/detect", json={"text": "x"}).status_code == 200  # the cookie
         assert "sesame" not in opened.text
+
+
+def test_a_name_is_known_however_it_is_written(served: ServedModel) -> None:
+    for client in client_of([served], Access(frozenset({"Big-Machine"}))):
+        assert client.get("/health", headers={"host": "Big-Machine:8765"}).status_code == 200
+        assert client.get("/health", headers={"host": "big-machine"}).status_code == 200
+        assert client.get("/health", headers={"host": "small-machine"}).status_code == 403
+
+
+@pytest.mark.parametrize("token", ["a+b&c=d%", "\u5bc6\u7801; x"])
+def test_any_token_is_kept_as_a_cookie_of_its_port(served: ServedModel, token: str) -> None:
+    for client in client_of([served], Access(token=token)):
+        assert client.get("/", params={"token": token}).status_code == 200
+        assert client.get("/models").status_code == 200
+        (name,) = client.cookies.keys()
+        assert name.endswith("_80")
 
 
 def test_a_client_may_not_ask_too_often(served: ServedModel) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -131,7 +132,9 @@ def test_a_token_is_needed_where_others_can_reach_the_server() -> None:
     assert alone.access.token is None
     assert len(others.access.token or "") >= 32
     assert chosen.url.endswith("?token=sesame")
-    for each in (alone, others, chosen):
+    odd = bind("0.0.0.0", 0, token="a+b&c=d%")
+    assert parse_qs(urlsplit(odd.url).query, strict_parsing=True) == {"token": ["a+b&c=d%"]}
+    for each in (alone, others, chosen, odd):
         each.listening.close()
 
 

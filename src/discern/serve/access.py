@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
@@ -20,7 +20,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-COOKIE = "discern_token"
+COOKIE = "discern_token"  # with the port: browsers send the cookies of one port to all others of the machine
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -87,7 +87,7 @@ class Gate:
         if not self._is_known(host):
             return problem(403, "this server is not reached under that name", "start it with --name NAME to allow another name")
         origin = headers.get("origin")
-        if origin is not None and (urlsplit(origin).netloc != host or urlsplit(origin).scheme not in ("http", "https")):
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             return problem(403, "a page of another site may not use this server")
         client = scope["client"][0] if scope.get("client") else ""
         seconds = self._rates.wait(client)
@@ -99,13 +99,13 @@ class Gate:
 
     def _is_known(self, host: str) -> bool:
         try:
-            name = urlsplit(f"//{host}").hostname or ""
+            name = urlsplit(f"//{host}").hostname or ""  # in lower case
         except ValueError:
             return False
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            return name in self._access.names
+            return name in {each.lower() for each in self._access.names}
         return True
 
     def _without_token(self, scope: Scope, headers: Mapping[str, str], token: str) -> Response | None:
@@ -114,16 +114,16 @@ class Gate:
         if kind.lower() == "bearer" and _same(given.strip(), token):
             return None
         try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie(scope))
         except CookieError:
             cookie = None
-        if cookie is not None and _same(cookie.value, token):
+        if cookie is not None and _same(unquote(cookie.value), token):
             return None
         # The address that the command prints has the token; the browser keeps it as a cookie, and the address loses it.
         asked = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
         if scope["method"] == "GET" and asked and _same(asked, token):
             answer = RedirectResponse(scope["path"], 303)
-            answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            answer.set_cookie(_cookie(scope), quote(token, safe=""), httponly=True, samesite="strict")
             return answer
         return problem(
             401,
@@ -131,6 +131,11 @@ class Gate:
             "open the address that the command printed, or send the header 'Authorization: Bearer TOKEN'",
             {"www-authenticate": "Bearer"},
         )
+
+
+def _cookie(scope: Scope) -> str:
+    """The name of the cookie of this server."""
+    return f"{COOKIE}_{scope['server'][1]}"
 
 
 def _same(given: str, token: str) -> bool:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
+from urllib.parse import quote
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -44,7 +45,7 @@ class Address:
         """The address to open in a browser; with the token, if one is needed."""
         host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(self.host, self.host)
         host = f"[{host}]" if ":" in host else host
-        return f"http://{host}:{self.port}/" + (f"?token={self.access.token}" if self.access.token else "")
+        return f"http://{host}:{self.port}/" + (f"?token={quote(self.access.token, safe='')}" if self.access.token else "")
 
 
 def bind(host: str, port: int, *, names: tuple[str, ...] = (), token: str | None = None) -> Address:
