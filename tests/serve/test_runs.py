@@ -79,6 +79,24 @@ def test_a_run_says_where_it_is_and_how_long_it_takes(run: Path) -> None:
     assert watched.state(time.time())["condition"] == "finished"
 
 
+def test_a_run_with_one_record_can_be_finished(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", metrics=[line(4)], overrides=["train.max_steps=4"])
+    watched = WatchedRun(tmp_path / "run")
+    watched.read()
+    assert watched.state(time.time())["condition"] == "finished"
+
+
+def test_numbers_of_others_do_not_break_the_page(run: Path) -> None:
+    append(run, '{"step": 30, "loss": NaN, "seconds": "x", "tokens_per_second": Infinity, "peak_memory_bytes": NaN}\n')
+    json.dumps(snapshot(RunsWatcher([run]), []), allow_nan=False)
+
+
+def test_what_a_page_knows_from_an_earlier_server_is_sent_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = snapshot(RunsWatcher([run]), [])["runs"][0]["version"]
+    monkeypatch.setattr("discern.serve.runs._STARTED", "later")
+    assert "curves" in snapshot(RunsWatcher([run]), [known])["runs"][0]
+
+
 def test_curves_findings_and_examples(run: Path) -> None:
     watched = WatchedRun(run)
     watched.read()

@@ -31,6 +31,7 @@ _READ = 1 << 24  # bytes at a time
 _LONGEST_LINE = 1 << 20
 _AXES = ("step", "tokens", "flops", "seconds")
 _NO_CURVES = {*_AXES, "peak_memory_bytes", "data_share", "host_share", "device_share"}
+_STARTED = f"{time.time_ns():x}"  # what a page knows from an earlier server, it has to ask for again
 _SILENT_SECONDS = 120.0  # without a record, after which a run is no longer called training
 
 
@@ -95,7 +96,7 @@ class WatchedRun:
     @property
     def version(self) -> str:
         """Changes whenever the curves or the examples do."""
-        return f"{self._metrics.version}.{self._examples.version}.{len(self._read_from)}"
+        return f"{_STARTED}.{self._metrics.version}.{self._examples.version}.{len(self._read_from)}"
 
     def state(self, now: float) -> dict[str, Any]:
         """Where the run is; small, for every look.
@@ -111,8 +112,10 @@ class WatchedRun:
         left = None
         if train is not None and train.max_hours is not None and is_number(last.get("seconds")):
             left = max(0.0, train.max_hours * 3600 - last["seconds"])
+        elif steps is not None and step >= steps:
+            left = 0.0
         elif steps is not None and speed:
-            left = max(0, steps - step) / speed
+            left = (steps - step) / speed
         changed = self._metrics.changed_at
         finished = left == 0 and bool(records)
         silent = None if changed is None else max(0.0, now - changed)
@@ -129,12 +132,12 @@ class WatchedRun:
             "step": step,
             "max_steps": steps,
             "progress": self._progress(last, left),
-            "seconds": last.get("seconds"),
+            "seconds": _number(last, "seconds"),
             "seconds_left": None if condition in ("gone", "silent") else left,
-            "tokens_per_second": last.get("tokens_per_second"),
+            "tokens_per_second": _number(last, "tokens_per_second"),
             "silent_seconds": silent,
             "checkpoint": self._newest_checkpoint(),
-            "memory_bytes": last.get("peak_memory_bytes"),
+            "memory_bytes": _number(last, "peak_memory_bytes"),
             "waiting": {key: last[key] for key in ("data_share", "host_share") if is_number(last.get(key))},
             "version": self.version,
         }
@@ -251,6 +254,12 @@ def _pieces(tokenizer: Tokenizer, original: list[int], corrupted: list[int], pro
     return found
 
 
+def _number(record: dict[str, Any], key: str) -> float | None:
+    """A value of a record; None if it is missing or no finite number."""
+    value = record.get(key)
+    return value if is_number(value) else None
+
+
 def _joined(token: str) -> bool:
     return token.startswith("##")
 
@@ -275,7 +284,7 @@ class RunsWatcher:
         self.read()
         if not self._runs:
             raise DataError(
-                f"there is no run in {' or '.join(map(str, paths))}: no {METRICS_FILE} or {CONFIG_FILE}",
+                f"there is no run in {' or '.join(map(str, paths))}: no {METRICS_FILE}",
                 hint="give the folder that `discern pretrain --out RUN` writes to, once it has begun",
             )
 
