@@ -13,7 +13,7 @@ import pytest
 import discern
 from discern.cli.main import main
 from discern.errors import ConfigError, DataError
-from discern.inference import embed_file
+from discern.inference import embed_file, vector_files
 from discern.inference.embed_file import embed, input_texts
 from discern.progress import Silent
 from tests.small.run import make_run
@@ -91,6 +91,19 @@ def test_the_nearest_stored_vectors(work: Path, tmp_path: Path) -> None:
     assert [each["nearest"][0]["row"] for each in shown if each["text"]] == [0, 1, 3, 4]
     assert all(len(each["nearest"]) == 2 for each in shown)
     assert shown[0]["nearest"][0]["cosine"] == pytest.approx(1, abs=1e-5)
+
+
+def test_blocks_of_texts_and_of_stored_vectors_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    queries, stored = (random.standard_normal((count, 4)).astype(np.float32) for count in (7, 23))
+    cosines = vector_files._unit(queries) @ vector_files._unit(stored).T
+    expected = np.argsort(-cosines, axis=1)[:, :5]
+    monkeypatch.setattr(vector_files, "_ROWS", 4)
+    monkeypatch.setattr(vector_files, "_QUERIES", 3)
+    rows, found = vector_files.nearest(queries, stored, 5)
+    assert rows.tolist() == expected.tolist()
+    np.testing.assert_allclose(found, np.take_along_axis(cosines, expected, 1), atol=1e-6)
+    assert vector_files.nearest(queries, stored[:2], 5)[0].shape == (7, 2)
 
 
 def test_vectors_of_another_model_are_refused(work: Path, tmp_path: Path) -> None:

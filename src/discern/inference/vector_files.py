@@ -22,8 +22,8 @@ Write = Callable[[Sequence[str], NDArray[np.float32]], None]
 """Takes the next texts and their vectors."""
 _HEADER_BYTES = 128
 _SUFFIXES = (".npy", ".parquet", ".jsonl")
-# Stored vectors that are compared at a time.
-_ROWS = 65536
+# Stored vectors, and texts, that are compared at a time: their cosines and the order of these take about 100 MB.
+_ROWS, _QUERIES = 65536, 64
 
 
 def check_vectors_path(out: Path) -> None:
@@ -167,16 +167,21 @@ def nearest(
     queries: NDArray[np.float32], stored: NDArray[np.float32], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """(Q, count) rows of the nearest stored vectors by their cosines, and the cosines, the nearest first."""
-    rows = np.zeros((len(queries), 0), np.int64)
-    cosines = np.zeros((len(queries), 0), np.float32)
+    count = min(count, len(stored))
+    rows = np.zeros((len(queries), count), np.int64)
+    cosines = np.full((len(queries), count), -np.inf, np.float32)
     unit = _unit(queries)
     for first in range(0, len(stored), _ROWS):
-        block = unit @ _unit(np.asarray(stored[first : first + _ROWS])).T
-        numbers = np.broadcast_to(np.arange(first, first + block.shape[1]), block.shape)
-        cosines, rows = np.concatenate([cosines, block], 1), np.concatenate([rows, numbers], 1)
-        best = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
-        cosines, rows = np.take_along_axis(cosines, best, 1), np.take_along_axis(rows, best, 1)
-    return rows, cosines
+        block = _unit(np.asarray(stored[first : first + _ROWS])).T
+        for start in range(0, len(queries), _QUERIES):
+            some = slice(start, start + _QUERIES)
+            found = np.concatenate([cosines[some], unit[some] @ block], 1)
+            numbers = np.broadcast_to(np.arange(first, first + block.shape[1]), (len(found), block.shape[1]))
+            numbers = np.concatenate([rows[some], numbers], 1)
+            best = np.argpartition(-found, count - 1, axis=1)[:, :count]
+            cosines[some], rows[some] = np.take_along_axis(found, best, 1), np.take_along_axis(numbers, best, 1)
+    order = np.lexsort((rows, -cosines), axis=1)
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(cosines, order, 1)
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
