@@ -55,6 +55,14 @@ def test_other_tasks_repeated_ids_and_many_labels_have_no_pictures(tmp_path: Pat
         read_judged(tmp_path, "own", [])
 
 
+def test_other_line_breaks_in_a_label_break_no_line(tmp_path: Path) -> None:
+    label = "so\u2028so\x85"
+    records = [prediction("0", label, 0.9), prediction("1", "good", 0.6)]
+    text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records)
+    (tmp_path / "predictions-own.jsonl").write_text(text, encoding="utf-8")
+    assert [each.predicted for each in read_judged(tmp_path, "own", [])] == [label, "good"]
+
+
 def test_labels_are_escaped_and_each_cell_has_its_number() -> None:
     matrix = confusion("<i>", [Judged("<b>", "<b>", 0.9), Judged("<b>", "x", 0.9)])
     assert matrix is not None

@@ -21,7 +21,7 @@ from discern.errors import ConfigError, DataError, did_you_mean
 from discern.finetune.seed import FinetunePlan, predict_split
 from discern.progress import Progress
 from discern.storage.files import whole_binary_file
-from discern.storage.records import parse_json, read_text, understood
+from discern.storage.records import parse_json, read_lines, understood
 from discern.tasks.glue import GLUE
 
 
@@ -74,7 +74,7 @@ def _answers(plan: FinetunePlan, seed: int, task: str, split: str, device: torch
     if not path.is_file():
         predict_split(plan, FinetunedFolder(plan.out).task_model(seed).objective.to(device), task, split, path)
     hint = f"remove {path}, then run the same command to write it again"
-    lines = read_text(path, hint=hint).splitlines()
+    lines = read_lines(path, hint=hint)
     with understood(path, hint=hint):
         predictions = [parse_json(line, path, hint=hint) for line in lines]
         return [each["label"] if "label" in each else each["score"] for each in predictions]

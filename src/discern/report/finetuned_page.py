@@ -14,7 +14,7 @@ from discern.report.page import Page, Table, TaggedTexts, entity_pieces, render_
 from discern.report.predictions import confusion, read_judged, reliability
 from discern.storage.files import write_text
 from discern.storage.guard import check_output
-from discern.storage.records import parse_json, read_text, understood
+from discern.storage.records import parse_json, read_lines, read_text, understood
 from discern.tasks.published import published_scores
 from discern.training.metrics_log import is_number
 
@@ -176,7 +176,7 @@ def _mistakes(folder: Path, seed: int | None, name: str) -> _Mistakes:
         return _Mistakes([])
     title = f"Worst mistakes of seed {seed}: {name}"
     hint = f"remove it for a page without mistakes; to create it again, remove {path.parent} and fine-tune again"
-    lines = read_text(path, hint=hint).splitlines()[:_READ]
+    lines = read_lines(path, hint=hint)[:_READ]
     with understood(path, hint=hint):
         records: list[dict[str, Any]] = [parse_json(line, path, hint=hint) for line in lines]
         rows: list[list[str | float]] = []

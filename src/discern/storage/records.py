@@ -44,6 +44,16 @@ def read_text(path: Path, *, hint: str, error: type[DiscernError] = DataError) -
         raise error(f"{path} is damaged: it is not UTF-8 text (byte {problem.start})", hint=hint) from problem
 
 
+def read_lines(path: Path, *, hint: str) -> list[str]:
+    """The lines of JSON lines, as `read_text` reads them. Texts in them may have other line breaks, such as U+2028.
+
+    Raises:
+        DataError: as of `read_text`.
+    """
+    text = read_text(path, hint=hint)
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def parse_json(text: str, path: Path, *, hint: str, error: type[DiscernError] = DataError) -> Any:
     """Parse a JSON text.
 
