@@ -66,6 +66,10 @@ def test_tables_and_json_lines(work: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     assert list(input_texts(tmp_path / "a.csv", "review")) == ["one", "two"]
     assert list(input_texts(tmp_path / "a.jsonl", None)) == ["one", "two"]
+    (tmp_path / "b.jsonl").write_text('{"review": "one"}\n')
+    with pytest.raises(DataError) as caught:
+        list(input_texts(tmp_path / "b.jsonl", None))
+    assert "--text NAME" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="its columns: id, review"):
         list(input_texts(tmp_path / "a.csv", "text"))
 

@@ -118,7 +118,7 @@ def input_texts(source: Path, column: str | None) -> Iterator[str]:
     """
     ending = next((each.lower() for each in reversed(source.suffixes) if each.lower() not in COMPRESSED), "")
     if ending not in _TABLES:
-        return (each.text for each in read_texts(source, column))
+        return (each.text for each in read_texts(source, column, option="--text"))
     table = open_table(source)
     chosen = chosen_column(table, column, ("anchor", *TEXT_NAMES), "--text", set())
     return (text_of(row, chosen) for row in table.rows)

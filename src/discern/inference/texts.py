@@ -57,12 +57,13 @@ class CheckedText(InputText):
     wrong: tuple[WrongSpan, ...] = ()
 
 
-def read_texts(source: Path, field: str | None = None) -> Iterator[InputText]:
+def read_texts(source: Path, field: str | None = None, *, option: str = "--text-field") -> Iterator[InputText]:
     """One text per line, from plain text or JSON lines, possibly compressed; an empty line is an empty text.
 
     Args:
         source: file; `-` is standard input.
         field: field of the text in JSON lines; None: "text" in files named .jsonl or .ndjson, plain text in others.
+        option: option of the command that names the field, for messages.
 
     Raises:
         DataError: raised while reading, with the line: it is not UTF-8 or not JSON, or has no such field.
@@ -70,7 +71,7 @@ def read_texts(source: Path, field: str | None = None) -> Iterator[InputText]:
     field = _field(source, field)
     for where, number, line in _lines(source):
         plain = field is None or not line.strip()
-        yield InputText(where, number, line if plain else _text(_record(line, where), str(field), where))
+        yield InputText(where, number, line if plain else _text(_record(line, where), str(field), where, option))
 
 
 def read_checked(source: Path, field: str | None = None) -> Iterator[CheckedText]:
@@ -121,11 +122,11 @@ def _record(line: str, where: str) -> dict[str, Any]:
     return record
 
 
-def _text(record: dict[str, Any], field: str, where: str) -> str:
+def _text(record: dict[str, Any], field: str, where: str, option: str = "--text-field") -> str:
     if field not in record:
         raise DataError(
             f"{where}: no field '{field}'; its fields: {', '.join(record) or 'none'}",
-            hint=f"name the field of the text: --text-field NAME ({did_you_mean(field, record)})" if record else None,
+            hint=f"name the field of the text: {option} NAME ({did_you_mean(field, record)})" if record else None,
         )
     if not isinstance(record[field], str):
         raise DataError(f"{where}: '{field}' is not a text but {str(record[field])[:40]}", hint="expected a string in quotes")
