@@ -249,6 +249,16 @@ _HEADS: dict[str, tuple[Made, Any]] = {
 }
 
 
+def test_the_command_names_each_way_to_load_a_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_finetuned(tmp_path / "model", own=SINGLE)
+    assert verb(monkeypatch, model, "--out", tmp_path / "out", "--sentence-transformers") == 0
+    said = capsys.readouterr().out
+    assert said.count("SentenceTransformer(") == 1
+    assert ").predict(texts)" in said
+
+
 @pytest.mark.slow
 def test_answers(tmp_path: Path) -> None:
     """Start and end, as in transformers."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import discern
+from discern.api.exporting import serving_of
 from discern.artifacts.opening import open_model
 from discern.convert.export_finetuned import export_task
 from discern.errors import ConfigError, DataError
@@ -115,6 +116,14 @@ def test_the_losses_are_those_of_sentence_transformers(exported: Path) -> None:
         with torch.no_grad():
             theirs = loss([dict(each) for each in features], torch.zeros(40))
         assert float(info_nce(mine, mine, 0, temperature=0.05, sizes=sizes)) / 40 == pytest.approx(float(theirs), abs=1e-4)
+
+
+def test_eight_bits_are_compared_on_the_texts_that_are_named(work: Path, trained: tuple[Path, dict[str, Any]]) -> None:
+    pytest.importorskip("onnxruntime")
+    asked: dict[str, Any] = {"form": None, "sentence_transformers": False, "pooling": None, "normalize": False, "max_loss": None}
+    for texts in (None, work / "train.csv"):
+        serving = serving_of(trained[0], **asked, onnx=True, int8=True, compare_on=texts, task=None, seed=None, progress=Silent())
+        assert (serving.texts, serving.labeled) == (texts, None)
 
 
 def test_a_card_says_what_it_is(exported: Path) -> None:

@@ -30,8 +30,8 @@ def serving_of(
 ) -> Serving:
     """The forms of an export, checked. The arguments are the options of `discern export`.
 
-    Eight bits are compared with float32 on texts or, for a fine-tuned model, on labeled examples: those of `compare_on`, or of
-    the file that the fine-tuning was evaluated on.
+    Eight bits are compared with float32 on texts or, for a model that was fine-tuned to predict, on labeled examples: those of
+    `compare_on`, or of the file that the fine-tuning was evaluated on.
 
     Raises:
         ConfigError: options contradict each other, or a package is missing.
@@ -42,4 +42,4 @@ def serving_of(
     if not int8 or sentence_transformers or not is_finetuned(model):
         return serving
     labeled = labeled_examples(model, compare_on, task=task, seed=seed, progress=progress)
-    return replace(serving, texts=None, labeled=None if labeled is None else Labeled(*labeled))
+    return serving if labeled is None else replace(serving, texts=None, labeled=Labeled(*labeled))

@@ -105,8 +105,8 @@ def export(
         typer.Option(
             "--compare-on",
             metavar="FILE",
-            help="With --int8: texts to compare on, one a line (default: English sentences); for a fine-tuned model, labeled "
-            "examples (default: those that the fine-tuning was evaluated on, if the file is still there).",
+            help="With --int8: texts to compare on, one a line (default: English sentences); for a model fine-tuned to predict, "
+            "labeled examples (default: those that the fine-tuning was evaluated on, if the file is still there).",
         ),
     ] = None,
     json_output: JsonOption = False,
@@ -204,8 +204,10 @@ def _export_task(
         "precision": precision,
         "bytes": done.num_bytes,
     } | _parity(done.parity)
+    # A model that was trained for vectors is one of sentence-transformers without being asked for.
+    only_vectors = (out / "modules.json").is_file() and not serving.sentence_transformers
     served = _served(out, done.parity, vectors=serving.sentence_transformers)
-    console.result(values, text="\n".join([_task_text(done, precision), *served]))
+    console.result(values, text="\n".join([_task_text(done, precision, only_vectors=only_vectors), *served]))
 
 
 def _parity(parity: Parity | None) -> dict[str, Any]:
@@ -240,7 +242,7 @@ def _served(folder: Path, parity: Parity | None, *, vectors: bool) -> list[str]:
     return lines
 
 
-def _task_text(done: ExportedTask, precision: str) -> str:
+def _task_text(done: ExportedTask, precision: str, *, only_vectors: bool) -> str:
     folder, auto = str(done.folder), done.architecture.replace("Electra", "AutoModel")
     lines = [
         f"{folder}: {done.task}, seed {done.seed}, {done.parameters:,} parameters in {precision}, "
@@ -249,7 +251,7 @@ def _task_text(done: ExportedTask, precision: str) -> str:
         f"  {auto}.from_pretrained({folder!r})",
         f"  discern.load({folder!r}).predict(texts), or discern predict {folder} FILE",
     ]
-    if (done.folder / "modules.json").is_file():
+    if only_vectors:
         lines[1:] = [
             f"  SentenceTransformer({folder!r})",
             f"  discern.load({folder!r}).encode(texts), or discern embed {folder} FILE",

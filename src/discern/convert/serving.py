@@ -133,7 +133,7 @@ class Serving:
         ours = outputs_on(model, served, rows)
         written = Session(path)
         found = compare(served, rows, ours, outputs_on(written, served, rows))
-        if found.largest > _TOLERANCE * max(1.0, found.spread):
+        if not found.largest <= _TOLERANCE * max(1.0, found.spread):  # not a number is not close either
             raise NumericsError(
                 f"the ONNX file computes other numbers than the model: they differ by up to {found.largest:.2g}",
                 hint="please report this with the versions of torch, onnxscript and onnxruntime; or leave out --onnx",
@@ -148,7 +148,7 @@ class Serving:
             scores = {name: _score(run, served, self.labeled) for name, run in (("torch", model), ("onnx", last))}
             parity = replace(parity, metric=scores["torch"][0], scores={name: score for name, (_, score) in scores.items()})
         parity = replace(parity, length=timed_length(served), threads=torch.get_num_threads())
-        if self.max_loss is not None and parity.loss > self.max_loss:
+        if self.max_loss is not None and not parity.loss <= self.max_loss:
             what = f"of {parity.metric}" if parity.scores else "of the agreement with float32"
             raise NumericsError(
                 f"eight bits lose {parity.loss:.4f} {what} on {source}, more than --max-loss {self.max_loss:g}",

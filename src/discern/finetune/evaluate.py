@@ -80,7 +80,9 @@ def evaluate_finetuned(
 def labeled_examples(
     model: Path, data: Path | None, *, task: str | None = None, seed: int | None = None, progress: Progress
 ) -> tuple[str, list[Any]] | None:
-    """The name of a labeled file of a task, and its examples; None if no file is given and the one of the training is gone.
+    """The name of a labeled file of a task, and its examples.
+
+    None if the task is to give vectors, or if no file is given and the one of the training is gone.
 
     Args:
         model: a folder that `discern finetune` wrote.
@@ -92,6 +94,8 @@ def labeled_examples(
     """
     loaded = open_model(model, warn=progress.note).task_model(seed)
     chosen = loaded.task(task)
+    if chosen.labels.kind == "vectors":
+        return None
     record = loaded.record["tasks"][chosen.name]
     known = (record.get("files") or {}).get("dev")
     path = data if data is not None else Path(known) if known is not None and Path(known).is_file() else None
