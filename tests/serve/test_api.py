@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from discern.errors import ConfigError
 from discern.inference.detect import detection_values
 from discern.inference.detection import detect
 from discern.inference.fill import fill
@@ -204,6 +205,11 @@ def test_any_token_is_kept_as_a_cookie_of_its_port(served: ServedModel, token: s
         assert client.get("/models").status_code == 200
         (name,) = client.cookies.keys()
         assert name.endswith("_80")
+
+
+def test_an_unknown_device_is_refused(run_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown device 'gpu'"):
+        load_served(run_folder, device="gpu", warn=pytest.fail)
 
 
 def test_a_client_may_not_ask_too_often(served: ServedModel) -> None:

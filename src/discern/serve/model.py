@@ -24,6 +24,7 @@ from discern.inference.scoring import UNIT, CorpusScore, Score, TextScorer, load
 from discern.interop.hub import local_model
 from discern.progress import Silent
 from discern.serve.requests import Pooling
+from discern.training.parallel import choose_device
 
 Verb = Literal["detect", "fill", "score", "embed", "predict"]
 VERBS: tuple[Verb, ...] = ("detect", "fill", "score", "embed", "predict")
@@ -184,6 +185,7 @@ def load_served(path: Path, *, device: str = "auto", warn: Callable[[str], None]
         CheckpointError: weights are missing or damaged.
         ConfigError: there is no such device, or the model can do nothing at all.
     """
+    place = str(choose_device(device))
     folder = local_model(path, Silent().note)
     open_model(folder, warn=warn)  # a folder without any model is an error, not a model that lacks everything
     lacks: dict[str, str] = {}
@@ -195,8 +197,7 @@ def load_served(path: Path, *, device: str = "auto", warn: Callable[[str], None]
             lacks[verb] = problem.message.replace(str(folder), folder.name)
             return None
 
-    reader = tried("embed", lambda: load(folder, device=device))
-    place = reader.device if reader is not None else "cpu"
+    reader = tried("embed", lambda: load(folder, device=place))
 
     def detector() -> Detector:
         found = load_detector(folder, warn)
