@@ -69,7 +69,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def build(out: Path) -> int:
-    """Build the site from nothing; returns the exit code of Sphinx."""
+    """Build the site from nothing; returns the exit code of Sphinx, or 1 if the folder holds something else than a site."""
+    if out.exists() and not (out / "searchindex.js").is_file() and not (out.is_dir() and not any(out.iterdir())):
+        print(f"{out} is not empty and not a site: choose another --out", file=sys.stderr)
+        return 1
     try:
         import furo  # noqa: F401
         import myst_parser  # noqa: F401

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from docs._sphinx import commands, settings, tables
+from docs._sphinx.build import build as build_site
 from docs._sphinx.pages import fill
 from docs._sphinx.tutorials import NOT_RUN, NOT_RUN_CHINESE, with_output
 from docs.tutorials.run import RECORDED, blocks, run
@@ -116,6 +117,13 @@ def test_commands_run_in_an_empty_folder_and_their_output_is_pasted(tmp_path: Pa
         with_output(page.replace("cat here", "cat there"), "mine")
     with pytest.raises(SystemExit, match="exit code 3"):
         run("```sh\nexit 3\n```\n")
+
+
+def test_a_site_replaces_nothing_but_a_site(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    assert build_site(tmp_path) == 1
+    assert build_site(tmp_path / "mine.txt") == 1
+    assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
 @pytest.mark.slow
