@@ -1,4 +1,4 @@
-# make setup: .venv from the lock. make demo: the main job, from nothing. make test: everything that CI checks.
+# make setup: .venv from the lock. make demo: the main job, from nothing. make test: what CI checks, beside the site.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
