@@ -256,8 +256,8 @@ def _pieces(tokenizer: Tokenizer, original: list[int], corrupted: list[int], pro
 
 def _number(record: dict[str, Any], key: str) -> float | None:
     """A value of a record; None if it is missing or no finite number."""
-    value = record.get(key)
-    return value if is_number(value) else None
+    value: float | None = record[key] if is_number(record.get(key)) else None
+    return value
 
 
 def _joined(token: str) -> bool:
