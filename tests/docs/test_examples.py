@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +32,10 @@ SMALL = {
     "--preset electra-small --data DATA --task-data": f"--preset tiny {STEPS} --data DATA --task-data",
     "bench --preset electra-small": "bench --preset tiny --steps 2",
     "--precision 0.9": "--precision 0.05",
+    "--max-loss 0.01": "--max-loss 1",
+    "discern serve": "discern serve --port 0",
+    "discern watch": "discern watch --port 0",
+    " --port 8080": "",
 }
 # What an example writes must not be there before.
 WRITES = {
@@ -39,6 +45,7 @@ WRITES = {
     "finetune": ["OUT"],
     "compare": ["OUT"],
 }
+SERVERS = ("serve", "watch")
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +60,18 @@ def discern(folder: Path, line: str) -> None:
     assert done.returncode == 0, (line, done.stdout[-2000:], done.stderr[-2000:])
 
 
+def served(folder: Path, line: str) -> None:
+    """Start a server, wait until it names its address, and stop it with Ctrl-C."""
+    command = [sys.executable, "-m", *shlex.split(line)]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()  # empty if it ends
+        process.send_signal(signal.SIGINT)
+        _, problems = process.communicate(timeout=60)
+    assert "http://127.0.0.1:" in said, (line, problems[-2000:])
+    assert process.returncode == 0, (line, problems[-2000:])
+
+
 def write(path: Path, lines: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -61,10 +80,12 @@ def write(path: Path, lines: list[str]) -> None:
 def write_texts(folder: Path) -> None:
     rng = random.Random(0)
     write(folder / "wiki" / "a.txt", [sentence(rng) + ("\n" if n % 5 == 4 else "") for n in range(1500)])
-    for name in ("sentences.txt", "texts.txt"):
+    for name in ("sentences.txt", "texts.txt", "questions.txt"):
         write(folder / name, [sentence(rng) for _ in range(4)])
     for name in ("reviews.csv", "reviews-dev.csv"):
         write(folder / name, ["review,stars", *(f"{sentence(rng)},{stars}" for stars in "123" * 20)])
+    write(folder / "pairs.csv", ["anchor,positive", *(f"{sentence(rng)},{sentence(rng)}" for _ in range(40))])
+    write(folder / "judged.csv", ["sentence1,sentence2,score", *(f"{sentence(rng)},{sentence(rng)},{n % 6}" for n in range(20))])
     write(folder / "new-reviews.csv", ["review", sentence(rng), sentence(rng)])
     for split in ("train", "dev"):
         rows = [
@@ -97,13 +118,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(folder / "DATA", folder / name)
     schedule = "--set optimizer.schedule=wsd --set optimizer.warmup_steps=1 --set optimizer.decay_steps=1"
     discern(folder, f"discern pretrain --preset tiny --data DATA --out RUN {STEPS} {schedule}")
-    shutil.copytree(folder / "RUN", folder / "runs" / "first")
+    for name in ("first", "second"):
+        shutil.copytree(folder / "RUN", folder / "runs" / name)
     discern(folder, f"discern pretrain --preset tiny --data DATA --out runs/electric {STEPS} --set objective.name=electric")
     discern(folder, "discern export RUN --out MODEL --all-networks")
     discern(folder, "discern export RUN --out hub/discriminator")
     discern(folder, "discern export RUN --out hub/generator --network generator")
     shutil.copytree(folder / "hub" / "discriminator", folder / "google" / "electra-small-discriminator")
     discern(folder, "discern finetune MODEL --train reviews.csv --text review --label stars --out OUT --set train.max_steps=2")
+    discern(folder, "discern embed MODEL texts.txt --out vectors.npy")
+    (folder / "examples").symlink_to(ROOT / "examples")
     shutil.copytree(CHECKPOINT, folder / "electra-small")
     for path in (folder / "electra-small").glob("model.ckpt-*"):
         path.rename(path.with_name("model.ckpt-1000000." + path.name.split(".", 2)[2]))
@@ -113,11 +137,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("verb", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_an_example_runs(verb: str, line: str, world: Path, tmp_path: Path) -> None:
     folder = tmp_path / "here"
-    shutil.copytree(world, folder)
+    shutil.copytree(world, folder, symlinks=True)
     for name in WRITES.get(verb, []):
         # A folder that the example reads as well is kept.
         if f"--out {name}" in line:
             shutil.rmtree(folder / name, ignore_errors=True)
     for written, small in SMALL.items():
         line = line.replace(written, small)
-    discern(folder, line)
+    (served if verb in SERVERS else discern)(folder, line)
