@@ -58,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Finetuning]:
     def finetune(model: str, *, progress: object, **options: Any) -> Mapping[str, Any]:
         requests.append(Finetuning(model, **options))
         entry = {"task": "own", "metric": "accuracy", "split": "dev", "examples": 6, "median": 0.5, "metrics": {"accuracy": 0.5}}
-        return entry | {"failed_seeds": {}, "seeds": [0], "selected_on": None}
+        return entry | {"failed_seeds": {}, "seeds": [0], "selected_on": None, "settings": {}}
 
     monkeypatch.setattr(finetuning, "finetune", finetune)
     return requests
