@@ -66,3 +66,14 @@ def test_a_tracker_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
         check_tracker("wandb")
     assert caught.value.hint == "pip install wandb"
     check_tracker("none")
+
+
+def test_wandb_knows_a_resumed_run_by_its_folder(
+    tmp_path: Path, calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", sys.modules["trackio"])
+    for folder in ("a", "a", "b"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        MetricsLog(tmp_path / folder, 0, tracker="wandb", warn=pytest.fail).close()
+    first, resumed, other = (call[1]["id"] for call in calls if call[0] == "init")
+    assert first == resumed != other

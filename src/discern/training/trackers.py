@@ -6,6 +6,7 @@ import abc
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
+from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,8 +71,10 @@ class Service(Tracker):
         check_tracker(name)
         self._name, self._warn, self._failed = name, warn, False
         self._package: Any = import_module(name)
-        # A resumed run goes on under the name that it has.
-        self._run: Any = self._try(lambda: self._package.init(project=_PROJECT, name=folder.resolve().name, resume="allow"))
+        # A resumed run goes on where it was: trackio knows it by its name, wandb by an id.
+        place = folder.resolve()
+        known = {"id": f"{place.name}-{blake2b(str(place).encode(), digest_size=4).hexdigest()}"} if name == "wandb" else {}
+        self._run: Any = self._try(lambda: self._package.init(project=_PROJECT, name=place.name, resume="allow", **known))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if not self._failed:
