@@ -109,6 +109,11 @@ def test_the_module_runs_as_the_command_does():
         (["config", "shw"], ["'shw'", "'show'"], "discern config --help"),
         (["config", "show", "--presett", "x"], ["--presett", "--preset,"], "discern config show --help"),
         (["config", "diff", "tiny"], ["Missing argument 'B'"], "discern config diff --help"),
+        (
+            ["prepare", "x", "--out", "d", "--engine", "spark"],
+            ["'--engine': 'spark' is not one of 'local', 'ray'"],
+            "discern prepare --help",
+        ),
         (["config", "diff", "tiny", "--json"], ["Missing argument 'B'"], "discern config diff --help"),
     ],
 )

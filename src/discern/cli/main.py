@@ -68,7 +68,8 @@ def main() -> None:
         with _unbroken_words():
             code = application()(args=sys.argv[1:] or ["--help"], prog_name="discern", standalone_mode=False)
     except typer.TyperException as error:
-        print_error(error.format_message(), _help_for(error))
+        # Typer reads choices with pydantic, which begins its own messages so.
+        print_error(error.format_message().replace(": Value error, ", ": ", 1), _help_for(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
