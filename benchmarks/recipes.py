@@ -8,7 +8,8 @@ TRIALS.toml lists the trials. `[defaults]` and each `[[trial]]` may have
 - `preset`, `set`: the configuration; the settings of `defaults` come first;
 - `data`: a folder of FOLDER that `discern prepare` wrote;
 - `flops` or `hours`: the length of training (default: that of the preset). FLOPs are those of matrix products, forward and
-  backward, so that the number of updates follows from the sizes;
+  backward, so that the number of updates follows from the sizes. A schedule of the batch that comes from the preset is shortened
+  with the run: set `train.batch_schedule` to keep the sizes;
 - `seeds`;
 - `judge`: what to measure afterwards: "pll" (pseudo-log-likelihood per character of FOLDER/sentences.txt), "blimp" (minimal
   pairs in FOLDER/blimp), "NAME.jsonl" (AUC of the wrong words in that file, see detection.py), or a task such as "chunk" or
@@ -40,9 +41,10 @@ import torch
 from discern.artifacts.run import build_objective
 from discern.data.dataset.shards import TokenData
 from discern.objectives.base import Vocabulary
-from discern.training.flops import step_flops
+from discern.training.flops import run_flops
 from discern.training.metrics_log import read_metrics
 from discern.training.pretrain_config import load_pretrain_config
+from discern.training.step_sizes import step_sizes
 
 JUDGES = {"pll": "nats per character", "blimp": "BLiMP"}
 # Figures of an evaluation: of the network that predicts words, and of the discriminator.
@@ -87,16 +89,16 @@ class Trial:
         """The settings that end training at the budget."""
         if self.hours is not None:
             return (f"train.max_hours={self.hours}",)
-        return () if self.flops is None else (f"train.max_steps={round(self.flops / self.flops_of_a_step())}",)
+        return () if self.flops is None else (f"train.max_steps={self.steps_within(self.flops)}",)
 
-    def flops_of_a_step(self) -> float:
-        """FLOPs of the matrix products of one update."""
+    def steps_within(self, flops: float) -> int:
+        """Number of updates whose matrix products take `flops`; under a schedule of the batch, they differ in size."""
         config = load_pretrain_config(None, self.preset, self.settings).config
         opened = TokenData.open(self.data)
         with torch.device("meta"):
             objective = build_objective(config, Vocabulary(opened.vocab_size, opened.special_tokens))
-        (phase,) = objective.phases(config.train.max_steps)
-        return step_flops(objective, phase, config.data.sequence_length, config.train.sequences_per_step).executed
+        sizes = step_sizes(config.train, config.data)
+        return run_flops(objective, config.train.max_steps, sizes).steps_within(flops)
 
 
 def main() -> None:
