@@ -31,7 +31,7 @@ from discern.pretrain.evaluate import evaluate
 from discern.pretrain.resolved_run import Replay, resolve_run
 from discern.pretrain.run import pretrain
 from discern.progress import Silent
-from discern.training import checkpoint
+from discern.training import checkpoint, trackers
 from discern.training.metrics_log import read_metrics
 from tests.objectives.test_conformance import build
 
@@ -283,6 +283,15 @@ def test_all_else_is_checked_before_a_data_set_is_made(world: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match="max_stepz"):
         go(world, tmp_path / "out", "train.max_stepz=3", added=AddedTokens(number=3))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_tracker_is_named_before_the_folder_is_claimed(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="the package wandb is not installed"):
+        go(world, tmp_path / "run", "train.tracker=wandb")
+    assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
 
 
 def test_another_beginning_is_another_run(world: Path, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from discern.tasks.glue import GLUE
 from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.trackers import check_tracker
+from discern.training.weight_precision import check_weight_precision
 
 # With fewer examples, the standard error of an accuracy is more than seven points.
 _FEW_EVALUATED = 50
@@ -84,6 +85,7 @@ def finetune(
     check_tracker(resolved.config.train.tracker)
     plan = prepare_finetuning(loaded, resolved, out=out, debug=debug, submits=submission is not None, progress=progress)
     with join_ranks(device) as ranks:
+        check_weight_precision(resolved.config.train, ranks)
         results = train_seeds(plan, seeds, ranks, progress, baselines_folder=out if baselines else None)
         if submission is not None and ranks.writes:
             results |= submit(plan, results["best_seed"], submission, ranks.device, progress)

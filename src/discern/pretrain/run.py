@@ -67,6 +67,7 @@ from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.schedule import unused_by_schedule
 from discern.training.step_sizes import step_sizes
 from discern.training.trackers import check_tracker
+from discern.training.weight_precision import check_weight_precision
 
 # With a smaller fraction of rows in which B follows A (half is intended), the next-sentence task is hardly learned.
 _LEAST_FOLLOWING = 0.4
@@ -131,7 +132,6 @@ def pretrain(
         decay_from=decay_from,
         warn=progress.note,
     )
-    check_tracker(resolved.config.train.tracker)
     with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(resolved.out) as folder:
         run = open_run(resolved, ranks, folder, progress, same_precision_as)
         record = finish_run(run, ranks, stop, progress)
@@ -153,6 +153,8 @@ def open_run(
         CheckpointError: the folder's checkpoints are damaged.
     """
     config, data = resolved.config, resolved.data
+    check_tracker(config.train.tracker)
+    check_weight_precision(config.train, ranks)
     check_shares(config, ranks)
     check_words(config, data)
     if ranks.writes:

@@ -44,7 +44,7 @@ from discern.training.out_of_memory import explains_lack_of_memory
 from discern.training.precision import autocast
 from discern.training.schedule import learning_rate
 from discern.training.step_means import Progressed, StepMeans, UpdateGuard
-from discern.training.weight_precision import check_weight_precision, full_weights, lower_weights, lowered, raise_weights
+from discern.training.weight_precision import full_weights, lower_weights, lowered, raise_weights
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,6 @@ def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, Optimiz
     """The model to run forward, shared by the ranks, and an optimizer of the parameters that the phase trains."""
     _freeze_others(context.objective, phase)
     compile_encoders(context)
-    check_weight_precision(context.train, context.ranks)
     masters = lower_weights(context.objective, context.train.weight_precision)
     model: nn.Module = context.objective
     if context.ranks.world_size > 1:
