@@ -123,7 +123,7 @@ try:
             time.sleep(6)
         ranks.sum([1.0])
 except RanksError as error:
-    assert "has ended, or has not responded for 2 seconds" in error.message
+    assert "rank 1 (pid" in error.message and "did not join the others within 2 seconds" in error.message
     sys.exit(5)
 """
 

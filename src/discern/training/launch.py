@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from discern.errors import RanksError
+from discern.training.heartbeat import LOST_KEY
 from discern.training.interrupt import handled
 from discern.training.rank_environment import LIFELINE, LOST_CONTACT, TIMEOUT_VARIABLE, ranks_timeout
 
@@ -47,7 +49,7 @@ def launch(
             for number in range(nproc):
                 ranks.append(_RankProcess(number, nproc, [*program, *arguments], store.port, reading))
             os.close(reading)
-            return _supervise(ranks, asked, tell)
+            return _supervise(ranks, asked, tell, partial(_reported, store))
         finally:
             for rank in ranks:
                 rank.kill()
@@ -118,7 +120,14 @@ class _RankProcess:
             self.code = self._process.returncode
 
 
-def _supervise(ranks: list[_RankProcess], asked: list[int], tell: Callable[[str], None]) -> int:
+def _reported(store: TCPStore) -> str | None:
+    """What the processes have found out about the one that is lost."""
+    return store.get(LOST_KEY).decode() if store.check([LOST_KEY]) else None
+
+
+def _supervise(
+    ranks: list[_RankProcess], asked: list[int], tell: Callable[[str], None], reported: Callable[[], str | None]
+) -> int:
     """Wait until all processes have ended, and return the exit code."""
     told: set[_RankProcess] = set()
     forwarded, limit = 0, ranks_timeout()
@@ -133,7 +142,7 @@ def _supervise(ranks: list[_RankProcess], asked: list[int], tell: Callable[[str]
         _tell_of_stops(ranks, told, tell, limit)
         longest = [rank for rank in ranks if rank.code is None and rank.stopped and time.monotonic() - rank.stopped > limit]
         if longest or any(rank.code for rank in ranks):
-            culprit = _culprit(ranks, longest)
+            culprit = _culprit(ranks, longest, reported())
             _end(ranks)
             if culprit is not None:
                 raise culprit
@@ -156,7 +165,7 @@ def _tell_of_stops(ranks: list[_RankProcess], told: set[_RankProcess], tell: Cal
                 tell(f"{rank.name} was resumed")
 
 
-def _culprit(ranks: list[_RankProcess], longest: list[_RankProcess]) -> RanksError | None:
+def _culprit(ranks: list[_RankProcess], longest: list[_RankProcess], reported: str | None) -> RanksError | None:
     """The reason why the processes have to end, if they cannot report it themselves."""
     again = "run the same command again; training continues from the last checkpoint"
     for rank in ranks:
@@ -170,7 +179,7 @@ def _culprit(ranks: list[_RankProcess], longest: list[_RankProcess]) -> RanksErr
     if any(rank.code not in (None, 0, LOST_CONTACT) for rank in ranks):
         return None  # it has reported the error itself
     return RanksError(
-        f"a process did not respond to the others for {ranks_timeout():,.0f} seconds",
+        reported or f"a process did not respond to the others for {ranks_timeout():,.0f} seconds",
         hint=f"{again}. If a step takes longer than that, set {TIMEOUT_VARIABLE} to more seconds",
     )
 

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from discern.errors import ConfigError, DiscernError, RanksError
-from discern.training.rank_environment import LOST_CONTACT, TIMEOUT_VARIABLE, is_launched, rank_environment, ranks_timeout
+from discern.training.heartbeat import LOST_HINT, Heartbeat, Member
+from discern.training.rank_environment import LOST_CONTACT, heartbeat_timeout, is_launched, rank_environment, ranks_timeout
 
 # Rank 0 may predict large files or write to a slow disk while the others wait.
 _LONGEST_WORK = timedelta(hours=24)
@@ -31,6 +32,7 @@ class Ranks:
         waiting: holds the process group for exchanges in which the others wait for work of rank 0. In all other exchanges, a rank
             that does not respond is considered lost after `ranks_timeout()` seconds.
         hosts: holds the process group for numbers that the hosts know, if the devices have another one.
+        heartbeat: knows which process is lost, when an exchange fails.
     """
 
     rank: int
@@ -38,6 +40,7 @@ class Ranks:
     device: torch.device
     waiting: list[Any] = field(default_factory=list)
     hosts: list[Any] = field(default_factory=list)
+    heartbeat: Heartbeat | None = None
 
     @property
     def reads_freely(self) -> bool:
@@ -54,7 +57,7 @@ class Ranks:
         if self.world_size == 1:
             return values
         total = torch.tensor(values, dtype=torch.float64)
-        with _in_contact():
+        with _in_contact(self.heartbeat):
             dist.all_reduce(total, group=self.hosts[0] if self.hosts else None)
         return [float(value) for value in total.tolist()]
 
@@ -63,7 +66,7 @@ class Ranks:
         if self.world_size == 1:
             return values
         total = values.to(self._exchange, copy=True)
-        with _in_contact():
+        with _in_contact(self.heartbeat):
             dist.all_reduce(total)
         return total
 
@@ -76,7 +79,7 @@ class Ranks:
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size
-        with _in_contact():
+        with _in_contact(self.heartbeat):
             dist.all_gather_object(gathered, value, group=self.waiting[0] if waits else None)
         return gathered
 
@@ -85,7 +88,7 @@ class Ranks:
         if self.world_size == 1:
             return [value]
         gathered: list[Any] | None = [None] * self.world_size if self.writes else None
-        with _in_contact():
+        with _in_contact(self.heartbeat):
             dist.gather_object(value, gathered)
         return gathered or []
 
@@ -108,7 +111,7 @@ class Ranks:
     def barrier(self) -> None:
         """Wait for all ranks, including work that rank 0 does alone."""
         if self.world_size > 1:
-            with _in_contact():
+            with _in_contact(self.heartbeat):
                 dist.barrier(group=self.waiting[0])
 
     @property
@@ -189,11 +192,13 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     waiting: list[Any] = []
     hosts: list[Any] = []
     try:
-        with _in_contact():  # gradients are exchanged by torch itself
+        with _in_contact():
             waiting.append(dist.new_group(backend="gloo", timeout=_LONGEST_WORK))
             if backend != "gloo":
                 hosts.append(dist.new_group(backend="gloo", timeout=timedelta(seconds=ranks_timeout())))
-            yield Ranks(own.rank, own.world_size, chosen, waiting, hosts)
+            heartbeat = _start_heartbeat(own.rank, own.world_size, waiting[0])
+        with _watched(heartbeat), _in_contact(heartbeat):  # gradients are exchanged by torch itself
+            yield Ranks(own.rank, own.world_size, chosen, waiting, hosts, heartbeat)
     finally:
         # A remaining reference to the ranks must not keep the threads of the groups alive.
         waiting.clear()
@@ -201,21 +206,43 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
+def _start_heartbeat(rank: int, world_size: int, group: Any) -> Heartbeat:
+    """Begin to show the other ranks that this one is alive, and to watch them."""
+    members: list[Any] = [None] * world_size
+    dist.all_gather_object(members, Member.own(rank), group=group)
+    heartbeat = Heartbeat(rank, members, heartbeat_timeout())
+    dist.barrier(group=group)  # all are in the store
+    heartbeat.start()
+    return heartbeat
+
+
 @contextmanager
-def _in_contact() -> Iterator[None]:
-    """Turn torch's errors about a rank that has ended or does not respond into a RanksError."""
+def _watched(heartbeat: Heartbeat) -> Iterator[None]:
+    """Tell the other ranks why this one ends, and stop watching."""
+    try:
+        yield
+    except BaseException as problem:
+        heartbeat.failed(problem)
+        raise
+    finally:
+        heartbeat.close()
+
+
+@contextmanager
+def _in_contact(heartbeat: Heartbeat | None = None) -> Iterator[None]:
+    """Turn torch's errors about a rank that has ended or does not respond into a RanksError that names it."""
     try:
         yield
     except RuntimeError as problem:
         if not _says_lost(problem):
             raise
+        reason = None if heartbeat is None else heartbeat.lost()
         if is_launched():
             raise SystemExit(LOST_CONTACT) from problem
-        raise RanksError(
-            f"another of the processes that train together has ended, or has not responded for {ranks_timeout():,.0f} seconds",
-            hint="look for its message; the same command continues from the last checkpoint. If steps take longer than that, set "
-            f"{TIMEOUT_VARIABLE} to more seconds",
-        ) from problem
+        unknown = (
+            f"another of the processes that train together has ended, or has not responded for {ranks_timeout():,.0f} seconds"
+        )
+        raise RanksError(reason or unknown, hint=LOST_HINT) from problem
 
 
 def _says_lost(problem: RuntimeError) -> bool:

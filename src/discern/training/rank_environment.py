@@ -18,6 +18,9 @@ LOST_CONTACT = 76
 TIMEOUT_VARIABLE = "DISCERN_RANKS_TIMEOUT"
 """Environment variable: seconds after which a process that does not respond is considered lost."""
 
+HEARTBEAT_VARIABLE = "DISCERN_HEARTBEAT_TIMEOUT"
+"""Environment variable: seconds without a sign of life after which a process under torchrun is considered dead or stopped."""
+
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _ALONE = f"unset {' '.join(_NEEDED)}"
@@ -94,16 +97,19 @@ def ranks_timeout() -> float:
     Raises:
         ConfigError: the variable is not a number above 0.
     """
-    found = os.environ.get(TIMEOUT_VARIABLE, "600")
-    try:
-        seconds = float(found)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(
-            f"the environment has {TIMEOUT_VARIABLE}={found!r}, expected seconds above 0", hint=f"unset {TIMEOUT_VARIABLE}"
-        )
-    return seconds
+    return _seconds(TIMEOUT_VARIABLE, "600")
+
+
+def heartbeat_timeout() -> float:
+    """Seconds without a sign of life after which a process is considered lost; 40 unless the environment sets another number.
+
+    Under `--nproc`, where a stopped process can be resumed by the person who sees the warning, as long as `ranks_timeout()`.
+
+    Raises:
+        ConfigError: the variable is not a number above 0.
+    """
+    seconds = _seconds(HEARTBEAT_VARIABLE, "40")
+    return max(seconds, ranks_timeout()) if is_launched() else seconds
 
 
 def follow_launcher() -> None:
@@ -131,3 +137,14 @@ def _number(name: str, least: int) -> int:
             hint=f"start it with torchrun or --nproc, or alone: {_ALONE}",
         )
     return int(value)
+
+
+def _seconds(name: str, default: str) -> float:
+    found = os.environ.get(name, default)
+    try:
+        seconds = float(found)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"the environment has {name}={found!r}, expected seconds above 0", hint=f"unset {name}")
+    return seconds

@@ -1,0 +1,251 @@
+"""Notices that one of the processes that train together has died or hangs, and names it.
+
+A thread of every rank writes a number into the store at which the ranks met, once a second. Rank 0 reads the numbers of all
+others, and they read that of rank 0. Whoever finds a rank lost writes why; all read it and end. torch, files and the network
+release the interpreter, so a long evaluation or a slow disk does not stop the thread; SIGSTOP, SIGKILL or the end of a machine
+does. Only differences of each rank's own clock are used: the machines' clocks may differ.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from discern.errors import DiscernError
+from discern.training.rank_environment import HEARTBEAT_VARIABLE, LOST_CONTACT, TIMEOUT_VARIABLE, is_launched, ranks_timeout
+
+_INTERVAL = 1.0  # seconds between two numbers
+# Once an exchange has failed, somebody is certainly lost, and fewer missing numbers are enough to tell who.
+_SUSPICIOUS = 5.0
+# A rank whose main thread cannot notice, such as one that waits for a GPU, is ended by its watch. A checkpoint that is being
+# written gets this long to be completed.
+_GRACE = 15.0
+_STORE_GRACE = 45.0  # without the store the ranks may all be alive: time to save and stop
+
+LOST_KEY = "discern/lost"
+"""Key of the store of `--nproc` under which the processes write which of them is lost."""
+
+LOST_HINT = "look for its message; the same command continues from the last checkpoint"
+"""What to do when a process is lost."""
+
+_KILLED = "has ended without a message, as if it was killed"
+_WORKING, _WAITING, _LEFT = "working", "waiting", "left"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the processes that train together.
+
+    Attributes:
+        machine: identifies the machine, or the container, in which `pid` is valid.
+        token: random; that of rank 0 distinguishes this group from those before a restart.
+    """
+
+    rank: int
+    host: str
+    machine: str
+    pid: int
+    token: str
+
+    @classmethod
+    def own(cls, rank: int) -> Member:
+        """This process."""
+        return cls(rank, socket.gethostname(), _machine(), os.getpid(), os.urandom(8).hex())
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"rank {self.rank} (pid {self.pid} on {self.host})"
+
+
+class Heartbeat:
+    """Shows the other ranks that this process is alive, and watches them, until it is closed.
+
+    Args:
+        rank: number of this process.
+        members: all processes, by rank.
+        limit: seconds of silence after which a process is considered lost.
+    """
+
+    def __init__(self, rank: int, members: Sequence[Member], limit: float) -> None:
+        self._rank, self._members, self._limit = rank, members, limit
+        self._address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._store = TCPStore(*self._address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit))
+        # The launcher of `--nproc` opens a fresh store and reads the reason from it.
+        self._prefix = "discern" if is_launched() else f"discern/{members[0].token}"
+        self._number = 0
+        self._state = _WORKING
+        self._seen: dict[int, tuple[str, float]] = {}  # last number and seconds of silence, by rank
+        self._reason: str | None = None
+        self._known = threading.Event()
+        self._closed = threading.Event()
+        self._beat()
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch. All ranks have created their objects."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Tell the others that this process leaves in good order, and stop watching."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        self._state = _LEFT
+        try:
+            self._beat()
+        except RuntimeError:  # the store has left before
+            return
+
+    def failed(self, problem: BaseException) -> None:
+        """Tell the others why this process ends early."""
+        if self._state == _WORKING:
+            said = problem.message if isinstance(problem, DiscernError) else f"{type(problem).__name__}: {problem}"
+            self._post(f"{self._members[self._rank].name} failed: {' '.join(said.split()) or type(problem).__name__}")
+
+    def lost(self) -> str | None:
+        """Which process is lost, and how, after an exchange with the others has failed; None if that cannot be found out.
+
+        Takes a few seconds, as all processes that wait for the lost one must have noticed.
+        """
+        self._state = _WAITING
+        try:
+            self._store.set(f"{self._prefix}/alarm", "1")
+            if self._known.wait(_SUSPICIOUS / 2):
+                return self._reason
+            hung = [rank for rank, (_, state) in self._states().items() if state == _WORKING]
+            # Meanwhile the watches find ranks that are silent. Rank 0 decides on the others, unless it is the one that is lost.
+            if not self._known.wait(_SUSPICIOUS + (2 if self._rank == 0 else 4) * _INTERVAL) and hung:
+                self._post(
+                    f"{self._names(hung)} did not join the others within {ranks_timeout():,.0f} seconds ({TIMEOUT_VARIABLE})"
+                )
+            self._known.wait(2 * _INTERVAL)
+        except RuntimeError:
+            self._known.wait(4 * _INTERVAL)
+        return self._reason
+
+    def _watch(self) -> None:
+        before, without = time.monotonic(), 0.0
+        while not self._closed.wait(_INTERVAL):
+            now = time.monotonic()
+            # A process that was suspended counts no silence: the others were perhaps suspended with it.
+            passed, before = min(now - before, 2 * _INTERVAL), now
+            try:
+                self._beat()
+                self._look(passed)
+                without = 0.0
+            except RuntimeError:
+                if is_launched():  # the lifeline tells of the end of the launcher
+                    continue
+                without += passed
+                if without > 2 * _INTERVAL:
+                    self._end_without_store()
+            if self._reason is not None:
+                self._known.set()
+                self._end_by_force(_GRACE)
+
+    def _look(self, passed: float) -> None:
+        if self._store.check([f"{self._prefix}/lost"]):
+            self._reason = self._store.get(f"{self._prefix}/lost").decode()
+            return
+        others = [member.rank for member in self._members if member.rank != self._rank]
+        states = self._states(others if self._rank == 0 else [0])
+        for rank, (number, _) in states.items():
+            last, silence = self._seen.get(rank, ("", 0.0))
+            self._seen[rank] = number, silence + passed if number == last else 0.0
+        limit = _SUSPICIOUS if self._store.check([f"{self._prefix}/alarm"]) else self._limit
+        silent = [rank for rank, (_, state) in states.items() if state == _WORKING and self._seen[rank][1] > limit]
+        ended = [rank for rank in others if not self._is_alive(self._members[rank])]
+        ended = [rank for rank, (_, state) in self._states(ended).items() if state == _WORKING]
+        if ended:
+            self._post(f"{self._names(ended)} {_KILLED}")
+        elif silent:
+            seconds = max(self._seen[rank][1] for rank in silent)
+            setting = f" ({HEARTBEAT_VARIABLE})" if limit == self._limit else ""
+            why = "it was killed or stopped, or its machine or network is down"
+            self._post(f"{self._names(silent)} has shown no sign of life for {seconds:.0f} seconds{setting}: {why}")
+
+    def _states(self, ranks: Sequence[int] | None = None) -> Mapping[int, tuple[str, str]]:
+        """Number and state of other processes by rank; of all if `ranks` is None."""
+        if ranks is None:
+            ranks = [member.rank for member in self._members if member.rank != self._rank]
+        values = self._store.multi_get([f"{self._prefix}/{rank}" for rank in ranks]) if ranks else []
+        found = {}
+        for rank, value in zip(ranks, values, strict=True):
+            number, _, state = value.decode().partition(" ")
+            found[rank] = number, state
+        return found
+
+    def _beat(self) -> None:
+        self._number += 1
+        self._store.set(f"{self._prefix}/{self._rank}", f"{self._number} {self._state}")
+
+    def _post(self, reason: str) -> None:
+        """Write why the processes have to end, unless another one has."""
+        try:
+            self._reason = self._store.compare_set(f"{self._prefix}/lost", "", reason).decode()
+        except RuntimeError:
+            self._reason = reason
+        self._known.set()
+
+    def _is_alive(self, member: Member) -> bool:
+        """Whether a process is alive; True if it is on another machine."""
+        if member.machine != self._members[self._rank].machine:
+            return True
+        try:
+            os.kill(member.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        return ", ".join(self._members[rank].name for rank in ranks)
+
+    def _end_without_store(self) -> None:
+        """End, as nothing more can be learned about the others. They may all be alive if only torchrun's agent was killed."""
+        host, port = self._address
+        dead = [member.rank for member in self._members if not self._is_alive(member)]
+        gone = f"the store of the processes on {host}:{port} is gone"
+        if dead:
+            self._reason = f"{self._names(dead)} {_KILLED}, and {gone}"
+        else:
+            self._reason = f"{gone}: torchrun on the machine of {self._members[0].name} has ended, or the machine is down"
+        self._known.set()
+        if self._state == _WORKING:
+            _say(f"warning: {self._reason}; the run saves and stops if it can")
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._end_by_force(_STORE_GRACE)
+
+    def _end_by_force(self, grace: float) -> None:
+        """End this process if its main thread does not do so in time: it may wait for a GPU for ever."""
+        if self._closed.wait(grace):
+            return
+        if not is_launched():  # the launcher reports it
+            _say(f"error: {self._reason}\n  hint: {LOST_HINT}")
+        os._exit(LOST_CONTACT if is_launched() else 1)
+
+
+def _say(text: str) -> None:
+    # The console belongs to the main thread, which hangs.
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _machine() -> str:
+    """Identifies the machine and the container in which process ids are valid."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
