@@ -302,8 +302,9 @@ def digest(target: Path, steps: int) -> str:
 
 
 def environment() -> dict[str, str]:
-    """One thread per process: sums are then the same in all runs."""
-    return os.environ | {"OMP_NUM_THREADS": "1"}
+    """One thread per process, with which sums are the same in all runs; and a torchrun that can replace nodes."""
+    # By default torchrun 2.13 keeps the address of its first store, and a new agent waits for it in vain.
+    return os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def pretrain(data: Path, out: Path, steps: int) -> list[str]:

@@ -159,6 +159,8 @@ def print_error(message: str, hint: str | None = None) -> None:
 def explained(error: BaseException, console: Console) -> int:
     """Print the error that ended a verb on stderr; returns the exit code."""
     if isinstance(error, SystemExit | typer.Exit):
+        if isinstance(error.__context__, RanksError):  # stopped by torchrun before it could report the end of another process
+            console.explain(error.__context__)
         return _exit_code(error)
     if isinstance(error, BrokenPipeError) and drop_unread():  # `| head` has seen enough
         return 1

@@ -64,6 +64,7 @@ from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.precision import Precision, cpu_has_bfloat16, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, read_written_config
+from discern.training.rank_environment import lock_patience
 from discern.training.schedule import unused_by_schedule
 from discern.training.step_sizes import step_sizes
 from discern.training.trackers import check_tracker
@@ -166,7 +167,7 @@ def open_run(
     if last is not None and ranks.writes:
         progress.note(f"the last phase, '{last[0]}', begins after {last[1]:,} steps: train.max_hours may end the run earlier")
     # Locked before it is read: another process could otherwise write a newer checkpoint in between.
-    ranks.run_on_rank_zero(folder.acquire)
+    ranks.run_on_rank_zero(lambda: folder.acquire(lock_patience()))
     run = _start_or_resume(resolved, objective, ranks, folder, progress, same_precision_as)
     objective.to(ranks.device)
     return run

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+_LOOK = 0.5  # seconds between two attempts to lock
 
 
 @contextmanager
@@ -136,12 +139,13 @@ def _is_at(opened: int, path: Path) -> bool:
         return False
 
 
-def lock_folder(folder: Path, locked: dict[tuple[int, int], int]) -> None:
+def lock_folder(folder: Path, locked: dict[tuple[int, int], int], patience: float = 0.0) -> None:
     """Lock a folder itself, if it exists. On a file system without folder locks, each process assumes that it is alone.
 
     Args:
         locked: open descriptors of the folders that this process has locked, by device and inode; the folder is added. Closing
             a descriptor releases the lock.
+        patience: seconds to wait for another process that holds the lock.
 
     Raises:
         DataError: another process has locked it.
@@ -157,11 +161,17 @@ def lock_folder(folder: Path, locked: dict[tuple[int, int], int]) -> None:
         os.close(opened)
         return
     locked[status.st_dev, status.st_ino] = opened
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as problem:
-        raise DataError(
-            f"another process is using {folder}", hint="wait until it has finished, or choose another --out"
-        ) from problem
-    except OSError:  # this file system locks no folders
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            if time.monotonic() < deadline:
+                time.sleep(_LOOK)
+                continue
+            raise DataError(
+                f"another process is using {folder}", hint="wait until it has finished, or choose another --out"
+            ) from problem
+        except OSError:  # this file system locks no folders
+            return
         return

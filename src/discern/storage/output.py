@@ -91,13 +91,16 @@ class OutputFolder:
         if is_other or self.foreign(lambda name: name.removeprefix(".").removesuffix(".partial") in own):
             raise DataError(f"{self.path} is not empty and holds no {kind}", hint="choose another --out, or empty the folder")
 
-    def acquire(self) -> None:
+    def acquire(self, patience: float = 0.0) -> None:
         """Lock the folder, if it exists. On a file system without folder locks, each process assumes that it is alone.
+
+        Args:
+            patience: seconds to wait for another process that is using it.
 
         Raises:
             DataError: another process is using it.
         """
-        lock_folder(self.path, self._locked)
+        lock_folder(self.path, self._locked, patience)
 
     def make(self, *, shared: bool = False) -> None:
         """Create the folder with its parents, and lock it.

@@ -48,19 +48,17 @@ class Member:
 
     Attributes:
         machine: identifies the machine, or the container, in which `pid` is valid.
-        token: random; that of rank 0 distinguishes this group from those before a restart.
     """
 
     rank: int
     host: str
     machine: str
     pid: int
-    token: str
 
     @classmethod
     def own(cls, rank: int) -> Member:
         """This process."""
-        return cls(rank, socket.gethostname(), _machine(), os.getpid(), os.urandom(8).hex())
+        return cls(rank, socket.gethostname(), _machine(), os.getpid())
 
     @property
     def name(self) -> str:
@@ -74,15 +72,16 @@ class Heartbeat:
     Args:
         rank: number of this process.
         members: all processes, by rank.
+        group: name of the group, which no earlier group in the store has had.
         limit: seconds of silence after which a process is considered lost.
     """
 
-    def __init__(self, rank: int, members: Sequence[Member], limit: float) -> None:
+    def __init__(self, rank: int, members: Sequence[Member], group: str, limit: float) -> None:
         self._rank, self._members, self._limit = rank, members, limit
         self._address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._store = TCPStore(*self._address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit))
         # The launcher of `--nproc` opens a fresh store and reads the reason from it.
-        self._prefix = "discern" if is_launched() else f"discern/{members[0].token}"
+        self._prefix = "discern" if is_launched() else f"discern/{group}"
         self._number = 0
         self._state = _WORKING
         self._seen: dict[int, tuple[str, float]] = {}  # last number and seconds of silence, by rank
@@ -221,7 +220,7 @@ class Heartbeat:
         if dead:
             self._reason = f"{self._names(dead)} {_KILLED}, and {gone}"
         else:
-            self._reason = f"{gone}: torchrun on the machine of {self._members[0].name} has ended, or the machine is down"
+            self._reason = f"{gone}: {self._members[0].name}, or torchrun there, has ended, or the machine is down"
         self._known.set()
         if self._state == _WORKING:
             _say(f"warning: {self._reason}; the run saves and stops if it can")

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from discern.errors import ConfigError, DiscernError, RanksError
 from discern.training.heartbeat import LOST_HINT, Heartbeat, Member
+from discern.training.interrupt import stop_on_signals
+from discern.training.meeting import meet, open_store
 from discern.training.rank_environment import LOST_CONTACT, heartbeat_timeout, is_launched, rank_environment, ranks_timeout
 
 # Rank 0 may predict large files or write to a slow disk while the others wait.
@@ -187,16 +189,20 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     # threads of the group then outlive it, and a thread that needs the interpreter during its shutdown aborts the process.
     importlib.import_module("torch._dynamo")
     backend = "nccl" if chosen.type == "cuda" else "gloo"
+    seconds = timedelta(seconds=ranks_timeout())
     with _in_contact():
-        dist.init_process_group(backend, timeout=timedelta(seconds=ranks_timeout()))
+        store = open_store(own.rank, ranks_timeout())
+        group = meet(store, own.rank, own.world_size, ranks_timeout())
+        store = dist.PrefixStore(f"discern/{group}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=own.rank, world_size=own.world_size, timeout=seconds)
     waiting: list[Any] = []
     hosts: list[Any] = []
     try:
         with _in_contact():
             waiting.append(dist.new_group(backend="gloo", timeout=_LONGEST_WORK))
             if backend != "gloo":
-                hosts.append(dist.new_group(backend="gloo", timeout=timedelta(seconds=ranks_timeout())))
-            heartbeat = _start_heartbeat(own.rank, own.world_size, waiting[0])
+                hosts.append(dist.new_group(backend="gloo", timeout=seconds))
+            heartbeat = _start_heartbeat(own.rank, own.world_size, group, waiting[0])
         with _watched(heartbeat), _in_contact(heartbeat):  # gradients are exchanged by torch itself
             yield Ranks(own.rank, own.world_size, chosen, waiting, hosts, heartbeat)
     finally:
@@ -206,11 +212,11 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _start_heartbeat(rank: int, world_size: int, group: Any) -> Heartbeat:
-    """Begin to show the other ranks that this one is alive, and to watch them."""
+def _start_heartbeat(rank: int, world_size: int, name: str, group: Any) -> Heartbeat:
+    """Begin to show the other ranks of a group that this one is alive, and to watch them."""
     members: list[Any] = [None] * world_size
     dist.all_gather_object(members, Member.own(rank), group=group)
-    heartbeat = Heartbeat(rank, members, heartbeat_timeout())
+    heartbeat = Heartbeat(rank, members, name, heartbeat_timeout())
     dist.barrier(group=group)  # all are in the store
     heartbeat.start()
     return heartbeat
@@ -236,7 +242,8 @@ def _in_contact(heartbeat: Heartbeat | None = None) -> Iterator[None]:
     except RuntimeError as problem:
         if not _says_lost(problem):
             raise
-        reason = None if heartbeat is None else heartbeat.lost()
+        with stop_on_signals():  # torchrun is perhaps ending this process already; it still reports why
+            reason = None if heartbeat is None else heartbeat.lost()
         if is_launched():
             raise SystemExit(LOST_CONTACT) from problem
         unknown = (

@@ -23,6 +23,9 @@ HEARTBEAT_VARIABLE = "DISCERN_HEARTBEAT_TIMEOUT"
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+# Set by torchrun, whose count of restarts does not include those for another machine, and by Slurm after a requeue.
+_RESTARTED = ("TORCHELASTIC_RUN_ID", "SLURM_RESTART_COUNT")
+
 _ALONE = f"unset {' '.join(_NEEDED)}"
 
 
@@ -110,6 +113,15 @@ def heartbeat_timeout() -> float:
     """
     seconds = _seconds(HEARTBEAT_VARIABLE, "40")
     return max(seconds, ranks_timeout()) if is_launched() else seconds
+
+
+def lock_patience() -> float:
+    """Seconds to wait for the lock of a run: 90 if a launcher may have restarted this process, otherwise 0.
+
+    The process before may still be ending, or its machine has died and a network file system keeps the lock until its lease ends.
+    """
+    restarted = any(os.environ.get(name, "0") != "0" for name in _RESTARTED)
+    return 90.0 if restarted else 0.0
 
 
 def follow_launcher() -> None:
