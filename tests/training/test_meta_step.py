@@ -24,7 +24,6 @@ from discern.training.context import TrainContext
 from discern.training.flops import step_flops
 from discern.training.interrupt import StopRequest
 from discern.training.meta_step import META, MemoryLedger, _Step, meta_step
-from discern.training.optimizer import clip_gradients
 from discern.training.parallel import Ranks
 from discern.training.pretrain_config import load_pretrain_config
 from discern.training.step_means import Progressed, UpdateGuard
@@ -116,12 +115,12 @@ def test_what_does_not_wait_is_allowed() -> None:
 def losses_and_gradients(run: TrainContext, steps: int = 1) -> tuple[list[float], dict[str, Tensor]]:
     run.objective.train()
     (phase, *_) = run.objective.phases(run.train.max_steps)
-    model, _ = loop.setup_phase(run, phase)
+    replica = loop.setup_phase(run, phase)
     for step in range(steps):
         run.objective.zero_grad()
         local = feed.read_local_batch(run, step)
         counts = {name: count for batch, _ in local.micro_batches[:1] for name, count in run.objective.counts(batch).items()}
-        means = loop.forward_backward(run, model, local, counts, step)
+        means = loop.forward_backward(run, replica, local, counts, step)
     found = {name: p.grad for name, p in run.objective.named_parameters() if p.grad is not None}
     return means.shares.tolist(), found
 
@@ -207,15 +206,15 @@ def test_a_gpu_runs_the_step_without_a_wait(name: str) -> None:
         if phase.start is not None:
             phase.start()
         guard, means = UpdateGuard(run.ranks, pytest.fail), []
-        model, optimizer = loop.setup_phase(run, phase)
+        replica = loop.setup_phase(run, phase)
         local = [feed.read_local_batch(run, step) for step in range(3)]
         for step in range(3):
             torch.cuda.set_sync_debug_mode("error" if step == 2 else "default")  # the first steps create what lasts
             try:
                 totals = loop.reduce_step_counts(run, local[step], StepMeter(0.0))
-                means.append(loop.forward_backward(run, model, local[step], totals.counts, step))
-                norm = clip_gradients(run.objective.parameters(), 1.0)
-                loop.update(optimizer, 1e-3, guard.admit(Progressed(step, 0, step, 0), norm, means[-1]))
+                means.append(loop.forward_backward(run, replica, local[step], totals.counts, step))
+                norm = replica.clip(1.0)
+                loop.update(replica.optimizer, 1e-3, guard.admit(Progressed(step, 0, step, 0), norm, means[-1]))
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         guard.check()

@@ -32,7 +32,6 @@ from discern.training.feed import Feed, read_local_batch
 from discern.training.flops import executed_flops
 from discern.training.loop import compile_encoders, forward_backward, reduce_step_counts, setup_phase, update
 from discern.training.memory import peak_memory
-from discern.training.optimizer import clip_gradients
 from discern.training.out_of_memory import lacks_memory
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.precision import autocast, shape_of, shared_precision
@@ -162,7 +161,7 @@ def time_training(context: TrainContext, phase: Phase, span: Span) -> Timing:
 @torch.no_grad()
 def time_forward(context: TrainContext, span: Span) -> Timing:
     """Time the encoder that is exported by default, alone: uncorrupted rows, dropout off, as many rows as a micro-batch has."""
-    compile_encoders(context)
+    compile_encoders(context.compilation, context.objective)
     context.objective.eval()
     return _time(_ForwardPasses(context), span)
 
@@ -172,7 +171,7 @@ class _TrainingSteps:
 
     def __init__(self, context: TrainContext, phase: Phase, reader: ThreadPoolExecutor) -> None:
         self.context = context
-        self._model, self._optimizer = setup_phase(context, phase)
+        self._replica = setup_phase(context, phase)
         self._step = 0
         self._meter = StepMeter(0.0)
         self._guard = UpdateGuard(context.ranks, _diverged)
@@ -181,10 +180,10 @@ class _TrainingSteps:
     def __call__(self) -> int:
         local = self._feed.take(self._step)
         totals = reduce_step_counts(self.context, local, self._meter)
-        means = forward_backward(self.context, self._model, local, totals.counts, self._step)
-        norm = clip_gradients(self.context.objective.parameters(), self.context.optimizer.clip_norm)
+        means = forward_backward(self.context, self._replica, local, totals.counts, self._step)
+        norm = self._replica.clip(self.context.optimizer.clip_norm)
         allowed = self._guard.admit(Progressed(self._step, 0, self._step, 0), norm, means)
-        update(self._optimizer, learning_rate(self.context.optimizer, self._step, self.context.train.max_steps), allowed)
+        update(self._replica.optimizer, learning_rate(self.context.optimizer, self._step, self.context.train.max_steps), allowed)
         _wait(self.context.ranks.device)
         self._step += 1
         return totals.tokens

@@ -100,6 +100,15 @@ class TrainConfig(Section):
         "half the memory; updates are computed in float32 and rounded up or down at random, so that small ones count on average. "
         "'bfloat16-masters': float32 copies are updated beside bfloat16 weights. Both need precision = 'bfloat16'.",
     )
+    parallel: Literal["ddp", "fsdp", "hsdp"] = Field(
+        "ddp",
+        description="How several processes share the work. Each computes with its part of the rows. 'ddp': each has the whole "
+        "model. 'fsdp': weights, gradients and moments are divided among all of them (FSDP2). 'hsdp': they are divided among the "
+        "processes of a group, and each group has the whole model. The numbers are those of one process, up to rounding.",
+    )
+    shard_ranks: int | None = Field(
+        None, ge=2, description="Number of processes in a group of 'hsdp' (default: the processes of one machine)."
+    )
     compile: bool | Literal["auto"] = Field(
         False,
         description="Compile the networks with torch.compile. auto: if that is faster; on a GPU it is timed when the run begins, "

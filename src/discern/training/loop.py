@@ -6,21 +6,19 @@ below it, in the order of the calls; the work after an update is in bookkeeping.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from discern.corruption.randomness import key_of
 from discern.errors import CheckpointError
 from discern.objectives.base import Objective, Phase
-from discern.training.average import average_warning, update_average
+from discern.training.average import average_warning
 from discern.training.bookkeeping import (
     catch_up,
     due_after_step,
@@ -34,17 +32,18 @@ from discern.training.bookkeeping import (
 )
 from discern.training.checkpoint import AVERAGE_FILE, model_tensors
 from discern.training.clock import Due, StepMeter
-from discern.training.compilation import compile_networks
+from discern.training.compilation import Mode, compile_networks
 from discern.training.context import State, TrainContext
 from discern.training.device_clock import device_clock
 from discern.training.feed import Feed, LocalBatch
 from discern.training.interrupt import agree_to_stop
-from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, counts_text, parameter_groups
+from discern.training.optimizer import Optimizer, counts_by_rule, counts_text
 from discern.training.out_of_memory import explains_lack_of_memory
 from discern.training.precision import autocast
+from discern.training.replica import Replica, build_replica
 from discern.training.schedule import learning_rate
 from discern.training.step_means import Progressed, StepMeans, UpdateGuard
-from discern.training.weight_precision import full_weights, lower_weights, lowered, raise_weights
+from discern.training.weight_precision import lowered, raise_weights
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
     with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader, explains_lack_of_memory(context, state):
         if state.pending is not None:
             # Compiled networks round differently, so the missed evaluation runs compiled if the interrupted one would have.
-            compile_encoders(context)
+            compile_encoders(context.compilation, context.objective)
             with lowered(context.objective, context.train.weight_precision) as masters:
                 state.masters = masters  # the best weights may be saved
                 record = catch_up(context, state)
@@ -110,17 +109,17 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
     if state.step == first and phase.start is not None:
         phase.start()
         state.average, state.averaged = {}, 0  # the weights before have nothing to do with those that follow
-    model, optimizer = setup_phase(context, phase)
+    replica = setup_phase(context, phase)
+    optimizer, moments = replica.optimizer, replica.moments
     state.masters = optimizer.masters
-    names = {parameter: name for name, parameter in context.objective.named_parameters()}
-    moments = partial(optimizer.tensors, names)
+    replica.begin_average(state)
     if state.step > first or not phase.fresh_optimizer:
-        optimizer.load_tensors(_trainable(state.optimizer, names), names, state.updates)
+        replica.load_moments(state.optimizer, state.updates)
     # Means in the log are taken over steps of one phase only.
     interval = state.interval if state.step > first else None
     meter, state.interval = StepMeter(state.seconds, interval, device_clock(context.ranks.device)), {}
     schedule_start, schedule_length = (first, last - first) if phase.own_schedule else (0, context.train.max_steps)
-    guard = UpdateGuard(context.ranks, partial(stop_at_nonfinite, context, state, moments))
+    guard = UpdateGuard(context.ranks, partial(_stop_at_nonfinite, context, state, replica))
     record: dict[str, Any] = {}
     feed = Feed(context, reader, state.step)
 
@@ -133,11 +132,11 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         totals = reduce_step_counts(context, local, meter)
 
         if context.changes_size(state.step):
-            context.objective.forget_rows()
+            replica.forget_rows()
 
         # Forward and backward, micro-batch by micro-batch.
-        losses = forward_backward(context, model, local, totals.counts, state.step)
-        norm = clip_gradients(context.objective.parameters(), context.optimizer.clip_norm)
+        losses = forward_backward(context, replica, local, totals.counts, state.step)
+        norm = replica.clip(context.optimizer.clip_norm)
 
         # Update, unless the gradient is not finite. A GPU decides that by itself, so that the host need not wait for it.
         allowed = guard.admit(Progressed(state.step, state.tokens, state.updates, state.averaged), norm, losses)
@@ -146,8 +145,7 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         state.step, state.tokens, state.updates = state.step + 1, state.tokens + totals.tokens, optimizer.updates
         if context.train.weight_average:
             state.averaged += 1
-            own = full_weights(context.objective, state.masters)
-            update_average(state.average, own, context.train.weight_average, state.averaged)
+            replica.update_average(state)
         state.seconds = meter.seconds()
         meter.add(losses, totals.tokens)
         _finish_or_interrupt(context, state, totals)
@@ -157,6 +155,10 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
             meter.read(context.ranks)
         shown = {"loss": f"{meter.last['loss']:.3f}"} if meter.last else {}
         context.progress.advance(1, **shown, **{"tokens/s": f"{meter.tokens_per_second():,.0f}"}, **meter.waits_shown())
+
+        if due.checkpoint or due.evaluate or state.finished:
+            with meter.paused():
+                replica.collect(state)
 
         # Checkpoint, evaluate, log. The checkpoint comes first and holds the pending record: an evaluation that fails, or a
         # kill while it runs, then costs no training.
@@ -177,21 +179,24 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
             if state.finished and not due.checkpoint:  # the evaluation used up the patience
                 state.interval = meter.interval()
                 save_checkpoint(context, state, moments)
-    state.optimizer = moments()
+        if state.step < last and not state.finished:
+            replica.put_away()
+    replica.collect(state)
+    state.optimizer = dict(moments())
     return record
 
 
-def setup_phase(context: TrainContext, phase: Phase) -> tuple[nn.Module, Optimizer]:
-    """The model to run forward, shared by the ranks, and an optimizer of the parameters that the phase trains."""
+def _stop_at_nonfinite(
+    context: TrainContext, state: State, replica: Replica, before: Progressed, losses: Mapping[str, float]
+) -> NoReturn:
+    replica.collect(state)
+    stop_at_nonfinite(context, state, replica.moments, before, losses)
+
+
+def setup_phase(context: TrainContext, phase: Phase) -> Replica:
+    """What this rank trains in a phase, with an optimizer of the parameters that the phase trains."""
     _freeze_others(context.objective, phase)
-    compile_encoders(context)
-    masters = lower_weights(context.objective, context.train.weight_precision)
-    model: nn.Module = context.objective
-    if context.ranks.world_size > 1:
-        ids = [context.ranks.device.index] if context.ranks.device.type == "cuda" else None
-        model = DistributedDataParallel(context.objective, device_ids=ids)
-    groups = parameter_groups(context.objective, context.optimizer, context.precision)
-    return model, Optimizer(groups, context.optimizer, masters, context.train.seed)
+    return build_replica(context, partial(compile_encoders, context.compilation))
 
 
 def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMeter) -> StepTotals:
@@ -216,7 +221,7 @@ def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMete
     )
 
 
-def forward_backward(context: TrainContext, model: nn.Module, local: LocalBatch, counts: dict[str, int], step: int) -> StepMeans:
+def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch, counts: dict[str, int], step: int) -> StepMeans:
     """Compute the gradients of the step's mean loss. Return the mean of each loss, and other means to log."""
     ranks, last = context.ranks, len(local.micro_batches) - 1
     # In float64 on the device: the host learns them when it reads them.
@@ -227,11 +232,11 @@ def forward_backward(context: TrainContext, model: nn.Module, local: LocalBatch,
     for number, (batch, randomness) in enumerate(local.on_device):
         # Dropout follows from seed, step, micro-batch and rank, so a resumed run drops the same elements.
         torch.manual_seed(key_of(context.train.seed, "dropout", step, number, ranks.rank))
-        with _synchronize_after(model, last=number == last):
+        with replica.backward(last=number == last):
             with autocast(context.precision, ranks.device):
-                output = model(batch.to(ranks.device), randomness.to(ranks.device))
+                output = replica.model(batch.to(ranks.device), randomness.to(ranks.device))
             loss = sum(term.total * (term.weight / max(counts[name], 1)) for name, term in output.terms.items())
-            # DDP averages gradients over the ranks, hence the factor: the counts are already those of all ranks.
+            # Gradients are averaged over the ranks, hence the factor: the counts are already those of all ranks.
             (loss * ranks.world_size).backward()
         for name, term in output.terms.items():
             sums[name] = sums.get(name, 0.0) + term.total.detach().double()
@@ -240,7 +245,8 @@ def forward_backward(context: TrainContext, model: nn.Module, local: LocalBatch,
         for name, mean in output.metrics.items():
             others[name] = others.get(name, 0.0) + mean.total.detach().double()
             numbers[name] = numbers.get(name, 0) + mean.count
-    context.objective.absorb(step, {name: ranks.sum_tensor(tally) for name, tally in tallies.items()})
+    replica.finish_gradients()
+    replica.absorb(step, {name: ranks.sum_tensor(tally) for name, tally in tallies.items()})
     means = {name: sums[name] / max(count, 1) for name, count in counts.items()}
     # The numbers of items of all ranks, which the hosts know.
     all_numbers = ranks.sum([float(number) for number in numbers.values()]) if numbers else []
@@ -257,9 +263,9 @@ def update(optimizer: Optimizer, rate: float, allowed: Tensor | None = None) -> 
     optimizer.zero_grad(set_to_none=True)
 
 
-def compile_encoders(context: TrainContext) -> None:
+def compile_encoders(compilation: Mode, objective: Objective) -> None:
     """Compile the encoders if the run asks for it."""
-    compile_networks((network.encoder for network in context.objective.networks().values()), context.compilation)
+    compile_networks((network.encoder for network in objective.networks().values()), compilation)
 
 
 def _begin_average(context: TrainContext, state: State) -> None:
@@ -324,14 +330,3 @@ def _freeze_others(objective: Objective, phase: Phase) -> None:
         if name in phase.holds:
             for part in network.parts():
                 part.requires_grad_(False)
-
-
-def _trainable(moments: dict[str, Tensor], names: dict[nn.Parameter, str]) -> dict[str, Tensor]:
-    """The moments of parameters that the phase trains, and of unknown ones, which the optimizer refuses."""
-    frozen = {name for parameter, name in names.items() if not parameter.requires_grad}
-    return {key: value for key, value in moments.items() if key.rpartition(".")[0] not in frozen}
-
-
-def _synchronize_after(model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-    """Ranks exchange gradients once per step, in the last backward pass."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()

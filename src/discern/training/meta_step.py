@@ -25,7 +25,6 @@ from discern.training.clock import StepMeter
 from discern.training.context import TrainContext
 from discern.training.feed import read_local_batch
 from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, update
-from discern.training.optimizer import clip_gradients
 from discern.training.parallel import Ranks
 from discern.training.products import RecordProducts
 from discern.training.schedule import learning_rate
@@ -82,7 +81,8 @@ class _Step:
     def __init__(self, context: TrainContext, phase: Phase) -> None:
         self._context = context
         self.ledger = MemoryLedger()
-        self._model, self._optimizer = setup_phase(context, phase)
+        self._replica = setup_phase(context, phase)
+        self._optimizer = self._replica.optimizer
         self._optimizer.begin_moments()
         self._average: dict[str, Tensor] = {}
         self._update_average(1)
@@ -115,9 +115,9 @@ class _Step:
         computed, updated = RecordProducts(), RecordProducts()
         with self.ledger, GpuStandIns(low=context.precision == "bfloat16"):
             with computed:
-                means = forward_backward(context, self._model, local, totals.counts, number)
+                means = forward_backward(context, self._replica, local, totals.counts, number)
             with updated:
-                norm = clip_gradients(context.objective.parameters(), context.optimizer.clip_norm)
+                norm = self._replica.clip(context.optimizer.clip_norm)
                 allowed = guard.admit(Progressed(number, 0, number, number), norm, means)
                 update(self._optimizer, learning_rate(context.optimizer, number, context.train.max_steps), allowed)
                 self._update_average(number + 2)

@@ -79,11 +79,11 @@ class Optimizer(torch.optim.Optimizer):
         rule: UpdateRule = group["rule"]
         for parameter in moved:
             self._begin_moments(parameter, rule)
-        gradients = [parameter.grad.float() for parameter in moved if parameter.grad is not None]
+        gradients = [self._gradient_of(parameter, rule).float() for parameter in moved]
         if allowed is not None and not rule.holds_back(list(moved)):
             for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
                 gradient.masked_fill_(~allowed, 0.0)
-        full: list[Tensor] = [self.masters[each] if each in self.masters else each.float() for each in moved]
+        full = [self._weight_of(parameter, rule) for parameter in moved]
         rule.update(
             full,
             gradients,
@@ -94,10 +94,23 @@ class Optimizer(torch.optim.Optimizer):
             allowed=allowed,
         )
         for parameter, values in zip(moved, full, strict=True):
-            if parameter in self.masters:
-                parameter.copy_(values)
-            elif parameter.dtype == torch.bfloat16:
-                parameter.copy_(rounded_at_random(values, rounding))
+            self._store(parameter, values, rule, rounding)
+
+    def _gradient_of(self, parameter: nn.Parameter, rule: UpdateRule) -> Tensor:
+        """The gradient that the rule needs."""
+        assert parameter.grad is not None
+        return parameter.grad
+
+    def _weight_of(self, parameter: nn.Parameter, rule: UpdateRule) -> Tensor:
+        """The float32 weight that the rule updates in place: the parameter, its float32 copy, or a temporary one."""
+        return self.masters[parameter] if parameter in self.masters else parameter.float()
+
+    def _store(self, parameter: nn.Parameter, values: Tensor, rule: UpdateRule, rounding: torch.Generator | None) -> None:
+        """Write an updated weight back to its parameter, unless it is the parameter."""
+        if parameter in self.masters:
+            parameter.copy_(values)
+        elif parameter.dtype == torch.bfloat16:
+            parameter.copy_(rounded_at_random(values, rounding))
 
     def _rounding(self) -> torch.Generator | None:
         """The generator of this update's rounding; None if no weight is rounded at random."""
@@ -126,7 +139,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin_moments(self, parameter: Tensor, rule: UpdateRule) -> None:
         if not self.state[parameter]:
-            self.state[parameter] = {name: torch.zeros_like(parameter, dtype=torch.float32) for name in rule.moments}
+            self.state[parameter] = {name: self._empty_moment(parameter, rule) for name in rule.moments}
+
+    def _empty_moment(self, parameter: Tensor, rule: UpdateRule) -> Tensor:
+        return torch.zeros_like(parameter, dtype=torch.float32)
+
+    def _loaded_moment(self, value: Tensor, parameter: Tensor, rule: UpdateRule) -> Tensor:
+        return value.to(parameter.device)
 
     def load_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[nn.Parameter, str], updates: int) -> None:
         """Load the moments that `tensors` returned.
@@ -149,7 +168,7 @@ class Optimizer(torch.optim.Optimizer):
             if missing:
                 raise CheckpointError(f"the optimizer has '{key}' but no '{name}.{missing[0]}'")
             state = self.state[parameter] or {}
-            state[kind] = value.to(parameter.device)
+            state[kind] = self._loaded_moment(value, parameter, rule)
             self.state[parameter] = state
 
 

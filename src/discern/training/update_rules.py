@@ -30,10 +30,12 @@ class UpdateRule(abc.ABC):
     Attributes:
         name: as in `optimizer.name`.
         moments: names of the tensors that are kept for each weight, of its shape and zero at first.
+        needs_whole: whether the update of an element depends on the rest of its tensor, so that a part of it is not enough.
     """
 
     name: ClassVar[str]
     moments: ClassVar[tuple[str, ...]]
+    needs_whole: ClassVar[bool] = False
 
     @abc.abstractmethod
     def update(
@@ -177,6 +179,7 @@ class StableAdamW(AdamRule):
     """
 
     name = "stable-adamw"
+    needs_whole = True
 
     def update(
         self,
@@ -224,6 +227,7 @@ class Muon(UpdateRule):
 
     name = "muon"
     moments = ("momentum",)
+    needs_whole = True
 
     parts: int = 1
     precision: str = "float32"

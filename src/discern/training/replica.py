@@ -1,0 +1,100 @@
+"""What a rank trains: the whole objective, alone or beside equal ones on the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from discern.objectives.base import Objective
+from discern.training.average import update_average
+from discern.training.context import State, TrainContext
+from discern.training.optimizer import Optimizer, clip_gradients, parameter_groups
+from discern.training.weight_precision import full_weights, lower_weights
+
+Prepare = Callable[[Objective], None]
+"""Compiles the networks of an objective, if the run asks for it."""
+
+
+class Replica:
+    """The whole objective on this rank. Several ranks sum their gradients by DistributedDataParallel.
+
+    Attributes:
+        objective: whose parameters are trained.
+        model: the module to run forward.
+        optimizer: updates the parameters.
+    """
+
+    objective: Objective
+    model: nn.Module
+    optimizer: Optimizer
+
+    def __init__(self, context: TrainContext, prepare: Prepare) -> None:
+        self._context = context
+        self._build(context, prepare)
+        self._names = {parameter: name for name, parameter in self.objective.named_parameters()}
+
+    def _build(self, context: TrainContext, prepare: Prepare) -> None:
+        self.objective = context.objective
+        prepare(self.objective)
+        masters = lower_weights(self.objective, context.train.weight_precision)
+        self.model = self.objective
+        if context.ranks.world_size > 1:
+            ids = [context.ranks.device.index] if context.ranks.device.type == "cuda" else None
+            self.model = DistributedDataParallel(self.objective, device_ids=ids)
+        groups = parameter_groups(self.objective, context.optimizer, context.precision)
+        self.optimizer = Optimizer(groups, context.optimizer, masters, context.train.seed)
+
+    def load_moments(self, moments: Mapping[str, Tensor], updates: int) -> None:
+        """Continue from moments by parameter name; those of parameters that are not trained now are left out."""
+        frozen = {name for parameter, name in self._names.items() if not parameter.requires_grad}
+        used = {key: value for key, value in moments.items() if key.rpartition(".")[0] not in frozen}
+        self.optimizer.load_tensors(used, self._names, updates)
+
+    def begin_average(self, state: State) -> None:
+        """Take over the moving average of an earlier session."""
+
+    def backward(self, *, last: bool) -> AbstractContextManager[object]:
+        """A context for the forward and backward pass of a micro-batch. Ranks exchange gradients in the `last` one of a step."""
+        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) and not last else nullcontext()
+
+    def finish_gradients(self) -> None:
+        """Exchange the gradients that torch has not exchanged."""
+
+    def clip(self, limit: float) -> Tensor:
+        """Scale the gradients so that their norm over all ranks is at most `limit` (0: no limit). Return the norm before."""
+        return clip_gradients(self.objective.parameters(), limit)
+
+    def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
+        """`Objective.absorb`."""
+        self.objective.absorb(step, sums)
+
+    def forget_rows(self) -> None:
+        """`Objective.forget_rows`."""
+        self.objective.forget_rows()
+
+    def update_average(self, state: State) -> None:
+        """Add the present weights to the moving average of the state."""
+        own = full_weights(self.objective, state.masters)
+        update_average(state.average, own, self._context.train.weight_average, state.averaged)
+
+    def collect(self, state: State) -> None:
+        """Bring weights, moments and average together on every rank, for a checkpoint or an evaluation of the run's objective."""
+
+    def put_away(self) -> None:
+        """Free what `collect` took, before the next step."""
+
+    def moments(self) -> Mapping[str, Tensor]:
+        """The optimizer's moments by parameter name, after `collect`."""
+        return self.optimizer.tensors(self._names)
+
+
+def build_replica(context: TrainContext, prepare: Prepare) -> Replica:
+    """What this rank trains, by `train.parallel` and the number of ranks."""
+    if context.ranks.world_size == 1 or context.train.parallel == "ddp":
+        return Replica(context, prepare)
+    from discern.training.sharding import ShardedReplica  # imports torch.distributed.fsdp
+
+    return ShardedReplica(context, prepare)
