@@ -93,22 +93,11 @@ def save_checkpoint(context: TrainContext, state: State, moments: Moments, folde
     # Each rank has the memory of its own rows. Tensors that all ranks share come from rank 0, hence the reversed order.
     carried = context.ranks.gather_first(context.objective.carry_state())
     if context.ranks.writes:
-        best = {"best": state.best, "best_loss": state.best_loss, "waited": state.evaluations_since_best}
         contents = checkpoint.Contents(
             model=full_weights(context.objective, state.masters),
             optimizer=moments(),
             carry={name: tensor for each in reversed(carried) for name, tensor in each.items()},
-            state={
-                "step": state.step,
-                "tokens": state.tokens,
-                "seconds": state.seconds,
-                "updates": state.updates,
-                **({"averaged": state.averaged} if state.average else {}),
-                "interval": state.interval,
-                **({} if state.pending is None else {"owed": state.pending}),
-                **({} if context.early_stopping is None else best),
-                **context.header,
-            },
+            state=described_state(context, state),
             average=state.average,
         )
         if context.metrics_log is not None:
@@ -116,6 +105,22 @@ def save_checkpoint(context: TrainContext, state: State, moments: Moments, folde
             context.metrics_log.sync()
         checkpoint.save(folder or context.folder / "checkpoints", contents, context.train.keep_checkpoints)
     context.ranks.barrier()
+
+
+def described_state(context: TrainContext, state: State) -> dict[str, Any]:
+    """The state of a run as plain JSON, for a checkpoint."""
+    best = {"best": state.best, "best_loss": state.best_loss, "waited": state.evaluations_since_best}
+    return {
+        "step": state.step,
+        "tokens": state.tokens,
+        "seconds": state.seconds,
+        "updates": state.updates,
+        **({"averaged": state.averaged} if state.averaged else {}),
+        "interval": state.interval,
+        **({} if state.pending is None else {"owed": state.pending}),
+        **({} if context.early_stopping is None else best),
+        **context.header,
+    }
 
 
 def evaluate(context: TrainContext, state: State, moments: Moments, *, saved: bool) -> dict[str, float]:

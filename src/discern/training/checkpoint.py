@@ -30,6 +30,8 @@ FORMAT = 1
 MODEL_FILE, OPTIMIZER_FILE, CARRY_FILE = "model.safetensors", "optimizer.safetensors", "carry.safetensors"
 AVERAGE_FILE = "average.safetensors"
 STATE_FILE, CHECKSUM_FILE = "state.json", CHECKSUMS_NAME
+_PART = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
+"""A file of one of several ranks, as torch.distributed.checkpoint names it."""
 _EARLIER = "to use the previous checkpoint, remove this folder"
 
 
@@ -95,27 +97,74 @@ def save(folder: Path, contents: Contents, keep: int) -> Path:
     Raises:
         CheckpointError: it could not be written. Earlier checkpoints are intact, and nothing incomplete remains.
     """
-    final = folder / f"step-{contents.step:08d}"
-    partial = folder / f".{final.name}.partial"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        _write_files(partial, contents)
-        if final.exists():
-            _discard(final)
-        partial.rename(final)
-        sync_folder(folder)
+        sums = _write_tensors(make_partial(folder, contents.step), contents)
+        return publish(folder, contents.state, sums, keep)
     except (OSError, SafetensorError) as problem:
-        shutil.rmtree(partial, ignore_errors=True)
-        good = found(folder)
-        raise CheckpointError(
-            f"could not write the checkpoint of step {contents.step} to {folder}: {problem}",
-            hint=f"free some space and run the same command again; the last good checkpoint is "
-            f"{good[0].name if good else 'none: the run starts over'}",
-        ) from problem
-    _prune(folder, contents.step, keep)
+        discard_partial(folder, contents.step)
+        raise not_written(folder, contents.step, str(problem)) from problem
+
+
+def partial_folder(folder: Path, step: int) -> Path:
+    """The folder in which the checkpoint of a step is written before it is published."""
+    return folder / f".{_name(step)}.partial"
+
+
+def make_partial(folder: Path, step: int) -> Path:
+    """Create that folder, empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = partial_folder(folder, step)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    return partial
+
+
+def discard_partial(folder: Path, step: int) -> None:
+    """Remove that folder."""
+    shutil.rmtree(partial_folder(folder, step), ignore_errors=True)
+
+
+def publish(folder: Path, state: Mapping[str, Any], sums: Mapping[str, str], keep: int) -> Path:
+    """Complete the checkpoint in the partial folder, whose tensors are written and synced, and give it its name.
+
+    Args:
+        sums: checksums of the files of tensors.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    step = int(state["step"])
+    final, partial = folder / _name(step), partial_folder(folder, step)
+    (partial / STATE_FILE).write_text(json.dumps({"format": FORMAT, **state}, indent=1) + "\n")
+    complete = {**sums, STATE_FILE: checksum(partial / STATE_FILE)}
+    (partial / CHECKSUM_FILE).write_text(json.dumps(complete, indent=1) + "\n")
+    mode = (partial / STATE_FILE).stat().st_mode
+    for name in [*complete, CHECKSUM_FILE]:
+        # safetensors makes files that only their owner can read; a run follows the umask.
+        (partial / name).chmod(mode)
+        with (partial / name).open("rb") as file:
+            sync_file(file)
+    sync_folder(partial)
+    if final.exists():
+        _discard(final)
+    partial.rename(final)
+    sync_folder(folder)
+    _prune(folder, step, keep)
     return final
+
+
+def not_written(folder: Path, step: int, problem: str) -> CheckpointError:
+    """The error about a checkpoint that could not be written."""
+    good = found(folder)
+    return CheckpointError(
+        f"could not write the checkpoint of step {step} to {folder}: {problem}",
+        hint=f"free some space and run the same command again; the last good checkpoint is "
+        f"{good[0].name if good else 'none: the run starts over'}",
+    )
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
@@ -169,29 +218,51 @@ def load(path: Path, *, carry: bool = True) -> Contents:
         CheckpointError: a file is missing, truncated, altered or of another format version.
         NumericsError: a weight is not finite.
     """
-    check_files(path)
+    divided = check_files(path)
     state = read_record(path / STATE_FILE, _State, hint=_EARLIER, version=FORMAT, error=CheckpointError)
-    carried = _tensors(path / CARRY_FILE) if carry and (path / CARRY_FILE).exists() else {}
-    model = _tensors(path / MODEL_FILE)
+    if divided:
+        groups = _divided(path)
+    else:
+        names = {MODEL_FILE, OPTIMIZER_FILE, AVERAGE_FILE, *([CARRY_FILE] if carry else [])}
+        groups = {name: _tensors(path / name) for name in names if (path / name).exists()}
+    model, average = groups[MODEL_FILE], groups.get(AVERAGE_FILE, {})
     check_finite(model, path / MODEL_FILE)
-    average = _tensors(path / AVERAGE_FILE) if (path / AVERAGE_FILE).exists() else {}
     check_finite(average, path / AVERAGE_FILE)
-    return Contents(model, _tensors(path / OPTIMIZER_FILE), carried, state, average)
+    return Contents(model, groups.get(OPTIMIZER_FILE, {}), groups.get(CARRY_FILE, {}) if carry else {}, state, average)
 
 
-def check_files(path: Path) -> None:
-    """Compare every file of a checkpoint with its checksum.
+def divided_name(file: str, tensor: str) -> str:
+    """Name of a tensor in a checkpoint that several ranks write, by the file that has it otherwise."""
+    return f"{file.removesuffix('.safetensors')}/{tensor}"
+
+
+def _divided(path: Path) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a checkpoint that several ranks have written, by the files that have them otherwise."""
+    from discern.training.divided_checkpoint import read_divided  # imports torch.distributed
+
+    groups: dict[str, dict[str, Tensor]] = {MODEL_FILE: {}}
+    for name, tensor in read_divided(path).items():
+        file, _, own = name.partition("/")
+        groups.setdefault(f"{file}.safetensors", {})[own] = tensor
+    return groups
+
+
+def check_files(path: Path) -> bool:
+    """Compare every file of a checkpoint with its checksum. Return whether several ranks have written it.
 
     Raises:
         CheckpointError: a file is missing, truncated or altered.
     """
     try:
         sums = read_checksums(path)
-        if not {MODEL_FILE, OPTIMIZER_FILE, STATE_FILE} <= sums.keys():
+        divided = [found for found in map(_PART.fullmatch, sums) if found is not None]
+        complete = {MODEL_FILE, OPTIMIZER_FILE} <= sums.keys() or divided
+        if not complete or STATE_FILE not in sums:
             raise CheckpointError(f"{path / CHECKSUM_FILE} is missing, or does not name every file", hint=_EARLIER)
         for name, expected in sums.items() if verification_is_on() else ():
             if checksum(path / name) != expected:
                 raise CheckpointError(f"{path}: {name} is damaged (its checksum differs)", hint=_EARLIER)
+        return bool(divided)
     except DataError as problem:
         raise CheckpointError(problem.message, hint=_EARLIER) from problem
     except OSError as problem:
@@ -228,23 +299,13 @@ def clean(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _write_files(folder: Path, contents: Contents) -> None:
+def _write_tensors(folder: Path, contents: Contents) -> dict[str, str]:
+    """Write the files of tensors. Return their checksums."""
     groups = {MODEL_FILE: contents.model, OPTIMIZER_FILE: contents.optimizer}
     groups |= {name: tensors for name, tensors in ((CARRY_FILE, contents.carry), (AVERAGE_FILE, contents.average)) if tensors}
-    names = []
     for name, tensors in groups.items():
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name, {"format": "pt"})
-        names.append(name)
-    (folder / STATE_FILE).write_text(json.dumps({"format": FORMAT, **contents.state}, indent=1) + "\n")
-    sums = {name: checksum(folder / name) for name in [*names, STATE_FILE]}
-    (folder / CHECKSUM_FILE).write_text(json.dumps(sums, indent=1) + "\n")
-    mode = (folder / STATE_FILE).stat().st_mode
-    for name in [*names, STATE_FILE, CHECKSUM_FILE]:
-        # safetensors makes files that only their owner can read; a run follows the umask.
-        (folder / name).chmod(mode)
-        with (folder / name).open("rb") as file:
-            sync_file(file)
-    sync_folder(folder)
+    return {name: checksum(folder / name) for name in groups}
 
 
 def _discard(path: Path) -> None:

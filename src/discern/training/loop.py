@@ -26,7 +26,6 @@ from discern.training.bookkeeping import (
     log,
     make_record,
     note_done,
-    save_checkpoint,
     stop_at_nonfinite,
     timed,
 )
@@ -156,7 +155,7 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         shown = {"loss": f"{meter.last['loss']:.3f}"} if meter.last else {}
         context.progress.advance(1, **shown, **{"tokens/s": f"{meter.tokens_per_second():,.0f}"}, **meter.waits_shown())
 
-        if due.checkpoint or due.evaluate or state.finished:
+        if due.evaluate or state.finished:
             with meter.paused():
                 replica.collect(state)
 
@@ -170,7 +169,7 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
         if due.checkpoint:
             state.interval = meter.interval()
             with timed(context, meter, "checkpoint"):
-                save_checkpoint(context, state, moments)
+                replica.save(state)
         # A user who interrupts a run does not want to wait for an evaluation; the resumed run does it instead.
         if due.log and not (due.evaluate and state.interrupted):
             with timed(context, meter, "evaluate") if due.evaluate else meter.paused():
@@ -178,9 +177,10 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
                 record = log(context, state, held_out)
             if state.finished and not due.checkpoint:  # the evaluation used up the patience
                 state.interval = meter.interval()
-                save_checkpoint(context, state, moments)
+                replica.save(state)
         if state.step < last and not state.finished:
             replica.put_away()
+    replica.close()
     replica.collect(state)
     state.optimizer = dict(moments())
     return record

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from discern.objectives.base import Objective
 from discern.training.average import update_average
+from discern.training.bookkeeping import save_checkpoint
 from discern.training.context import State, TrainContext
 from discern.training.optimizer import Optimizer, clip_gradients, parameter_groups
 from discern.training.weight_precision import full_weights, lower_weights
@@ -85,6 +86,21 @@ class Replica:
 
     def put_away(self) -> None:
         """Free what `collect` took, before the next step."""
+
+    def save(self, state: State) -> None:
+        """Write a checkpoint of the run, or begin to.
+
+        Raises:
+            CheckpointError: it, or the one before, could not be written.
+        """
+        save_checkpoint(self._context, state, self.moments)
+
+    def close(self) -> None:
+        """Wait until the checkpoints that were begun are complete.
+
+        Raises:
+            CheckpointError: one could not be written.
+        """
 
     def moments(self) -> Mapping[str, Tensor]:
         """The optimizer's moments by parameter name, after `collect`."""

@@ -13,24 +13,26 @@ Reference: Zhao et al. 2023, "PyTorch FSDP: experiences on scaling fully sharded
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
-from discern.errors import ConfigError
+from discern.errors import CheckpointError, ConfigError
 from discern.training.average import update_average
-from discern.training.checkpoint import load_model_tensors, model_tensors
+from discern.training.bookkeeping import described_state
+from discern.training.checkpoint import AVERAGE_FILE, CARRY_FILE, MODEL_FILE, OPTIMIZER_FILE, divided_name, load_model_tensors
 from discern.training.config import TrainConfig
 from discern.training.context import State, TrainContext
+from discern.training.divided_checkpoint import DividedWriter, Part
 from discern.training.optimizer import Optimizer, parameter_groups
-from discern.training.parallel import Ranks
+from discern.training.parallel import LONGEST_WORK, Ranks
 from discern.training.rank_environment import rank_environment
 from discern.training.replica import Prepare, Replica
 from discern.training.update_rules import UpdateRule
@@ -54,17 +56,19 @@ class ShardedReplica(Replica):
         for block in blocks:
             fully_shard(block, mesh=mesh, ignored_params=vectors)
         self.model = fully_shard(self.objective, mesh=mesh, ignored_params=vectors)
-        self._shards: Any = mesh.get_group(_SHARD) if mesh.ndim > 1 else mesh.get_group()
+        self._group = mesh.get_group(_SHARD)
         self.optimizer = ShardedOptimizer(
             parameter_groups(self.objective, context.optimizer, context.precision), context.optimizer
         )
         self._moments: dict[str, Tensor] = {}
         self._average: dict[str, Tensor] = {}
         self._collected = -1
+        self._writer = _writer(ranks, mesh)
+        ranks.closing.append(_forget_meshes)
         self.put_away()
 
     def begin_average(self, state: State) -> None:
-        own = model_tensors(self.objective)
+        own = tensors_of(self.objective)
         self._average = {name: part_of(tensor, own[name]).clone() for name, tensor in state.average.items()}
 
     def backward(self, *, last: bool) -> AbstractContextManager[object]:
@@ -87,13 +91,13 @@ class ShardedReplica(Replica):
 
     def clip(self, limit: float) -> Tensor:
         gradients = [each.grad for each in self.objective.parameters() if each.grad is not None]
-        divided = [each.to_local() for each in gradients if isinstance(each, DTensor)]
-        whole = [each for each in gradients if not isinstance(each, DTensor)]
+        divided = [local(each) for each in gradients if isinstance(each, DTensor)]
+        undivided = [each for each in gradients if not isinstance(each, DTensor)]
         square = _sum_of_squares(divided, self._context.ranks.device)
-        dist.all_reduce(square, group=self._shards)
-        norm = (square + _sum_of_squares(whole, square.device)).sqrt()
+        dist.all_reduce(square, group=self._group)
+        norm = (square + _sum_of_squares(undivided, square.device)).sqrt()
         if limit > 0 and gradients:
-            torch._foreach_mul_([*divided, *whole], torch.clamp(limit / (norm + 1e-6), max=1.0))
+            torch._foreach_mul_([*divided, *undivided], torch.clamp(limit / (norm + 1e-6), max=1.0))
         return norm
 
     def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
@@ -101,16 +105,18 @@ class ShardedReplica(Replica):
         self._whole.absorb(step, sums)  # which corrupts the rows
 
     def update_average(self, state: State) -> None:
-        own = {name: local(tensor) for name, tensor in model_tensors(self.objective).items()}
+        own = {name: local(tensor) for name, tensor in tensors_of(self.objective).items()}
         update_average(self._average, own, self._context.train.weight_average, state.averaged)
 
     def collect(self, state: State) -> None:
         if self._collected == state.step:
             return
-        device, own = self._context.ranks.device, model_tensors(self.objective)
+        device, own = self._context.ranks.device, tensors_of(self.objective)
         self._whole.to(device)
         with torch.no_grad():
-            load_model_tensors(self._whole, {name: whole(tensor) for name, tensor in own.items()}, "the divided model")
+            load_model_tensors(
+                self._whole, {name: whole(local(tensor), tensor) for name, tensor in own.items()}, "the divided model"
+            )
         carried = self.objective.carry_state()
         if carried:
             self._whole.load_carry_state(carried)
@@ -118,6 +124,45 @@ class ShardedReplica(Replica):
             state.average = {name: whole(tensor, own[name]) for name, tensor in self._average.items()}
         self._moments = self.optimizer.tensors(self._names)
         self._collected = state.step
+
+    def save(self, state: State) -> None:
+        context = self._context
+        self._settle()
+        carried = context.ranks.gather_first(self.objective.carry_state())
+        parts: dict[str, Tensor | Part] = {}
+        own = tensors_of(self.objective)
+        for name, tensor in own.items():
+            parts[divided_name(MODEL_FILE, name)] = _part(local(tensor), tensor)
+        for name, tensor in self._average.items():
+            parts[divided_name(AVERAGE_FILE, name)] = _part(tensor, own[name])
+        for name, moment in self.optimizer.parts(self._names).items():
+            parts[divided_name(OPTIMIZER_FILE, name)] = moment
+        for each in reversed(carried):  # each rank has the memory of its own rows; what all share comes from rank 0
+            parts |= {divided_name(CARRY_FILE, name): tensor for name, tensor in each.items()}
+        if context.metrics_log is not None:
+            context.metrics_log.sync()
+        if self._writer is not None:
+            folder, keep = context.folder / "checkpoints", context.train.keep_checkpoints
+            self._writer.begin(folder, parts, described_state(context, state), keep)
+        if state.finished:
+            self._settle()
+
+    def close(self) -> None:
+        self._settle()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint that was begun, on all ranks."""
+        problem: CheckpointError | None = None
+        try:
+            if self._writer is not None:
+                self._writer.wait()
+        except CheckpointError as found:
+            problem = found
+        problem = next((each for each in self._context.ranks.gather(problem, waits=True) if each is not None), None)
+        if problem is not None:
+            raise problem
 
     def put_away(self) -> None:
         self._moments, self._collected = {}, -1
@@ -137,34 +182,46 @@ class ShardedOptimizer(Optimizer):
 
     def _gradient_of(self, parameter: nn.Parameter, rule: UpdateRule) -> Tensor:
         assert parameter.grad is not None
-        return self._part(parameter.grad, rule)
+        return self._part(local(parameter.grad), parameter, rule)
 
     def _weight_of(self, parameter: nn.Parameter, rule: UpdateRule) -> Tensor:
-        return self._part(parameter.detach(), rule)
+        return self._part(local(parameter), parameter, rule)
 
     def _store(self, parameter: nn.Parameter, values: Tensor, rule: UpdateRule, rounding: torch.Generator | None) -> None:
         if rule.needs_whole:
-            local(parameter.detach()).copy_(part_of(values, parameter))
+            local(parameter).copy_(part_of(values, parameter))
 
-    def _part(self, tensor: Tensor, rule: UpdateRule) -> Tensor:
-        return whole(tensor) if rule.needs_whole else local(tensor)
+    def _part(self, part: Tensor, parameter: Tensor, rule: UpdateRule) -> Tensor:
+        return whole(part, parameter) if rule.needs_whole else part
 
     def _empty_moment(self, parameter: Tensor, rule: UpdateRule) -> Tensor:
         shape = parameter.shape if rule.needs_whole else local(parameter).shape
         return torch.zeros(shape, dtype=torch.float32, device=local(parameter).device)
 
     def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
+        return {
+            key: whole(each.values, each.like) if isinstance(each, Part) else each.clone()
+            for key, each in self.parts(names).items()
+        }
+
+    def parts(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor | Part]:
+        """This rank's parts of the moments by parameter name, and those that are whole on every rank."""
         rules = {parameter: group["rule"] for group in self.param_groups for parameter in group["params"]}
         own = {name: parameter for parameter, name in names.items()}
-        found = {}
+        found: dict[str, Tensor | Part] = {}
         for key, value in super().tensors(names).items():
             parameter = own[key.rpartition(".")[0]]
-            found[key] = value.clone() if rules[parameter].needs_whole else whole(value, parameter)
+            found[key] = value if rules[parameter].needs_whole else _part(value, parameter)
         return found
 
     def _loaded_moment(self, value: Tensor, parameter: Tensor, rule: UpdateRule) -> Tensor:
         moved = value.to(local(parameter).device)
         return moved.clone() if rule.needs_whole else part_of(moved, parameter).clone()
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer once by name, divided or not."""
+    return dict([*model.named_parameters(), *model.named_buffers()])
 
 
 def mesh_of(train: TrainConfig, ranks: Ranks) -> DeviceMesh:
@@ -200,27 +257,65 @@ def shard_ranks(train: TrainConfig, ranks: Ranks) -> int:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor on this rank: all of it if it is not divided."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # Not by an operation of DTensor: their caches would keep the process group, with its threads, beyond its end.
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+def whole(part: Tensor, like: Tensor) -> Tensor:
     """The whole tensor, gathered from the ranks.
 
     Args:
-        like: a parameter that is divided in the same way, if `tensor` is only the local part.
+        part: the part on this rank.
+        like: the parameter that is divided in the same way; if it is not divided, the part is the whole.
     """
-    if isinstance(like, DTensor) and not isinstance(tensor, DTensor):
-        tensor = DTensor.from_local(
-            tensor, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
-    return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(like, DTensor):
+        return part
+    group, rows = _shards(like), _rows(like)
+    padded = part.new_zeros(rows, *like.shape[1:])
+    padded[: len(part)] = part
+    gathered = part.new_empty(rows * dist.get_world_size(group), *like.shape[1:])
+    dist.all_gather_into_tensor(gathered, padded, group=group)
+    return gathered[: len(like)]
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     """The part of a whole tensor that this rank keeps of a parameter `like` it."""
     if not isinstance(like, DTensor):
         return tensor
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None).to_local()
+    begin = dist.get_rank(_shards(like)) * _rows(like)
+    return tensor[begin : begin + _rows(like)]
+
+
+def _shards(parameter: DTensor) -> dist.ProcessGroup:
+    """The ranks that a parameter is divided among."""
+    return parameter.device_mesh.get_group(_SHARD)
+
+
+def _rows(parameter: DTensor) -> int:
+    """Rows of a parameter on each rank; the last ranks may have fewer."""
+    return -(-len(parameter) // dist.get_world_size(_shards(parameter)))
+
+
+def _part(values: Tensor, like: Tensor) -> Tensor | Part:
+    return Part(values, like) if isinstance(like, DTensor) else values
+
+
+def _writer(ranks: Ranks, mesh: DeviceMesh) -> DividedWriter | None:
+    """The writer of checkpoints; None on ranks whose weights others have, too, and write."""
+    first = mesh.mesh.reshape(-1, mesh.size(-1))[0].tolist()
+    group = dist.new_group(first, backend="gloo", timeout=LONGEST_WORK)
+    if ranks.rank not in first:
+        return None
+    ranks.waiting.append(group)
+    return DividedWriter(group)
+
+
+def _forget_meshes() -> None:
+    """Empty the caches of DTensor, which would keep process groups, with their threads, beyond their end."""
+    gc.collect()
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear is not None:
+        clear()
 
 
 def _sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
