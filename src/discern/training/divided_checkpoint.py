@@ -1,13 +1,14 @@
 """Checkpoints that several ranks write together while training goes on, by `torch.distributed.checkpoint`.
 
-Every rank writes its parts of the tensors to a safetensors file of its own, in a thread: training waits only until they are copied
-to host memory. Rank 0 publishes the checkpoint when all files are complete, so that until then the one before is the newest. Any
-number of processes can read it, one included.
+Every rank writes its parts of the tensors to a safetensors file of its own, in a thread: training waits only until they are
+copied to host memory. Rank 0 publishes the checkpoint when all files are complete, so that until then the one before is the
+newest. Any number of processes can read it, one included.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import DeviceMesh
@@ -95,23 +96,25 @@ class DividedWriter:
         writes, step = dist.get_rank() == 0, int(state["step"])
         problem: str | None = None
         sums: dict[str, str] = {}
-        partial = checkpoint.partial_folder(folder, step)
         try:
             if writes:
                 checkpoint.make_partial(folder, step)
         except OSError as found:
             problem = str(found)
+        partial = checkpoint.partial_folder(Path(self._gather(str(folder.absolute()))[0]), step)
+        if problem is None and not partial.is_dir():
+            problem = f"process {dist.get_rank()} does not see {partial}; the folder of a run must be on storage that all share"
         if not any(self._gather(problem)):
             try:
                 writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-                dcp.save(tensors, storage_writer=writer, process_group=self._group)
+                state_dict_saver.save(tensors, storage_writer=writer, process_group=self._group)
                 own = partial.glob(f"shard-{dist.get_rank(self._group) + 1:05d}-*.safetensors")
                 for path in own:
                     with path.open("rb") as file:
                         sync_file(file)
                     sums[path.name] = checksum(path)
             except (CheckpointException, OSError) as found:
-                problem = f"rank {dist.get_rank()}: {' '.join(str(found).split())[:500]}"
+                problem = f"process {dist.get_rank()}: {' '.join(str(found).split())[:500]}"
         problems = [each for each in self._gather(problem) if each is not None]
         everything = {name: value for each in self._gather(sums) for name, value in each.items()}
         if writes and not problems:
@@ -149,7 +152,11 @@ def read_divided(folder: Path) -> dict[str, Tensor]:
             for name, each in found.items()
             if isinstance(each, TensorStorageMetadata)
         }
-        dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is what no_dist says
+            state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except (OSError, ValueError, RuntimeError, CheckpointException) as problem:
-        raise CheckpointError(f"{folder} is damaged: {problem}", hint="to use the previous checkpoint, remove this folder") from problem
+        raise CheckpointError(
+            f"{folder} is damaged: {problem}", hint="to use the previous checkpoint, remove this folder"
+        ) from problem
     return tensors

@@ -20,7 +20,7 @@ from discern.training.meeting import meet, open_store
 from discern.training.rank_environment import LOST_CONTACT, heartbeat_timeout, is_launched, rank_environment, ranks_timeout
 
 # Rank 0 may predict large files or write to a slow disk while the others wait.
-_LONGEST_WORK = timedelta(hours=24)
+LONGEST_WORK = timedelta(hours=24)
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Ranks:
         waiting: holds the process group for exchanges in which the others wait for work of rank 0. In all other exchanges, a rank
             that does not respond is considered lost after `ranks_timeout()` seconds.
         hosts: holds the process group for numbers that the hosts know, if the devices have another one.
+        closing: what else to do before the process groups end.
         heartbeat: knows which process is lost, when an exchange fails.
     """
 
@@ -43,6 +44,7 @@ class Ranks:
     waiting: list[Any] = field(default_factory=list)
     hosts: list[Any] = field(default_factory=list)
     heartbeat: Heartbeat | None = None
+    closing: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def reads_freely(self) -> bool:
@@ -197,18 +199,21 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         dist.init_process_group(backend, store=store, rank=own.rank, world_size=own.world_size, timeout=seconds)
     waiting: list[Any] = []
     hosts: list[Any] = []
+    closing: list[Callable[[], None]] = []
     try:
         with _in_contact():
-            waiting.append(dist.new_group(backend="gloo", timeout=_LONGEST_WORK))
+            waiting.append(dist.new_group(backend="gloo", timeout=LONGEST_WORK))
             if backend != "gloo":
                 hosts.append(dist.new_group(backend="gloo", timeout=seconds))
             heartbeat = _start_heartbeat(own.rank, own.world_size, group, waiting[0])
         with _watched(heartbeat), _in_contact(heartbeat):  # gradients are exchanged by torch itself
-            yield Ranks(own.rank, own.world_size, chosen, waiting, hosts, heartbeat)
+            yield Ranks(own.rank, own.world_size, chosen, waiting, hosts, heartbeat, closing)
     finally:
         # A remaining reference to the ranks must not keep the threads of the groups alive.
         waiting.clear()
         hosts.clear()
+        for action in closing:
+            action()
         dist.destroy_process_group()
 
 

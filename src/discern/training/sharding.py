@@ -44,6 +44,7 @@ class ShardedReplica(Replica):
     """A part of the objective on this rank; see the module."""
 
     model: FSDPModule  # type: ignore[assignment]
+    optimizer: ShardedOptimizer
 
     def _build(self, context: TrainContext, prepare: Prepare) -> None:
         ranks = context.ranks
@@ -273,9 +274,9 @@ def whole(part: Tensor, like: Tensor) -> Tensor:
     group, rows = _shards(like), _rows(like)
     padded = part.new_zeros(rows, *like.shape[1:])
     padded[: len(part)] = part
-    gathered = part.new_empty(rows * dist.get_world_size(group), *like.shape[1:])
-    dist.all_gather_into_tensor(gathered, padded, group=group)
-    return gathered[: len(like)]
+    gathered = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, padded, group=group)
+    return torch.cat(gathered)[: len(like)]
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
