@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from discern.objectives import objectives
+from discern.training import checkpoint
 
 # All objectives after one another, as starting processes takes longer than training.
 PROGRAM = """
@@ -22,14 +22,16 @@ sys.path.insert(0, {root!r})
 from tests.training.test_loop import OPTIMIZERS, context
 from tests.training.test_step_sizes import scheduled
 from discern.objectives import objectives
+from discern.training import checkpoint
 from tests.support import MODELS, settings
 from discern.training.loop import train
 from discern.training.context import State
 from discern.training.parallel import join_ranks
 
 out, micro = Path(sys.argv[1]), int(sys.argv[2]) or None
+parallel = dict(ddp=dict(), fsdp=dict(parallel="fsdp"), hsdp=dict(parallel="hsdp", shard_ranks=2))[sys.argv[3]]
 with join_ranks("cpu") as ranks:
-    for run_name in sys.argv[3:]:
+    for run_name in sys.argv[4:]:
         name, _, optimizer = run_name.partition("+")
         factory = objectives.load(name)
         model = dict(hidden_dropout=0.0, attention_dropout=0.0, **MODELS.get(name, dict()))
@@ -40,7 +42,7 @@ with join_ranks("cpu") as ranks:
         objective = factory(given, settings(**model))
         objective.initialize(0)
         options = OPTIMIZERS.get(optimizer, dict())
-        steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5)
+        steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5, **parallel)
         folder = out / (run_name if ranks.writes else "other")
         if optimizer == "growing":
             own = dict(masking="entropy") if "masking" in factory.Config.model_fields else dict()
@@ -57,6 +59,11 @@ GROWING = ["rtd+growing", "electric+growing", "permutation-lm+growing"]
 NAMES = [*objectives.names(), *(f"{name}+muon" for name in objectives.names()), "rtd+stable-adamw", "rtd+modernbert", *GROWING]
 """Objectives, some with the optimizer of `OPTIMIZERS` after a plus; 'growing': with schedules and masking 'entropy';
 'modernbert': on that encoder, with disentangled embeddings."""
+DIVIDED = {
+    "fsdp": (2, ["rtd+muon", "rtd+modernbert", "rtd+growing", "rtd+stable-adamw", "electric", "permutation-lm", "mlm"]),
+    "hsdp": (4, ["rtd"]),
+}
+"""Number of processes, and some of the runs, for each way to divide the weights."""
 
 
 def run_ranks(processes: int, program: Path, *arguments: str) -> None:
@@ -67,31 +74,44 @@ def run_ranks(processes: int, program: Path, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Folders with a run of each objective, by the number of processes."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int | str, Path]:
+    """Folders with a run of each objective, by the number of processes, or by how they divide the weights."""
     folder = tmp_path_factory.mktemp("ranks")
     program = folder / "program.py"
     program.write_text(PROGRAM.format(root=str(Path(__file__).parents[2])))
-    made = {}
+    made: dict[int | str, Path] = {}
     for processes, micro in ((1, 0), (2, 2)):
         made[processes] = folder / str(processes)
         made[processes].mkdir()
-        run_ranks(processes, program, str(made[processes]), str(micro), *NAMES)
+        run_ranks(processes, program, str(made[processes]), str(micro), "ddp", *NAMES)
+    for name, (processes, names) in DIVIDED.items():
+        made[name] = folder / name
+        made[name].mkdir()
+        run_ranks(processes, program, str(made[name]), "2", name, *names)
     return made
 
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = {}
-    for path in (folder / "checkpoints" / "step-00000010").glob("[am]*.safetensors"):  # the weights, and their average
-        found |= {f"{path.stem} {key}": tensor for key, tensor in load_file(path).items()}
-    return found, records
+    contents = checkpoint.load(folder / "checkpoints" / "step-00000010")
+    groups = {"model": contents.model, "average": contents.average, "optimizer": contents.optimizer, "carry": contents.carry}
+    return {f"{group} {key}": tensor for group, tensors in groups.items() for key, tensor in tensors.items()}, records
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_processes_equal_one(runs: dict[int, Path], name: str) -> None:
-    one, records_one = read(runs[1] / name)
-    two, records_two = read(runs[2] / name)
+def test_two_processes_equal_one(runs: dict[int | str, Path], name: str) -> None:
+    assert_equal(runs[1] / name, runs[2] / name)
+
+
+@pytest.mark.parametrize(("mode", "name"), [(mode, name) for mode, (_, names) in DIVIDED.items() for name in names])
+def test_divided_weights_equal_those_of_one_process(runs: dict[int | str, Path], mode: str, name: str) -> None:
+    assert_equal(runs[1] / name, runs[mode] / name)
+    assert not (runs[mode] / name / "checkpoints" / "step-00000010" / "model.safetensors").exists()
+
+
+def assert_equal(first: Path, second: Path) -> None:
+    one, records_one = read(first)
+    two, records_two = read(second)
     assert records_one[0]["grad_norm"] == pytest.approx(records_two[0]["grad_norm"], rel=1e-5)
     assert records_one[0]["loss"] == pytest.approx(records_two[0]["loss"], rel=1e-6)
     assert [r["tokens"] for r in records_one] == [r["tokens"] for r in records_two]

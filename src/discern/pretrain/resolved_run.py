@@ -52,6 +52,8 @@ MAY_CHANGE = {
         "keep_checkpoints",
         "tensorboard",
         "tracker",
+        "parallel",
+        "shard_ranks",
     )
 }
 """Settings that may change when a run is resumed; any other change makes it another run."""
