@@ -67,7 +67,7 @@ def _page(verb: Verb) -> str:
 
 def _text(verb: Verb) -> str:
     context = verb.declared.make_context(f"discern {verb.name}", [], resilient_parsing=True)
-    usage = re.sub(r"\{(\w+)\}", r"\1", " ".join(verb.declared.get_usage(context).split()).removeprefix("Usage: "))
+    usage = _plain(" ".join(verb.declared.get_usage(context).split()).removeprefix("Usage: "))
     parameters = [each for each in verb.declared.params if not getattr(each, "hidden", False)]
     arguments = [each for each in parameters if not each.opts[0].startswith("-")]
     options = [each for each in parameters if each.opts[0].startswith("-")]
@@ -82,6 +82,12 @@ def _text(verb: Verb) -> str:
         heading = "## Example\n" if len(verb.examples) == 1 else "## Examples\n"
         said += [heading, block("\n".join(verb.examples), "console")]
     return "\n".join(said)
+
+
+def _plain(usage: str) -> str:
+    """A usage with one pair of brackets and one ellipsis: `{SOURCE...}...` is `SOURCE...`."""
+    usage = re.sub(r"\{([^{}]+)\}", r"\1", usage).replace("[[", "[").replace("]]", "]")
+    return re.sub(r"(\.\.\.|\])\.\.\.", r"\1", usage)
 
 
 def _metavar(parameter: Any, context: Any) -> str:

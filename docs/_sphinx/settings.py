@@ -24,10 +24,7 @@ from discern.models import encoders
 from discern.models.config import config_class
 from discern.objectives import objectives
 from discern.objectives.base import Vocabulary
-from discern.tasks.classification import ClassificationConfig
-from discern.tasks.contrastive import ContrastiveConfig
-from discern.tasks.questions import QuestionConfig
-from discern.tasks.tagging import TaggingConfig
+from discern.tasks import families
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
 
@@ -38,12 +35,6 @@ _Variants = Mapping[str, type[BaseModel]]
 @cache
 def parts() -> dict[str, str]:
     """The settings of each section, and the presets."""
-    families = {
-        "classification": ClassificationConfig,
-        "tagging": TaggingConfig,
-        "questions": QuestionConfig,
-        "pairs": ContrastiveConfig,
-    }
     return {
         "settings-data": _section("data", {"": DataConfig}),
         "settings-model": _section("model", _registered(encoders.names(), config_class), "encoder"),
@@ -52,7 +43,7 @@ def parts() -> dict[str, str]:
         "settings-train": _section("train", {"": TrainConfig}),
         "settings-finetune": _section("finetune", {"": FinetuneSection}),
         "settings-files": _section("files", {"": FilesConfig}),
-        "settings-task": _section("task", families, "family of tasks"),
+        "settings-task": _section("task", _registered(families.names(), _family), "family of tasks"),
         "settings-compare": _section("", {"": CompareConfig}),
         "presets": _presets(),
     }
@@ -64,6 +55,12 @@ def _registered(names: list[str], find: Callable[[str], type[BaseModel]]) -> _Va
 
 def _objective(name: str) -> type[BaseModel]:
     found: Any = objectives.load(name)
+    kind: type[BaseModel] = found.Config
+    return kind
+
+
+def _family(name: str) -> type[BaseModel]:
+    found: Any = families.load(name)
     kind: type[BaseModel] = found.Config
     return kind
 
@@ -86,25 +83,41 @@ def _section(section: str, variants: _Variants, kind: str = "") -> str:
 def _key(section: str, name: str, fields: Mapping[str, FieldInfo], variants: _Variants, kind: str) -> str:
     """One key: its description, type, limits, default, and the presets with other values."""
     key = f"{section}.{name}" if section else name
-    field = next(iter(fields.values()))
-    facts = [f"**Type:** {prose(expectation(field))}", f"**Default:** {_defaults(fields)}"]
+    facts = [f"**Type:** {_by_variant(fields, _type)}", f"**Default:** {_by_variant(fields, _value_of)}"]
     if len(fields) < len(variants):
         facts.append(f"**Only for {kind}:** {', '.join(code(variant) for variant in fields)}")
     other = _other_values(section, name)
     facts += [f"**Presets with other values:** {other}"] if other else []
     # An anchor of its own: the heading's would be run together from section and name.
-    said = prose(field.description or "")
-    return f"({key})=\n### `{key}`\n\n{said}\n\n" + "\\\n".join(facts) + "\n"
+    return f"({key})=\n### `{key}`\n\n{_said(fields)}\n\n" + "\\\n".join(facts) + "\n"
 
 
-def _defaults(fields: Mapping[str, FieldInfo]) -> str:
-    """The default, or that of each variant where they differ."""
-    by_value: dict[str, list[str]] = defaultdict(list)
+def _said(fields: Mapping[str, FieldInfo]) -> str:
+    """The description; a list where it is another one for some variants."""
+    described = _grouped(fields, lambda field: prose(field.description or ""))
+    if len(described) == 1:
+        return next(iter(described))
+    return "\n".join(f"- {', '.join(code(name) for name in names)}: {text}" for text, names in described.items())
+
+
+def _by_variant(fields: Mapping[str, FieldInfo], show: Callable[[FieldInfo], str]) -> str:
+    """What `show` says of a field, or of each variant where that differs."""
+    shown = _grouped(fields, show)
+    if len(shown) == 1:
+        return next(iter(shown))
+    return "; ".join(f"{text} ({', '.join(names)})" for text, names in shown.items())
+
+
+def _grouped(fields: Mapping[str, FieldInfo], show: Callable[[FieldInfo], str]) -> dict[str, list[str]]:
+    """The variants by what `show` says of their field."""
+    found: dict[str, list[str]] = defaultdict(list)
     for variant, field in fields.items():
-        by_value[_value_of(field)].append(variant)
-    if len(by_value) == 1:
-        return next(iter(by_value))
-    return "; ".join(f"{value} ({', '.join(names)})" for value, names in by_value.items())
+        found[show(field)].append(variant)
+    return found
+
+
+def _type(field: FieldInfo) -> str:
+    return prose(expectation(field))
 
 
 def _value_of(field: FieldInfo) -> str:

@@ -5,6 +5,10 @@
 runs every block marked `sh` of `docs/tutorials/laptop.md`, one after another, in an empty folder, and writes the commands,
 their output, their time and the kind of machine to `docs/tutorials/recorded/laptop.json`. The site shows each output below
 its block. A tutorial without a record shows none, and says that it was not run.
+
+A tutorial that starts from files of the reader gets them by `--with`, under the names that its page gives them:
+
+    python docs/tutorials/run.py two-objectives --with my-texts=wikipedia --with tasks=data
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,8 +58,11 @@ def machine() -> str:
     return ", ".join([*parts, *(name for name in gpus if name)] if any(gpus) else [*parts, "no GPU"])
 
 
-def run(page: str) -> dict[str, Any]:
-    """Run the blocks of a page in an empty folder.
+def run(page: str, given: Mapping[str, Path] | None = None) -> dict[str, Any]:
+    """Run the blocks of a page in a folder that has only what is given.
+
+    Args:
+        given: files and folders that the page expects, by the names it gives them.
 
     Raises:
         SystemExit: a block failed; its output is printed.
@@ -64,6 +72,8 @@ def run(page: str) -> dict[str, Any]:
     done: list[dict[str, Any]] = []
     loads: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
+        for name, source in (given or {}).items():
+            (Path(folder) / name).symlink_to(source.resolve(strict=True))
         for commands in blocks(page):
             began = time.perf_counter()
             process = subprocess.run(
@@ -97,8 +107,11 @@ def run(page: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="name of the tutorial, for example laptop")
-    name = parser.parse_args().name
-    record = run((HERE / f"{name}.md").read_text(encoding="utf-8"))
+    parser.add_argument("--with", dest="given", metavar="NAME=PATH", action="append", default=[], help="what the page expects")
+    asked = parser.parse_args()
+    name = asked.name
+    given = {each.partition("=")[0]: Path(each.partition("=")[2]) for each in asked.given}
+    record = run((HERE / f"{name}.md").read_text(encoding="utf-8"), given)
     RECORDED.mkdir(exist_ok=True)
     (RECORDED / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

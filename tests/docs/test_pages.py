@@ -19,9 +19,8 @@ from discern.finetune.settings import FilesConfig, FinetuneSection
 from discern.models import encoders
 from discern.models.config import config_class
 from discern.objectives import objectives
-from discern.tasks.classification import ClassificationConfig
-from discern.tasks.questions import QuestionConfig
-from discern.tasks.tagging import TaggingConfig
+from discern.registry import Registry
+from discern.tasks import families
 from discern.training.config import OptimizerConfig, TrainConfig
 from tests.docs.pages import PAGES, ROOT, anchors, commands, links
 
@@ -73,19 +72,18 @@ def _settings() -> dict[str, set[str]]:
     kinds: dict[str, list[Any]] = {
         "data": [DataConfig],
         "model": [config_class(name) for name in encoders.names()],
-        "objective": [_config(name) for name in objectives.names()],
+        "objective": [_config(objectives, name) for name in objectives.names()],
         "optimizer": [OptimizerConfig],
         "train": [TrainConfig],
         "finetune": [FinetuneSection, CompareConfig],
         "files": [FilesConfig],
-        "task": [ClassificationConfig, TaggingConfig, QuestionConfig],
+        "task": [_config(families, name) for name in families.names()],
     }
     return {section: {name for kind in each for name in kind.model_fields} for section, each in kinds.items()}
 
 
-def _config(name: str) -> Any:
-    objective: Any = objectives.load(name)
-    return objective.Config
+def _config(registry: Registry[Any], name: str) -> Any:
+    return registry.load(name).Config
 
 
 def _check_setting(value: str) -> None:

@@ -112,9 +112,13 @@ def test_commands_run_in_an_empty_folder_and_their_output_is_pasted(tmp_path: Pa
     monkeypatch.setattr("docs._sphinx.tutorials.RECORDED", tmp_path)
     (tmp_path / "mine.json").write_text(json.dumps(record))
     shown = with_output(page, "mine")
+    assert "*Run on " in shown
+    assert "实际运行" in with_output(page.replace("Title", "标题"), "mine")
     assert shown.index("pwd > here") < shown.index("text\n:class: output\nhere") < shown.index("Then")
     with pytest.raises(ValueError, match=r"run\.py mine"):
         with_output(page.replace("cat here", "cat there"), "mine")
+    (tmp_path / "text").write_text("given")
+    assert run("```sh\ncat mine\n```\n", {"mine": tmp_path / "text"})["blocks"][0]["output"] == "given"
     with pytest.raises(SystemExit, match="exit code 3"):
         run("```sh\nexit 3\n```\n")
 
