@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import blocks
-from tests.docs.world import ROOT, STEPS, Server, environment, shell, write_models, write_texts
+from tests.docs.world import ROOT, STEPS, Server, shell, write_models, write_texts
 
 SHELL = ("", "sh", "console")
 # Files that a page shows, and its commands read.
@@ -109,9 +109,10 @@ def run_page(page: str, folder: Path) -> None:
     written: set[str] = set()
     try:
         for commands in to_run(page):
-            outputs = set(re.findall(r"--out ([\w./-]+)", commands)) - {"."}
-            for name in outputs | {f"{each}-data" for each in outputs}:
-                if name in written or not reads(commands, name):
+            outputs = set(re.findall(r"--out ([\w./-]+)", commands))
+            made = re.findall(r"^mkdir ([\w-]+)", commands, flags=re.M)
+            for name in {*outputs, *(f"{each}-data" for each in outputs), *made}:
+                if name in written or name in made or not reads(commands, name):
                     remove(folder / name)
             written |= outputs
             if not re.search(r"^discern (?:serve|watch)", commands, flags=re.M):
@@ -123,7 +124,6 @@ def run_page(page: str, folder: Path) -> None:
                 if server:
                     server.stop()
                 server = Server(folder, re.sub(r" --port \d+", "", line))
-                environment(folder)
     finally:
         if server:
             server.stop()
@@ -178,3 +178,10 @@ def test_every_page_with_commands_is_run() -> None:
 def test_what_is_not_run_is_on_its_page(page: str, start: str) -> None:
     shown = [line for language, body in blocks(page_of(page).read_text(encoding="utf-8")) for line in body.splitlines()]
     assert any(line.startswith(start) for line in shown)
+
+
+def test_a_server_that_names_no_address_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "silent.py").write_text("import time\ntime.sleep(100)\n")
+    monkeypatch.setattr("tests.docs.world.START_SECONDS", 0.2)
+    with pytest.raises(AssertionError, match="silent named no address in time"):
+        Server(tmp_path, "silent")

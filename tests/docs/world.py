@@ -20,7 +20,7 @@ CHECKPOINT = ROOT / "tests" / "interop" / "data" / "electra-tiny"
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 CHINESE = "房间很干净，服务员的态度也好早餐不错位置方便下次还会来酒店电脑书价格便宜质量".replace("，", "")
 STEPS = "--set train.max_steps=4 --set train.sequences_per_step=4"
-_START_SECONDS = 120
+START_SECONDS = 120.0
 
 
 def sentence(rng: random.Random) -> str:
@@ -62,15 +62,17 @@ class Server:
         """Start it and wait until it names its address, for at most two minutes."""
         self.line = line
         command = [sys.executable, "-m", *shlex.split(line), "--port", "0"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(command, cwd=folder, text=True, **pipes)  # type: ignore[call-overload]
-        late = threading.Timer(_START_SECONDS, self.process.kill)
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environment(folder), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        late = threading.Timer(START_SECONDS, self.process.kill)
         late.start()
         said = self.process.stdout.readline()  # empty if it ends
         late.cancel()
         if "http://127.0.0.1:" not in said:
             self.process.kill()
-            raise AssertionError(f"{line} named no address: {said} {self.process.communicate()[1][-2000:]}")
+            raise AssertionError(f"{line} named no address in time: {said}{self.process.communicate()[1][-2000:]}")
         self.address = said[said.index("http://127.0.0.1:") :].split()[0].rstrip("/.,)")
 
     def stop(self) -> None:
@@ -166,7 +168,7 @@ def _write_chinese(folder: Path, rng: random.Random) -> None:
 def write_models(folder: Path) -> None:
     """Data sets, runs, exports, fine-tuned models and models of others, made with the commands themselves."""
     commands = [
-        "discern prepare wiki/ --out DATA --train-tokenizer wordpiece --vocab-size 200 --heldout 0.1",
+        "discern prepare wiki/ --out DATA --train-tokenizer wordpiece --vocab-size 70 --heldout 0.1",
         f"discern pretrain --preset tiny --data DATA --out RUN {STEPS} "
         "--set optimizer.schedule=wsd --set optimizer.warmup_steps=1 --set optimizer.decay_steps=1",
         f"discern pretrain --preset tiny --data DATA --out runs/electric {STEPS} --set objective.name=electric",
