@@ -88,6 +88,21 @@ def test_a_failure_leaves_the_old_vectors(work: Path, tmp_path: Path) -> None:
         run(work, out=tmp_path / "a.bin")
 
 
+def test_inputs_are_checked_before_the_model_is_loaded(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embed_file, "load", lambda *_, **__: pytest.fail("the model was loaded"))
+    (tmp_path / "empty.txt").write_text("")
+    for source, said in (
+        (tmp_path / "none.txt", "none.txt"),
+        (tmp_path / "none.csv", "none.csv"),
+        (tmp_path / "empty.txt", "no texts"),
+    ):
+        with pytest.raises(DataError, match=said):
+            run(work, source, out=tmp_path / "a.npy")
+    with pytest.raises(DataError, match="cannot be read"):
+        run(work, search=tmp_path / "none.npy")
+    assert not list(tmp_path.glob("a.npy*"))
+
+
 def test_the_nearest_stored_vectors(work: Path, tmp_path: Path) -> None:
     run(work, out=tmp_path / "a.npy")
     shown: list[dict[str, Any]] = []

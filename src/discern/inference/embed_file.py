@@ -17,7 +17,7 @@ from discern.errors import ConfigError, DataError
 from discern.inference.embed import chosen_settings, text_vectors
 from discern.inference.model import Model, load
 from discern.inference.texts import read_texts
-from discern.inference.vector_files import check_vectors_path, nearest, stored_vectors, vectors_file
+from discern.inference.vector_files import check_vectors_path, nearest, opened_vectors, stored_vectors, vectors_file
 from discern.progress import Progress
 from discern.storage.guard import check_output
 from discern.tasks.readers.files import COMPRESSED
@@ -82,7 +82,13 @@ def embed(
         raise ConfigError("--out and --search are both given", hint="leave one of them out")
     if out is not None:
         check_vectors_path(out)
+    if search is not None:
+        opened_vectors(search)
     texts = input_texts(input, column)
+    # Read before the model is loaded, which takes seconds, and minutes if it is downloaded: the file may be missing or empty.
+    block = list(islice(texts, _BLOCK))
+    if not block:
+        raise DataError(f"{input} has no texts", hint="expected one text per line, or one per row of a table")
     found = load(model, device=device)
     settings = chosen_settings(found.vectors, pooling, normalize, size, found.hidden_size)
     width = size or found.hidden_size
@@ -94,7 +100,7 @@ def embed(
     progress.start("embedding", None, "texts")
     try:
         with nullcontext() if out is None else vectors_file(out, width, record) as write:
-            while block := list(islice(texts, _BLOCK)):
+            while block:
                 vectors = text_vectors(found.reader, block, settings, size, warn)
                 rows += len(block)
                 if write is not None:
@@ -102,8 +108,7 @@ def embed(
                 else:
                     show(_shown(block, vectors, stored, top))
                 progress.advance(len(block))
-            if not rows:
-                raise DataError(f"{input} has no texts", hint="expected one text per line, or one per row of a table")
+                block = list(islice(texts, _BLOCK))
     finally:
         progress.finish()
     return Embedded(rows, width, time.perf_counter() - started, record)

@@ -130,6 +130,28 @@ def _arrow(out: Path) -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
+_AGAIN = "write the vectors again: discern embed MODEL INPUT --out vectors.npy"
+
+
+def opened_vectors(path: Path) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    """The vectors of a .npy file, mapped into memory, and their record.
+
+    Raises:
+        ConfigError: it is not a .npy file.
+        DataError: the file or its record is missing or damaged.
+    """
+    where = record_path(path)
+    if path.suffix != ".npy":
+        raise ConfigError(f"{path} is not a .npy file", hint="write the vectors with --out vectors.npy")
+    try:
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as problem:
+        raise DataError(f"{path} cannot be read: {problem}", hint=_AGAIN) from problem
+    if not where.is_file():
+        raise DataError(f"{path} has no record of its model ({where.name})", hint=f"copy the record beside it, or {_AGAIN}")
+    return vectors, read_object(where, hint=_AGAIN)
+
+
 def stored_vectors(path: Path, record: dict[str, Any]) -> NDArray[np.float32]:
     """The vectors of a .npy file, mapped into memory, if they are of the same model.
 
@@ -137,29 +159,19 @@ def stored_vectors(path: Path, record: dict[str, Any]) -> NDArray[np.float32]:
         record: the record that new vectors would have.
 
     Raises:
-        DataError: the file or its record is missing or damaged, or the vectors are of another model, pooling or size.
+        ConfigError, DataError: as in `opened_vectors`, or the vectors are of another model, pooling or size.
     """
-    where = record_path(path)
-    if path.suffix != ".npy":
-        raise ConfigError(f"{path} is not a .npy file", hint="write the vectors with --out vectors.npy")
-    again = "write the vectors again: discern embed MODEL INPUT --out vectors.npy"
-    try:
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as problem:
-        raise DataError(f"{path} cannot be read: {problem}", hint=again) from problem
-    if not where.is_file():
-        raise DataError(f"{path} has no record of its model ({where.name})", hint=f"copy the record beside it, or {again}")
-    found = read_object(where, hint=again)
+    vectors, found = opened_vectors(path)
     names = {"fingerprint": "another model", "pooling": "another pooling", "size": "another size"}
     for key, what in names.items():
         if found.get(key) != record[key]:
             raise DataError(
                 f"{path} has vectors of {what}: its {key} is {str(found.get(key))[:12]}, and that of {record['model']} is "
                 f"{str(record[key])[:12]}",
-                hint=again,
+                hint=_AGAIN,
             )
     if vectors.shape != (found.get("rows"), record["size"]):
-        raise DataError(f"{path} has the shape {vectors.shape}, and its record says {found.get('rows')} rows", hint=again)
+        raise DataError(f"{path} has the shape {vectors.shape}, and its record says {found.get('rows')} rows", hint=_AGAIN)
     return cast(NDArray[np.float32], vectors)
 
 
