@@ -20,7 +20,7 @@ from discern.finetune.evaluate import evaluate_finetuned
 from discern.finetune.own_tasks import without_own_task
 from discern.inference.predict import predict
 from discern.progress import Silent
-from discern.tasks.contrastive_loss import Vectors, info_nce
+from discern.tasks.contrastive_loss import Vectors, cosent, info_nce
 from tests.small.run import make_run
 from tests.small.task import Finetuning, finetune, prepare_finetuning, write_csv
 
@@ -118,6 +118,20 @@ def test_the_losses_are_those_of_sentence_transformers(exported: Path) -> None:
         assert float(info_nce(mine, mine, 0, temperature=0.05, sizes=sizes)) / 40 == pytest.approx(float(theirs), abs=1e-4)
 
 
+def test_the_loss_of_judged_pairs_is_that_of_sentence_transformers(exported: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer import losses
+
+    model = library.SentenceTransformer(str(exported), device="cpu", local_files_only=True).eval()
+    features = [model.tokenize([pair[place] for pair in PAIRS]) for place in (0, 1)]
+    ours = discern.load(exported, device="cpu")
+    vectors = torch.tensor(np.stack([ours.encode([pair[place] for pair in PAIRS], normalize=False) for place in (0, 1)], 1))
+    scores = torch.tensor([float(n % 6) for n in range(40)])
+    with torch.no_grad():
+        theirs = losses.CoSENTLoss(model)(features, scores)
+    assert float(cosent(vectors, scores, temperature=0.05)) == pytest.approx(float(theirs), abs=1e-4)
+
+
 def test_eight_bits_are_compared_on_the_texts_that_are_named(work: Path, trained: tuple[Path, dict[str, Any]]) -> None:
     pytest.importorskip("onnxruntime")
     asked: dict[str, Any] = {"form": None, "sentence_transformers": False, "pooling": None, "normalize": False, "max_loss": None}
@@ -137,11 +151,29 @@ def test_texts_alone_are_learned_from_by_dropout(work: Path, tmp_path: Path) -> 
     raw = replace(request(work, tmp_path / "out", "train.csv", "judged.csv"), seeds=1)
     raw = replace(raw, overrides=(*raw.overrides, f"files.train='{tmp_path / 'raw.txt'}'", "train.max_steps=2"))
     assert finetune(raw, Silent())["metric"] == "spearman"
-    with pytest.raises(ConfigError, match="dropout is 0, but texts alone"):
+    with pytest.raises(ConfigError, match="dropout is 0, but texts alone") as caught:
         prepare_finetuning(replace(raw, overrides=(*raw.overrides, "finetune.dropout=0")), Silent())
+    assert "task.positives=crop" in (caught.value.hint or "")
     alone = replace(raw, overrides=("files.task=pairs", f"files.train='{tmp_path / 'raw.txt'}'"))
     with pytest.raises(ConfigError, match="has texts alone, so none of it can be held out"):
         prepare_finetuning(alone, Silent())
+
+
+def test_crops_of_texts_and_judged_pairs_are_learned_from_with_fewer_layers(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "raw.txt").write_text("\n".join(" ".join(WORDS[n % 9 :] + WORDS) for n in range(40)))
+    crops = request(work, tmp_path / "crops", "train.csv", "judged.csv", "train.max_steps=2", "finetune.layers=1")
+    crops = replace(crops, overrides=(*crops.overrides, f"files.train='{tmp_path / 'raw.txt'}'", "task.positives=crop"))
+    assert finetune(replace(crops, overrides=(*crops.overrides, "finetune.dropout=0")), Silent())["metric"] == "spearman"
+    export_task(tmp_path / "crops", out=tmp_path / "cropped", progress=Silent())
+    assert json.loads((tmp_path / "cropped" / "config.json").read_text())["num_hidden_layers"] == 1
+    texts = [first for first, _ in PAIRS]
+    np.testing.assert_allclose(*(discern.load(tmp_path / each).encode(texts) for each in ("crops", "cropped")), atol=1e-5)
+    judged = replace(request(work, tmp_path / "judged", "judged.csv", "judged.csv", "train.max_steps=40"))
+    results = finetune(replace(judged, model=str(tmp_path / "cropped")), Silent())
+    before = evaluate_finetuned(tmp_path / "crops", work / "judged.csv", progress=Silent())
+    assert results["median"] > before["score"] + 0.1, "trained on the pairs that it is evaluated on"
+    held_out = prepare_finetuning(request(work, work / "unused", "judged.csv"), Silent())
+    assert held_out.data["pairs"].task.metrics[0] == "spearman"
 
 
 def test_wrong_settings_are_refused_before_training(work: Path, tmp_path: Path) -> None:
@@ -150,6 +182,8 @@ def test_wrong_settings_are_refused_before_training(work: Path, tmp_path: Path) 
         "task.matryoshka=[64]": "the vectors of this model have 32",
         "train.micro_batch_size=4": "compares all rows of a step",
         "files.words=anchor": "--words is not a column of pairs",
+        "task.positives=crop": "is for texts alone",
+        "finetune.layers=5": "the encoder has 2",
     }
     for setting, said in cases.items():
         with pytest.raises(ConfigError, match=said):

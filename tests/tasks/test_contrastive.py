@@ -142,6 +142,33 @@ def test_a_text_twice_has_two_vectors_by_dropout_alone() -> None:
         assert bool((vectors[:, 0] - vectors[:, 1]).abs().max() > 1e-3) is differ
 
 
+@pytest.mark.parametrize("passes", [0, 3])
+def test_judged_pairs_are_trained_by_the_order_of_their_scores(passes: int) -> None:
+    judged = [TextGroup(str(n), group.texts[:2], float(n % 3)) for n, group in enumerate(GROUPS)]
+    made = objective(texts_per_pass=passes, temperature=0.5, matryoshka=(8,))
+    loss, gradients = step(made, judged)
+    found, _ = outputs_of(made, "pairs", features_of(judged))
+    expected = 0.0
+    for size in (8, 32):
+        pairs = [each["vectors"][:, :size] for each in found]
+        cosines = [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in pairs]
+        gaps = [cosines[i] - cosines[j] for i in range(6) for j in range(6) if i % 3 < j % 3]
+        expected += np.log(1 + np.exp(np.array(gaps) / 0.5).sum())
+    assert loss == pytest.approx(6 * expected, rel=1e-4)
+    assert all(bool(each.isfinite().all()) for each in gradients.values())
+
+
+def test_only_texts_alone_are_cropped() -> None:
+    text = " ".join(WORDS)
+    groups = [TextGroup("0", (text, text)), TextGroup("1", (text, text + " model"))]
+    for positives, is_cropped in (("dropout", False), ("crop", True)):
+        made, batch = objective(positives=positives), batch_of(groups)
+        found = made.corrupt(batch, Randomness(0, 0, batch.example_index)).tokens
+        before, after = (each.attention_mask.sum(1).tolist() for each in (batch, found))
+        assert after[1] == before[1]
+        assert (after[0] <= before[0] // 2 + 3) is is_cropped, "each text keeps at most half of its tokens, and its frame"
+
+
 def test_the_loss_of_an_evaluation_does_not_depend_on_the_batches() -> None:
     made, features = objective(), features_of(GROUPS)
     _, whole = outputs_of(made, "pairs", features)
@@ -164,7 +191,7 @@ def test_judged_pairs_are_scored_by_their_cosines() -> None:
     assert made.score(judged, predictions).values["spearman"] == pytest.approx(1.0)
     assert made.failure([{"similarity": 1.0}, {"similarity": 1.0}])
     assert not made.mistakes(judged, predictions)
-    assert made.encode(judged, TEXT, labeled=True).targets == {}, "a judged pair may be no positive"
+    assert set(made.encode(judged, TEXT, labeled=True).targets) == {"score"}, "a judged pair may be no positive"
 
 
 def test_anchors_search_their_positives_among_all_texts() -> None:
@@ -209,6 +236,9 @@ def test_grades_decide_the_best_order() -> None:
 def test_what_cannot_be_learned_from_is_refused() -> None:
     with pytest.raises(DataError, match=r"made\.csv has a single pair"):
         Contrastive.learn(Reading((TextGroup("0", ("a", "b")),) * 3, "made.csv"), ContrastiveConfig(), ())
+    same = tuple(TextGroup(str(n), ("a", str(n)), 3.0) for n in range(3))
+    with pytest.raises(DataError, match=r"all pairs of made\.csv have the score 3"):
+        Contrastive.learn(Reading(same, "made.csv"), ContrastiveConfig(), ())
     with pytest.raises(ConfigError, match="size 64, but the vectors of this model have 32"):
         Contrastive.check_encoder(ContrastiveConfig(matryoshka=(64,)), encoder().config)
     with pytest.raises(ConfigError, match="trained alone, and there are 2 tasks"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from discern.corruption.randomness import key_of
 from discern.data.tokenizer import load_tokenizer, vocab_size
-from discern.errors import DataError
+from discern.errors import ConfigError, DataError
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
 from discern.models.initialization import initialize
@@ -82,6 +82,25 @@ def fresh_encoder(like: LoadedEncoder, seed: int) -> LoadedEncoder:
     embedding_size = like.encoder.embeddings.embedding_size
     encoder = _untrained(like.encoder.config, like.vocabulary_size, embedding_size, seed)
     return loaded_encoder(encoder, like.tokenizer_path, like.max_length, f"untrained, as {like.description}", trained=False)
+
+
+def first_layers(loaded: LoadedEncoder, count: int) -> LoadedEncoder:
+    """The encoder without the layers after the first `count`.
+
+    Raises:
+        ConfigError: it has fewer layers.
+    """
+    whole = loaded.encoder
+    if count > whole.config.num_layers:
+        raise ConfigError(
+            f"finetune.layers is {count}, but the encoder has {whole.config.num_layers}", hint="give fewer, or leave it out"
+        )
+    config = whole.config.model_copy(update={"num_layers": count})
+    encoder = build_encoder(build_embeddings(loaded.vocabulary_size, whole.embeddings.embedding_size, config), config)
+    weights = whole.state_dict()
+    encoder.load_state_dict({name: weights[name] for name in encoder.state_dict()})
+    described = f"the first {count} of {whole.config.num_layers} layers of {loaded.description}"
+    return replace(loaded, encoder=encoder.eval(), description=described, source_fingerprint=fingerprint_weights(encoder))
 
 
 def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:

@@ -32,14 +32,19 @@ class PairsSource(Source[TextGroup]):
         columns: columns that the user named.
         format: format of the tables; None: recognized by name and content.
         settings: settings that decide what is read.
-        needs_dropout: whether the training file has texts alone, which differ from themselves only by dropout (SimCSE).
+        alone: whether the training file has texts alone.
     """
 
     reads_folders: ClassVar[bool] = True
     columns: GroupColumns = field(default_factory=GroupColumns)
     format: TableFormat | None = None
     settings: ContrastiveConfig = field(default_factory=ContrastiveConfig)
-    needs_dropout: bool = False
+    alone: bool = False
+
+    @property
+    def needs_dropout(self) -> bool:
+        """Texts alone differ from themselves only by dropout (SimCSE), unless they are cropped."""
+        return self.alone and self.settings.positives == "dropout"
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> PairsSource:
@@ -58,6 +63,11 @@ class PairsSource(Source[TextGroup]):
 
     def read(self, path: Path, split: str, *, labeled: bool = True) -> Reading[TextGroup]:
         training = split == "train"
+        if training and self.settings.positives == "crop" and not self.alone:
+            raise ConfigError(
+                f"task.positives is 'crop', which is for texts alone, and {path} has pairs",
+                hint="leave it out, or train on a file with the single column 'text'",
+            )
         if path.is_dir():
             if training:
                 raise ConfigError(
@@ -81,12 +91,15 @@ class PairsSource(Source[TextGroup]):
         return reading
 
 
-def pairs_definition(train: Path, dev: Path | None, columns: GroupColumns, format: TableFormat | None) -> Definition[TextGroup]:
+def pairs_definition(
+    train: Path, dev: Path | None, columns: GroupColumns, format: TableFormat | None, settings: Mapping[str, object]
+) -> Definition[TextGroup]:
     """The definition of the task for these files.
 
     Args:
         train: table of pairs, or of single texts.
         dev: table of pairs, or folder of queries and documents; None: a part of the pairs is held out.
+        settings: the settings of `ContrastiveConfig` that the user gave, unchecked.
 
     Raises:
         ConfigError: a column cannot be recognized, or there are only single texts to evaluate on.
@@ -100,10 +113,13 @@ def pairs_definition(train: Path, dev: Path | None, columns: GroupColumns, forma
             f"{train} has texts alone, so none of it can be held out to evaluate on",
             hint="--dev FILE: judged pairs (sentence1, sentence2, score), pairs (anchor, positive), or a folder of queries",
         )
-    judged = dev is not None and not dev.is_dir() and group_columns(open_table(dev, format), columns).score is not None
+    if dev is None:  # what is held out keeps its scores unless they chose the positives
+        judged = found.score is not None and settings.get("positive_score") is None
+    else:
+        judged = not dev.is_dir() and group_columns(open_table(dev, format), columns).score is not None
     alone = found.positive is None
     defaults: dict[str, object] = {"train.sequences_per_step": _ROWS_PER_STEP, "finetune.min_steps": _MIN_STEPS}
-    if alone:
+    if alone and settings.get("positives") != "crop":
         defaults["finetune.dropout"] = _DROPOUT
-    source = PairsSource(columns, format, needs_dropout=alone)
+    source = PairsSource(columns, format, alone=alone)
     return Definition(NAME, families.load(NAME), source, headline_metrics(judged=judged), defaults=defaults)

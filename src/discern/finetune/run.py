@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.encoder import LoadedEncoder, encoder_of_preset, fresh_encoder
+from discern.artifacts.encoder import LoadedEncoder, encoder_of_preset, first_layers, fresh_encoder
 from discern.artifacts.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder, write_json
 from discern.artifacts.opening import open_model
 from discern.config.presets import preset_names
@@ -180,12 +180,13 @@ def resolve_finetuning(
     )
     if tasks:
         _refuse_files(resolved.config, resolved.user_set)
-    if not resolved.config.finetune.dropout and any(each.source.needs_dropout for each in definitions):
-        raise ConfigError(
-            "finetune.dropout is 0, but texts alone are learned from by encoding them twice with different dropout",
-            hint="--set finetune.dropout=0.1, or give pairs: columns anchor and positive",
-        )
     for each in definitions:
+        source = each.source.configured(resolved.config.task_config(each.name))
+        if source.needs_dropout and not resolved.config.finetune.dropout:
+            raise ConfigError(
+                "finetune.dropout is 0, but texts alone are learned from by encoding them twice with different dropout",
+                hint="--set finetune.dropout=0.1, or --set task.positives=crop for paragraphs of text",
+            )
         each.family.check_encoder(resolved.config.task_config(each.name), loaded.encoder.config)
     FRAMES[resolved.config.finetune.frame].check(loaded.encoder)
     fitted, notes = _fit_lengths(resolved.config, names, loaded, resolved.user_set)
@@ -209,6 +210,8 @@ def prepare_finetuning(
     Raises:
         ConfigError, DataError: a file does not fit its task, or is not the whole test file that a submission needs.
     """
+    if resolved.config.finetune.layers is not None:
+        loaded = first_layers(loaded, resolved.config.finetune.layers)
     tokenizer = load_tokenizer(loaded.tokenizer_path)
     text = TextEncoder(tokenizer, special_tokens(tokenizer))
     data = {}

@@ -116,6 +116,12 @@ class FinetuneSection(Section):
         0.1, ge=0, le=1, description="Fraction of the steps used for warm-up; optimizer.warmup_steps overrides it."
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states, of attention, and before the heads.")
+    layers: int | None = Field(
+        None,
+        ge=1,
+        description="Number of layers of the encoder that are kept, counted from the embeddings (default: all). For vectors of "
+        "texts, the last layers of a small encoder may do harm: they have specialized in the pre-training task.",
+    )
     reduction: Literal["mean", "sum"] = Field(
         "mean",
         description="Reduction of the loss over a batch. 'mean': mean over the items of each task, weighted by its share of the "

@@ -165,7 +165,8 @@ def user_task(given: Settings) -> TaskFiles:
         raise ConfigError(f"unknown format of files '{files.format}'", hint=did_you_mean(files.format, _FORMATS))
     predicted = ("test",) if files.test is not None else ()
     if files.task == "pairs":
-        return TaskFiles(_pairs(files.train, files), paths, predicted)
+        settings = {key.removeprefix("task."): each.value for key, each in given.items() if key.startswith("task.")}
+        return TaskFiles(_pairs(files.train, files, settings), paths, predicted)
     columns = _columns(files.train, files)
     format = "conll" if isinstance(columns, NumberedColumns) else files.format
     doubts_classes = files.label_kind is None and isinstance(columns, ClassificationColumns) and columns.kind == "label"
@@ -192,14 +193,14 @@ def recorded_source(kind: str, record: Mapping[str, Any]) -> Source[Any]:
     return PairsSource.of_record(record) if kind == "vectors" else UserFileSource.of_record(kind, record)
 
 
-def _pairs(train: Path, files: FilesConfig) -> Definition[Any]:
+def _pairs(train: Path, files: FilesConfig, settings: Mapping[str, object]) -> Definition[Any]:
     other = next((name for name in ("words", "tags", "question", "context", "answer") if getattr(files, name) is not None), None)
     if other is not None:
         raise ConfigError(f"--{other} is not a column of pairs", hint="--text ANCHOR --pair POSITIVE --label SCORE")
     if files.format == "conll":
         raise ConfigError("pairs are read from tables, not from CoNLL columns", hint="leave out files.format")
     columns = GroupColumns(files.text, files.pair, files.label)
-    return pairs_definition(train, files.dev, columns, cast(TableFormat | None, files.format))
+    return pairs_definition(train, files.dev, columns, cast(TableFormat | None, files.format), settings)
 
 
 def _columns(train: Path, files: FilesConfig) -> Columns:

@@ -197,11 +197,14 @@ class Source(abc.ABC, Generic[E]):
 
     Attributes:
         reads_folders: whether `read` also takes folders.
-        needs_dropout: whether there is something to learn only if dropout makes two passes differ.
     """
 
     reads_folders: ClassVar[bool] = False
-    needs_dropout = False
+
+    @property
+    def needs_dropout(self) -> bool:
+        """Whether there is something to learn only if dropout makes two passes differ."""
+        return False
 
     def configured(self, config: TaskConfig) -> Source[E]:
         """The source, configured by the settings of the task."""

@@ -46,6 +46,12 @@ class ContrastiveConfig(TaskConfig):
         description="Vector of a text. 'mean-all': the mean of the states of all its tokens, [CLS] and [SEP] included, the only "
         "mean that other servers have. 'mean': without these two. 'cls': the state of [CLS].",
     )
+    positives: Literal["dropout", "crop"] = Field(
+        "dropout",
+        description="For a training file of texts alone: what the two texts of a pair are. 'dropout': twice the same text, with "
+        "different dropout (SimCSE). 'crop': two random spans of the text, each a tenth to a half of it, drawn anew in every "
+        "pass (Contriever); the texts should be paragraphs rather than sentences.",
+    )
     temperature: float = Field(0.05, gt=0, description="Divisor of the cosines in the softmax. SimCSE: 0.05.")
     symmetric: bool = Field(False, description="Also train each positive to find its anchor.")
     matryoshka: tuple[PositiveInt, ...] = Field(
@@ -58,7 +64,9 @@ class ContrastiveConfig(TaskConfig):
         "train.sequences_per_step, and a step takes about a third longer. 0: all at once.",
     )
     positive_score: float | None = Field(
-        None, description="For a training file with a column of scores: only pairs with at least this score are trained on."
+        None,
+        description="For a training file with a column of scores: pairs with at least this score are positives (InfoNCE), the "
+        "others are left out (default: all pairs are trained on, so that their cosines are in the order of the scores; CoSENT).",
     )
     unjudged: Literal["refuse", "leave-out"] = Field(
         "refuse", description="Queries without a relevant document, in a folder of queries and documents."
@@ -92,7 +100,7 @@ class VectorHead(TaskHead):
 
 
 class Contrastive(Task[TextGroup]):
-    """Pairs of texts, with further negatives if there are any, trained with InfoNCE.
+    """Pairs of texts, with further negatives if there are any, trained with InfoNCE; or judged pairs, trained with CoSENT.
 
     Evaluated by the rank correlation of cosines with judged similarities; or by retrieval: each anchor searches its positive
     among all texts of the file, or each query its relevant documents.
@@ -114,6 +122,12 @@ class Contrastive(Task[TextGroup]):
             raise DataError(
                 f"{train.source} has a single pair to learn from; the other pairs of a batch are what it is contrasted with",
                 hint="give at least two different pairs, and better some hundreds",
+            )
+        scores = {example.score for example in train.examples}
+        if len(scores) == 1 and None not in scores:
+            raise DataError(
+                f"all pairs of {train.source} have the score {train.examples[0].score:g}, so there is no order to learn",
+                hint="give pairs of different similarity; for pairs that all belong together, remove the column of scores",
             )
         return Labels(kind="vectors", pairs=True)
 
@@ -148,9 +162,7 @@ class Contrastive(Task[TextGroup]):
                 types.append(np.repeat(np.arange(len(framed), dtype=np.uint8), [len(row) for row in framed]))
         total = sum(len(example.texts) for example in examples)
         notes = (f"{cut:,} of {total:,} texts were cut to {self.config.sequence_length} tokens",) if cut else ()
-        # Judged pairs may be the opposite of positives, and a query alone has none.
-        pairs = labeled and all(len(example.texts) > 1 and example.score is None for example in examples)
-        targets = {"texts": _keys(examples)} if pairs and examples else {}
+        targets = _targets(examples) if labeled and examples else {}
         return Features(Ragged.of(ids), Ragged.of(types, np.uint8), np.arange(len(examples)), targets, notes=notes)
 
     def head(self, encoder: ModelConfig, dropout: float) -> VectorHead:
@@ -208,6 +220,15 @@ def headline_metrics(*, judged: bool) -> tuple[str, ...]:
         judged: whether its pairs have scores.
     """
     return SIMILARITY_METRICS if judged else RETRIEVAL_METRICS
+
+
+def _targets(examples: Sequence[TextGroup]) -> dict[str, NDArray[Any]]:
+    """The scores of judged pairs, which may be the opposite of positives, or the keys of pairs; a query alone has neither."""
+    if all(example.score is not None for example in examples):
+        return {"score": np.array([example.score for example in examples], np.float32)}
+    if all(len(example.texts) > 1 and example.score is None for example in examples):
+        return {"texts": _keys(examples)}
+    return {}
 
 
 def _keys(examples: Sequence[TextGroup]) -> NDArray[np.int64]:

@@ -1,4 +1,7 @@
-"""InfoNCE over a batch: each anchor has to find its positive among the positives and negatives of all rows."""
+"""InfoNCE over a batch: each anchor has to find its positive among the positives and negatives of all rows.
+
+And CoSENT, for judged pairs: a pair with a higher score is to have a higher cosine.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +73,31 @@ def info_nce(
     return total
 
 
+def cosent(
+    vectors: Float[Tensor, "N K D"], scores: Float[Tensor, "N"], *, temperature: float, sizes: Sequence[int] = ()
+) -> Tensor:
+    """log(1 + sum of exp((cosine of i - cosine of j) / temperature)) over all i, j where pair j has a higher score than pair i.
+
+    Args:
+        vectors: of the two texts of each pair, and possibly of further texts, which are not read.
+        scores: similarities of the pairs, as judged by people; only their order matters.
+        temperature: divisor of the differences.
+        sizes: as in `info_nce`.
+
+    Reference: Su 2022, "CoSENT: a more effective sentence vector scheme than Sentence BERT"; the loss of the same name in
+    sentence-transformers.
+    """
+    is_lower = scores[:, None] < scores[None, :]
+    total = vectors.new_zeros(())
+    for size in sizes or (vectors.shape[-1],):
+        cosines = F.cosine_similarity(vectors[:, 0, :size], vectors[:, 1, :size], dim=-1)
+        gaps = (cosines[:, None] - cosines[None, :]) / temperature
+        # The 1 in the logarithm is the exponential of this 0.
+        every = torch.cat([gaps.new_zeros(1), gaps.masked_fill(~is_lower, -torch.inf).flatten()])
+        total = total + every.logsumexp(0)
+    return total
+
+
 def _cross_entropy(logits: Float[Tensor, "R C"], hidden: Bool[Tensor, "R C"], labels: Int[Tensor, "R"]) -> Tensor:
     return F.cross_entropy(logits.masked_fill(hidden, -torch.inf), labels, reduction="sum")
 
@@ -97,10 +125,15 @@ def of_all_ranks(own: Vectors) -> tuple[Vectors, int]:
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return own, 0
-    keys = [torch.empty_like(own.keys) for _ in range(dist.get_world_size())]
-    dist.all_gather(keys, own.keys.contiguous())
-    gathered: Tensor = _Gathered.apply(own.values)  # type: ignore[no-untyped-call]
-    return Vectors(gathered, torch.cat(keys)), dist.get_rank() * len(own.keys)
+    return Vectors(gathered(own.values), gathered(own.keys)), dist.get_rank() * len(own.keys)
+
+
+def gathered(own: Tensor) -> Tensor:
+    """The tensors of all ranks, one after another, which are equally long. Gradients flow back to the rank of a row."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return own
+    found: Tensor = _Gathered.apply(own)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Gathered(torch.autograd.Function):

@@ -20,7 +20,8 @@ from torch import Tensor
 from discern.corruption.randomness import Randomness
 from discern.models.dropout import same_draws
 from discern.tasks.contrastive import Contrastive, ContrastiveConfig, VectorHead
-from discern.tasks.contrastive_loss import Vectors, info_nce, of_all_ranks
+from discern.tasks.contrastive_loss import Vectors, cosent, gathered, info_nce, of_all_ranks
+from discern.tasks.crops import cropped
 from discern.tasks.features import TaskBatch
 from discern.tasks.supervised import SupervisedEvaluator, SupervisedObjective
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
@@ -30,7 +31,7 @@ _ROWS = 1024
 
 
 class ContrastiveObjective(SupervisedObjective):
-    """InfoNCE over the rows of a step, over all ranks; see `info_nce`.
+    """InfoNCE over the rows of a step, over all ranks, or CoSENT if they have scores; see `info_nce` and `cosent`.
 
     With `task.texts_per_pass`, texts are encoded in passes of that many, without keeping activations; once the gradient of the
     loss by the vectors is known, each pass is repeated with the same dropout and differentiated. Memory then does not depend on
@@ -39,6 +40,14 @@ class ContrastiveObjective(SupervisedObjective):
 
     The arguments are those of `SupervisedObjective`, with a single task.
     """
+
+    def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
+        """With `task.positives=crop`, crops the texts that are their own positives."""
+        (group,) = cast(TaskBatch, batch).groups
+        keys = group.targets.get("texts")
+        if keys is not None and cast(Contrastive, self.tasks[group.task]).settings.positives == "crop":
+            batch = cropped(batch, keys.shape[1], keys[:, 0] == keys[:, 1], randomness)
+        return super().corrupt(batch, randomness)
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens = cast(TaskBatch, batch.tokens)
@@ -50,10 +59,14 @@ class ContrastiveObjective(SupervisedObjective):
         table = vectors.new_zeros(tokens.size * count, vectors.shape[1]).index_copy(0, texts.places, vectors)
         table = table.view(tokens.size, count, -1)
         loss = table.new_zeros(())
+        scores, settings = group.targets.get("score"), _loss_settings(task.settings, table.shape[-1])
         if self.training and keys is not None:
             own = Vectors(table, keys)
             everyone, first = of_all_ranks(own)
-            loss = info_nce(own, everyone, first, **_loss_settings(task.settings, table.shape[-1]))
+            loss = info_nce(own, everyone, first, symmetric=task.settings.symmetric, **settings)
+        elif self.training and scores is not None:
+            # One loss of all rows of the step, of which each rank has the share of its rows.
+            loss = cosent(gathered(table), gathered(scores), **settings) * tokens.size
         terms = {group.task: LossTerm(loss, task.items(group), group.share)}
         return StepOutput(terms, {f"{group.task}/vectors": table.detach()})
 
@@ -106,17 +119,18 @@ class ContrastiveEvaluator(SupervisedEvaluator):
         if not rows or any("texts" not in row for row in rows):
             return 0.0
         every = Vectors(*(torch.from_numpy(np.stack([row[name] for row in rows])) for name in ("vectors", "texts")))
-        settings = _loss_settings(cast(Contrastive, self._tasks[task]).settings, every.values.shape[-1])
+        chosen = cast(Contrastive, self._tasks[task]).settings
+        settings = _loss_settings(chosen, every.values.shape[-1])
         total = 0.0
         for first in range(0, len(rows), _ROWS):
             block = Vectors(every.values[first : first + _ROWS], every.keys[first : first + _ROWS])
-            total += float(info_nce(block, every, first, **settings))
+            total += float(info_nce(block, every, first, symmetric=chosen.symmetric, **settings))
         return total / len(rows)
 
 
 def _loss_settings(settings: ContrastiveConfig, width: int) -> dict[str, Any]:
     sizes = (*settings.matryoshka, width) if settings.matryoshka else ()
-    return {"temperature": settings.temperature, "symmetric": settings.symmetric, "sizes": tuple(dict.fromkeys(sizes))}
+    return {"temperature": settings.temperature, "sizes": tuple(dict.fromkeys(sizes))}
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,11 @@ def test_scores_choose_the_positives_of_a_training_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "sentence1,sentence2,score", "a,b,5", "c,d,1", "e,e,5")
     assert texts_of(path, positive_score=4) == [("a", "b")]
     assert [each.score for each in read_groups(path, GroupColumns(), training=False).examples] == [5, 1, 5]
-    with pytest.raises(ConfigError, match="has scores") as caught:
-        texts_of(path)
-    assert "task.positive_score=4" in (caught.value.hint or "")
+    judged = read_groups(path, GroupColumns(), training=True).examples
+    assert [(each.texts, each.score) for each in judged] == [(("a", "b"), 5), (("c", "d"), 1), (("e", "e"), 5)]
+    without = write(tmp_path / "b.csv", "sentence1,sentence2", "a,b")
+    with pytest.raises(ConfigError, match=r"positive_score is 4, but .* has no column of scores"):
+        texts_of(without, positive_score=4)
 
 
 @pytest.mark.parametrize(

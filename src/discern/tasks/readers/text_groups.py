@@ -105,28 +105,32 @@ def read_groups(
     """The rows of a table as groups of texts. Ids are row numbers from 0.
 
     Args:
-        training: read what can be learned from: scores decide which pairs are positives, pairs of equal texts are left out, and
-            a text alone is its own positive (SimCSE).
-        positive_score: the lowest score of a positive pair, for a training file with scores.
+        training: read what can be learned from: pairs of equal texts without a score are left out, and a text alone is its own
+            positive.
+        positive_score: for a training file with scores: the lowest score of a positive pair; None: keep all with their scores.
         labeled: False: do not read scores.
 
     Raises:
-        ConfigError: a column does not exist or cannot be recognized, or scores are given without `positive_score`.
+        ConfigError: a column does not exist or cannot be recognized, or there is a `positive_score` without scores.
         DataError: there are no rows, a text is empty, a score is not a number, or nothing is left to learn from.
     """
     table = open_table(path, format)
     columns = group_columns(table, named)
-    if training and (columns.score is None) != (positive_score is None):
-        raise _mismatch(table.name, columns, positive_score)
+    if training and columns.score is None and positive_score is not None:
+        raise ConfigError(
+            f"task.positive_score is {positive_score:g}, but {table.name} has no column of scores",
+            hint="leave it out, or --label COLUMN",
+        )
     problems, places, examples = ProblemLog(), [], []
     for number, row in enumerate(table.rows):
         score = _score(row, columns.score) if columns.score is not None and labeled else None
         texts = _texts(row, columns, problems)
         if training:
-            if score is not None and positive_score is not None and score < positive_score:
-                problems.add(f"pair with a score below {positive_score:g}, left out", row.where)
-                continue
-            score = None
+            if score is not None and positive_score is not None:
+                if score < positive_score:
+                    problems.add(f"pair with a score below {positive_score:g}, left out", row.where)
+                    continue
+                score = None
             if columns.positive is None:
                 texts = (texts[0], texts[0])
         if columns.positive is not None and score is None and texts[0] == texts[1]:
@@ -144,18 +148,6 @@ def read_groups(
     found |= {f"negative {place}": name for place, name in enumerate(columns.negatives, start=1)}
     note = "columns: " + ", ".join(f"{role} = {name}" for role, name in found.items() if name is not None)
     return Reading(tuple(examples), table.name, problems.summary(), (note,), tuple(places))
-
-
-def _mismatch(name: str, columns: FoundColumns, positive_score: float | None) -> ConfigError:
-    if positive_score is not None:
-        return ConfigError(
-            f"task.positive_score is {positive_score:g}, but {name} has no column of scores",
-            hint="leave it out, or --label COLUMN",
-        )
-    return ConfigError(
-        f"{name} has scores ('{columns.score}'), and contrastive training needs pairs that belong together",
-        hint="--set task.positive_score=4 trains on the pairs with at least this score; or remove the column",
-    )
 
 
 def _texts(row: Row, columns: FoundColumns, problems: ProblemLog) -> tuple[str, ...]:
