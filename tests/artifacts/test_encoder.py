@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from discern.artifacts.encoder import LoadedEncoder, encoder_of_preset, fingerprint_weights, fresh_encoder
+from discern.artifacts.encoder import (
+    LoadedEncoder,
+    encoder_of_preset,
+    fingerprint_weights,
+    first_layers,
+    fresh_encoder,
+    loaded_encoder,
+)
 from discern.artifacts.opening import open_model
 from discern.convert.export import export
 from discern.data.tokenizer import vocab_size
 from discern.errors import CheckpointError, ConfigError, DataError
+from discern.models.base import build_embeddings, build_encoder
+from discern.models.config import build_config
 from discern.models.embeddings import Embeddings
 from discern.progress import Silent
 from tests.interop.small_tokenizers import small_tokenizer
@@ -157,3 +167,29 @@ def test_the_fingerprint_is_of_the_values_in_the_file(tmp_path: Path) -> None:
     tensors["bert.embeddings.LayerNorm.bias"][0] += 1
     save_file(tensors, path)
     assert load(tmp_path).source_fingerprint != before.source_fingerprint
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@torch.no_grad()
+def test_the_first_layers_compute_what_they_did_in_the_whole(kind: str, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"num_layers": 3, "hidden_size": 32, "embedding_size": 32, "num_heads": 2, "feedforward_size": 48}
+    config = build_config(encoder=kind, **sizes)
+    encoder = build_encoder(build_embeddings(vocab_size(TOKENIZER), 32, config), config)
+    make_noisy(encoder)
+    TOKENIZER.save(str(tmp_path / "tokenizer.json"))
+    whole = loaded_encoder(encoder, tmp_path / "tokenizer.json", 24, "a model")
+    part = first_layers(whole, 2)
+    states: list[list[torch.Tensor]] = [[], []]
+    for found, loaded in zip(states, (whole, part), strict=True):
+        # The first alone: the last block of a ModernBERT computes no LayerNorm for a next one.
+        block = loaded.encoder.repeated_blocks()[0]
+        block.register_forward_hook(lambda _, __, output, found=found: found.append(output))
+        loaded.encoder(IDS)
+    assert len(part.encoder.repeated_blocks()) == part.encoder.config.num_layers == 2
+    torch.testing.assert_close(states[1], states[0])
+    weights = dict(whole.encoder.named_parameters())
+    assert all(torch.equal(value, weights[name]) for name, value in part.encoder.named_parameters())
+    assert part.description == "the first 2 of 3 layers of a model"
+    assert part.source_fingerprint != whole.source_fingerprint
+    with pytest.raises(ConfigError, match=r"finetune\.layers is 4, but the encoder has 3"):
+        first_layers(whole, 4)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,7 +172,7 @@ def stored_vectors(path: Path, record: dict[str, Any]) -> NDArray[np.float32]:
             )
     if vectors.shape != (found.get("rows"), record["size"]):
         raise DataError(f"{path} has the shape {vectors.shape}, and its record says {found.get('rows')} rows", hint=_AGAIN)
-    return cast(NDArray[np.float32], vectors)
+    return vectors
 
 
 def nearest(
