@@ -81,20 +81,21 @@ class Traffic:
         return self.inside + self.between + self.whole
 
 
-def traffic(step: Step, mode: str, gpus: int, group: int, micro_batches: int) -> Traffic:
+def traffic(step: Step, mode: str, gpus: int, group: int, micro_batches: int, *, scatter: int = 1) -> Traffic:
     """Bytes that each GPU sends, in float32.
 
     A ring of n passes (n - 1)/n of the data once to gather or to sum and divide it, and twice to sum it for all.
 
     Args:
         group: GPUs among which 'hsdp' divides the weights.
+        scatter: passes to sum and divide; 2 with gloo, which sums for all and drops what belongs to others.
     """
     matrices = step.blocks + step.others
     if mode == "ddp":
         return Traffic(0.0, 0.0, 2 * _ring(gpus) * (matrices + step.vectors))
     shards = gpus if mode == "fsdp" else group
     # Blocks are gathered for the forward and again for the backward pass, the rest once; gradients are summed after the last.
-    moved = micro_batches * (2 * step.blocks + step.others) + matrices
+    moved = micro_batches * (2 * step.blocks + step.others) + scatter * matrices
     between = 2 * _ring(gpus // shards) * matrices / shards
     return Traffic(_ring(shards) * moved, between, 2 * _ring(gpus) * step.vectors)
 
@@ -227,7 +228,7 @@ def measure(out: Path, processes: list[int], modes: list[str]) -> Iterator[dict[
                     settings.append(f"train.parallel={mode}")
                 settings += ["train.shard_ranks=2"] if mode == "hsdp" else []
                 few, many = (run_bytes(out, data, number, [*settings, f"train.max_steps={steps}"]) for steps in (5, 25))
-                expected = number * traffic(step, mode, number, 2, micro).sent
+                expected = number * traffic(step, mode, number, 2, micro, scatter=2).sent
                 measured = (many - few) / 20
                 yield {
                     "mode": mode,
