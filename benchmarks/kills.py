@@ -1,6 +1,6 @@
 """Kill processes of a training run at random moments, and check that nothing is lost.
 
-    python benchmarks/kills.py --out FOLDER [--kills 50] [--seed 0] [--launchers torchrun nproc]
+    python benchmarks/kills.py --out FOLDER [--kills 50] [--seed 0] [--launchers torchrun nproc] [--parallel ddp]
 
 A tiny network is trained twice by two processes, once undisturbed. Of the other run, a random rank, or under torchrun sometimes a
 whole node (an agent with its rank), is killed by SIGKILL at random moments between two starts of the processes: while they
@@ -31,12 +31,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load_file
+
 from discern.errors import DiscernError
 from discern.training.checkpoint import check_files, found
 
 LONGEST = 60.0  # seconds until the others have to have ended
 STARTED = re.compile(r"^pre-training: [\d,]+ steps$", re.MULTILINE)  # rank 0 says so when all have met
-SETTINGS = {
+SETTINGS: dict[str, object] = {
     "train.sequences_per_step": 4,
     "train.checkpoint_every_steps": 5,
     "train.evaluate_every_steps": 40,
@@ -74,7 +76,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=0, help="steps of the run (default: 60 per kill)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--launchers", nargs="+", choices=["torchrun", "nproc"], default=["torchrun", "nproc"])
+    parser.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp")
     options = parser.parse_args()
+    SETTINGS["train.parallel"] = options.parallel
     summary = run(options.out, options.kills, options.seed, options.launchers, options.steps or 60 * options.kills)
     print(json.dumps(summary))
     return 0 if all(each["nothing_lost"] for each in summary.values()) else 1
@@ -297,8 +301,12 @@ def free_port() -> int:
 
 def digest(target: Path, steps: int) -> str:
     """Checksum of the final weights and moments."""
-    folder = target / "checkpoints" / f"step-{steps:08d}"
-    return hashlib.sha256(b"".join((folder / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer"))).hexdigest()
+    total = hashlib.sha256()
+    for path in sorted((target / "checkpoints" / f"step-{steps:08d}").glob("*.safetensors")):
+        # The files of divided checkpoints hold equal tensors in any order.
+        for name, tensor in sorted(load_file(path).items()):
+            total.update(f"{path.name} {name} {tensor.shape}".encode() + tensor.tobytes())
+    return total.hexdigest()
 
 
 def environment() -> dict[str, str]:
