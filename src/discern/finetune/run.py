@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from discern import __version__
 from discern.artifacts.encoder import LoadedEncoder, encoder_of_preset, first_layers, fresh_encoder
 from discern.artifacts.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder, write_json
 from discern.artifacts.opening import open_model
@@ -32,8 +33,10 @@ from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, TextEncoder
 from discern.tasks.frames import FRAMES
 from discern.tasks.glue import GLUE
+from discern.training.agreement import check_ranks
 from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
+from discern.training.replica import check_groups
 from discern.training.trackers import check_tracker
 from discern.training.weight_precision import check_weight_precision
 
@@ -86,6 +89,8 @@ def finetune(
     plan = prepare_finetuning(loaded, resolved, out=out, debug=debug, submits=submission is not None, progress=progress)
     with join_ranks(device) as ranks:
         check_weight_precision(resolved.config.train, ranks)
+        check_groups(resolved.config.train, ranks)
+        check_ranks(ranks, out, resolved.config, version=__version__)
         results = train_seeds(plan, seeds, ranks, progress, baselines_folder=out if baselines else None)
         if submission is not None and ranks.writes:
             results |= submit(plan, results["best_seed"], submission, ranks.device, progress)

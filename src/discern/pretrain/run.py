@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern import __version__
 from discern.artifacts.run import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -48,6 +49,7 @@ from discern.pretrain.warm_start import Filled, added_pieces, fill, start_genera
 from discern.progress import BudgetProgress, Progress, Silent, warning_to
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
+from discern.training.agreement import check_ranks
 from discern.training.average import average_warning
 from discern.training.bookkeeping import written_record
 from discern.training.clock import TimeBudget, Work
@@ -65,6 +67,7 @@ from discern.training.parallel import Ranks, join_ranks
 from discern.training.precision import Precision, cpu_has_bfloat16, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.rank_environment import lock_patience
+from discern.training.replica import check_groups
 from discern.training.schedule import unused_by_schedule
 from discern.training.step_sizes import step_sizes
 from discern.training.trackers import check_tracker
@@ -157,6 +160,8 @@ def open_run(
     check_tracker(config.train.tracker)
     check_weight_precision(config.train, ranks)
     check_shares(config, ranks)
+    check_groups(config.train, ranks)
+    check_ranks(ranks, resolved.out, config, data_set=data.fingerprint, tokenizer=data.tokenizer_fingerprint, version=__version__)
     check_words(config, data)
     if ranks.writes:
         for line in _notes(resolved):

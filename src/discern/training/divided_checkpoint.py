@@ -113,8 +113,10 @@ class DividedWriter:
                     with path.open("rb") as file:
                         sync_file(file)
                     sums[path.name] = checksum(path)
-            except (CheckpointException, OSError) as found:
-                problem = f"process {dist.get_rank()}: {' '.join(str(found).split())[:500]}"
+            except CheckpointException as found:
+                problem = _reasons(found)
+            except OSError as found:
+                problem = f"process {dist.get_rank()}: {found}"
         problems = [each for each in self._gather(problem) if each is not None]
         everything = {name: value for each in self._gather(sums) for name, value in each.items()}
         if writes and not problems:
@@ -133,6 +135,12 @@ class DividedWriter:
         found: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(found, value, group=self._group)
         return found
+
+
+def _reasons(problem: CheckpointException) -> str:
+    """Which processes failed and why, without the tracebacks that torch adds."""
+    failures = [f"process {rank}: {' '.join(str(error).split())[:300]}" for rank, (error, _) in problem.failures.items()]
+    return "; ".join(sorted(failures)) or "torch.distributed.checkpoint gives no reason"
 
 
 def read_divided(folder: Path) -> dict[str, Tensor]:

@@ -11,8 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from discern.objectives.base import Objective
 from discern.training.average import update_average
 from discern.training.bookkeeping import save_checkpoint
+from discern.training.config import TrainConfig
 from discern.training.context import State, TrainContext
 from discern.training.optimizer import Optimizer, clip_gradients, parameter_groups
+from discern.training.parallel import Ranks
 from discern.training.weight_precision import full_weights, lower_weights
 
 Prepare = Callable[[Objective], None]
@@ -105,6 +107,18 @@ class Replica:
     def moments(self) -> Mapping[str, Tensor]:
         """The optimizer's moments by parameter name, after `collect`."""
         return self.optimizer.tensors(self._names)
+
+
+def check_groups(train: TrainConfig, ranks: Ranks) -> None:
+    """Check that the ranks can be divided into the groups that `train.parallel` needs.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if ranks.world_size > 1 and train.parallel == "hsdp":
+        from discern.training.sharding import shard_ranks  # imports torch.distributed.fsdp
+
+        shard_ranks(train, ranks)
 
 
 def build_replica(context: TrainContext, prepare: Prepare) -> Replica:
