@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from discern.training import checkpoint
 from tests.distributed.test_two_ranks import run_ranks
 
 PROGRAM = """
@@ -26,24 +26,25 @@ with join_ranks("cpu") as ranks:
     for name in json.loads(sys.argv[2]):
         out = Path(sys.argv[1]) / name.replace(" ", "-")
         out = out if ranks.writes else out.with_name(out.name + "-other")
-        run = context(out, build_option(OPTIONS[name]), max_steps=6, log_every_steps=1)
+        run = context(out, build_option(OPTIONS[name]), max_steps=6, log_every_steps=1, parallel=sys.argv[3])
         object.__setattr__(run, "ranks", ranks)
         train(run, State())
 """
 NAMES = ["tying gradient-disentangled", "algorithm two-stage", "algorithm adversarial", "sentence-contrastive"]
 
 
-def test_two_processes_equal_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_equal_one(tmp_path: Path, parallel: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(root=str(Path(__file__).parents[2])))
     found = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
         out.mkdir()
-        run_ranks(processes, program, str(out), json.dumps(NAMES))
+        run_ranks(processes, program, str(out), json.dumps(NAMES), parallel)
         found.append(out)
     for name in (name.replace(" ", "-") for name in NAMES):
-        one, two = (load_file(out / name / "checkpoints" / "step-00000006" / "model.safetensors") for out in found)
+        one, two = (checkpoint.load(out / name / "checkpoints" / "step-00000006").model for out in found)
         assert one.keys() == two.keys()
         for key, tensor in one.items():
             torch.testing.assert_close(
