@@ -86,11 +86,15 @@ def run(page: str, given: Mapping[str, Path] | None = None) -> dict[str, Any]:
                 text=True,
             )
             seconds = time.perf_counter() - began
+            # Where the given files lie on this machine is nobody's business.
+            output = process.stdout
+            for name, source in (given or {}).items():
+                output = output.replace(str(source.resolve()), name)
             loads.append(os.getloadavg()[0])
-            print(f"{commands}{process.stdout}({seconds:.1f} s)\n", flush=True)
+            print(f"{commands}{output}({seconds:.1f} s)\n", flush=True)
             if process.returncode:
                 sys.exit(f"exit code {process.returncode}; nothing was recorded")
-            done.append({"commands": commands, "output": process.stdout, "seconds": round(seconds, 1)})
+            done.append({"commands": commands, "output": output, "seconds": round(seconds, 1)})
     discern, torch = versions.stdout.split()
     return {
         "date": datetime.now(UTC).date().isoformat(),

@@ -182,6 +182,8 @@ def write_models(folder: Path) -> None:
         "discern embed MODEL texts.txt --out vectors.npy",
     ]
     shell(folder, "\n".join(commands))
+    for name in ("hub/discriminator", "hub/generator", "downloads/bert-base-german"):
+        _as_of_others(folder / name)
     copies: Mapping[str, tuple[str, ...]] = {
         "DATA": ("GENERAL", "data"),
         "RUN": ("runs/first", "runs/second"),
@@ -198,3 +200,12 @@ def write_models(folder: Path) -> None:
         shutil.copytree(CHECKPOINT, folder / place)
         for path in (folder / place).glob("model.ckpt-*"):
             path.rename(path.with_name("model.ckpt-1000000." + path.name.split(".", 2)[2]))
+
+
+def _as_of_others(export: Path) -> None:
+    """Take from an export what only discern writes."""
+    for name in ("discern.toml", "checksums.json", "README.md"):
+        (export / name).unlink(missing_ok=True)
+    config = json.loads((export / "config.json").read_text())
+    config.pop("discern", None)
+    (export / "config.json").write_text(json.dumps(config))
