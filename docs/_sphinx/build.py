@@ -28,7 +28,7 @@ STAGED = (
     "README.md",
     "README.zh.md",
 )
-_KINDS = {".md", ".png", ".svg", ".py", ".sh", ".toml", ".cff", ".css", ""}
+_KINDS = {".md", ".sbatch", ".yaml", ".png", ".svg", ".py", ".sh", ".toml", ".cff", ".css", ""}
 _LEFT_OUT = {"_sphinx", "recorded", "__pycache__", "generator"}
 _INSTALL = "Sphinx is not installed, or not completely ({}): pip install 'discern-nlp[docs]'"
 

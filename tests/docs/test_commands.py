@@ -61,11 +61,12 @@ NOT_RUN = {
     ("prepare-at-scale", "discern prepare text/ --out DATA --tokenizer vocab.txt --engine ray"): "tests/data starts a cluster",
     ("one-gpu-day", ""): "a GPU",
     ("eight-gpus", ""): "eight GPUs",
+    ("cluster", ""): "several machines; tests/distributed has processes of one",
 }
 QUICK = ("prepare", "prepare-at-scale")
 SLOW = (
     *("README", "README.zh", "start", "faq", "troubleshooting"),
-    *("laptop", "domain", "chinese", "two-objectives", "one-gpu-day", "eight-gpus"),
+    *("laptop", "domain", "chinese", "two-objectives", "one-gpu-day", "eight-gpus", "cluster"),
     *("adapt", "compare", "detect", "doctor", "embeddings", "export", "finetune", "import", "look-at-it", "rerank", "score"),
     *("serve-elsewhere", "speed"),
 )
