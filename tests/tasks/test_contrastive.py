@@ -38,6 +38,8 @@ GROUPS = [
     for n in range(6)
 ]
 
+JUDGED = [TextGroup(str(n), group.texts[:2], float(n % 3)) for n, group in enumerate(GROUPS)]
+
 
 def task(metrics: tuple[str, ...] = RETRIEVAL_METRICS, **config: Any) -> Contrastive:
     return Contrastive("pairs", ContrastiveConfig(**config), metrics, Labels(kind="vectors", pairs=True))
@@ -144,10 +146,9 @@ def test_a_text_twice_has_two_vectors_by_dropout_alone() -> None:
 
 @pytest.mark.parametrize("passes", [0, 3])
 def test_judged_pairs_are_trained_by_the_order_of_their_scores(passes: int) -> None:
-    judged = [TextGroup(str(n), group.texts[:2], float(n % 3)) for n, group in enumerate(GROUPS)]
     made = objective(texts_per_pass=passes, temperature=0.5, matryoshka=(8,))
-    loss, gradients = step(made, judged)
-    found, _ = outputs_of(made, "pairs", features_of(judged))
+    loss, gradients = step(made, JUDGED)
+    found, _ = outputs_of(made, "pairs", features_of(JUDGED))
     expected = 0.0
     for size in (8, 32):
         pairs = [each["vectors"][:, :size] for each in found]
@@ -273,20 +274,20 @@ from tests.tasks import test_contrastive as shared
 
 # A tokenizer that is trained anew may number its tokens otherwise.
 shared.TEXT = shared.TextEncoder(Tokenizer.from_file(sys.argv[2]), shared.TEXT.special)
-GROUPS, batch_of, objective = shared.GROUPS, shared.batch_of, shared.objective
+batch_of, objective = shared.batch_of, shared.objective
 with join_ranks("cpu") as ranks:
-    for passes in (0, 2):
+    for name, passes, groups in (("0", 0, shared.GROUPS), ("2", 2, shared.GROUPS), ("judged", 0, shared.JUDGED)):
         made = objective(texts_per_pass=passes, symmetric=True, matryoshka=(8,)).train()
         model = DistributedDataParallel(made) if ranks.world_size > 1 else made
-        batch, share = batch_of(GROUPS), len(GROUPS) // ranks.world_size
+        batch, share = batch_of(groups), len(groups) // ranks.world_size
         batch = batch.rows(ranks.rank * share, (ranks.rank + 1) * share)
         randomness = Randomness(0, 0, batch.example_index)
-        loss = model(made.corrupt(batch, randomness), randomness).terms["pairs"].total / len(GROUPS)
+        loss = model(made.corrupt(batch, randomness), randomness).terms["pairs"].total / len(groups)
         (loss * ranks.world_size).backward()
         total = ranks.sum_tensor(loss.detach().reshape(1))
         if ranks.writes:
-            found = {{name: each.grad for name, each in made.named_parameters() if each.grad is not None}}
-            save_file({{**found, "loss": total}}, Path(sys.argv[1]) / f"{{passes}}.safetensors")
+            found = {{key: each.grad for key, each in made.named_parameters() if each.grad is not None}}
+            save_file({{**found, "loss": total}}, Path(sys.argv[1]) / f"{{name}}.safetensors")
 """
 
 
@@ -301,9 +302,8 @@ def test_two_ranks_share_their_negatives(tmp_path: Path) -> None:
         line = [sys.executable, *launcher, str(program), str(tmp_path / str(processes)), str(tokenizer)]
         done = subprocess.run(line, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
-    alone = load_file(tmp_path / "1" / "0.safetensors")
-    for path in (tmp_path / "1" / "2.safetensors", tmp_path / "2" / "0.safetensors", tmp_path / "2" / "2.safetensors"):
-        found = load_file(path)
+    for expected, place in (("0", "1/2"), ("0", "2/0"), ("0", "2/2"), ("judged", "2/judged")):
+        alone, found = (load_file(tmp_path / f"{each}.safetensors") for each in (f"1/{expected}", place))
         assert found.keys() == alone.keys()
         for name in alone:
             torch.testing.assert_close(found[name], alone[name], atol=1e-5, rtol=1e-4)
