@@ -120,7 +120,7 @@ class FinetuneSection(Section):
         None,
         ge=1,
         description="Number of layers of the encoder that are kept, counted from the embeddings (default: all). For vectors of "
-        "texts, the last layers of a small encoder may do harm: they have specialized in the pre-training task.",
+        "texts, the last layers of a small encoder may do harm (docs/howto/embeddings.md).",
     )
     reduction: Literal["mean", "sum"] = Field(
         "mean",
