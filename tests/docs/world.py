@@ -120,6 +120,9 @@ def write_texts(folder: Path) -> None:
     runs = '[[run]]\nname = "rtd"\n[[run]]\nname = "mlm"\nset.objective.name = "mlm"'
     write(folder / "compare.toml", ["seeds = 1", 'tasks = ["rte"]', runs, '[finetune.set]\n"train.max_steps" = 2'])
     (folder / "examples").symlink_to(ROOT / "examples")
+    judged = [f"{sentence(rng)},{sentence(rng)},{n % 6}" for n in range(40)]
+    write(folder / "judged-train.csv", ["sentence1,sentence2,score", *judged])
+    write(folder / "paragraphs.txt", [" ".join(sentence(rng) for _ in range(5)) for _ in range(40)])
 
 
 def _write_tasks(folder: Path, rng: random.Random) -> None:
