@@ -22,6 +22,10 @@ MODELS: dict[str, dict[str, Any]] = {"permutation-lm": {"encoder": "xlnet", "emb
 class MemoryShard(Shard):
     """A shard that is arrays."""
 
+    tokens: Any = None  # in place of the properties
+    document_starts: Any = None
+    sentence_starts: Any = None
+
     def __init__(self, tokens: np.ndarray, document_starts: np.ndarray, sentence_starts: np.ndarray, first_token: int) -> None:
         vars(self).update(tokens=tokens, document_starts=document_starts, sentence_starts=sentence_starts)
         self.first_token = first_token

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from discern.data.check import check
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
-from discern.data.prepare import check, prepare
+from discern.data.prepare import prepare
 from discern.data.reports import PrepareReport, warnings_of
 from discern.data.sources.documents import CorpusOptions
 from discern.data.tokenizer.choice import TokenizerChoice

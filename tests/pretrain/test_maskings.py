@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from discern.artifacts.run import COUNTS_FILE, load_run
+from discern.data.check import check
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
-from discern.data.prepare import check, prepare
+from discern.data.prepare import prepare
 from discern.data.sources.documents import CorpusOptions, DocumentRule
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.words import SegmenterName

@@ -391,7 +391,7 @@ def make_record(data: TokenData, objective: Objective, computed: dict[str, Any])
     return {
         "format": FORMAT,
         "discern": __version__,
-        "data": str(data.folder.resolve()),
+        "data": data.location,
         "data_fingerprint": data.fingerprint,
         "tokenizer_fingerprint": data.tokenizer_fingerprint,
         "vocab_size": data.vocab_size,

@@ -33,7 +33,7 @@ def has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
 
 
-def after_prepare(data: Path, *, tokenizer: Path | None = None, words: bool = False) -> str:
+def after_prepare(data: Path | str, *, tokenizer: Path | None = None, words: bool = False) -> str:
     """Pre-train on the data set with a preset that suits the device, or adapt the model that the tokenizer belongs to.
 
     Args:
@@ -90,5 +90,5 @@ def _objective(run: Path) -> str:
         return ""
 
 
-def _quoted(path: Path) -> str:
+def _quoted(path: Path | str) -> str:
     return shlex.quote(str(path))

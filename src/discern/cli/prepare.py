@@ -33,7 +33,7 @@ def prepare(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DATA", help="Folder of the new data set. Required unless --check is given.")
+        Path | None, typer.Option("--out", metavar="DATA", help="Folder or s3://, gs:// or hf:// address of the new data set.")
     ] = None,
     tokenizer: Annotated[
         Path | None,
@@ -182,15 +182,19 @@ def prepare(
     asked_for = dict(locals())
     with command(json_output=json_output) as console:
         from discern.data import prepare as work
+        from discern.data.check import check as check_input
         from discern.data.dataset.build import BuildOptions
         from discern.data.overlap import EvaluationFiles
         from discern.data.sources.documents import CorpusOptions
+        from discern.data.sources.remote import remote_address
         from discern.data.tokenizer.choice import TokenizerChoice
         from discern.errors import ConfigError
 
         if against_field and not against:
             raise ConfigError("--against-field names fields of evaluation files, and none is given", hint="add --against FILE")
         share = _share(part)
+        if out is not None and (merge or share is not None) and remote_address(out) is not None:
+            raise ConfigError("--part and --merge need a folder that all machines share", hint="give a folder as --out")
         if merge:
             _merge(asked_for, out, work, workers, console, overwrite=overwrite, engine=engine)
             return
@@ -209,7 +213,7 @@ def prepare(
             unfit = "--near-duplicates" if near_duplicates is not None else "--part" if part else "--engine ray"
             if near_duplicates is not None or part or engine != "local":
                 raise ConfigError(f"{unfit} does not go with --check", hint=f"leave out {unfit}")
-            found = work.check(
+            found = check_input(
                 inputs,
                 tokenizer=choice,
                 corpus=corpus,

@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt
@@ -190,14 +189,6 @@ class NgramFinder:
             int(owner): " ".join(documents[owner][:_SHOWN_CHARACTERS])[:_SHOWN_CHARACTERS] for owner in np.unique(owners)
         }
         return Matches(len(documents), np.concatenate(numbers), owners, beginnings)
-
-
-def finding_service(
-    index: NgramIndex, make: Callable[..., Callable[[list[Document]], Any]] | None, arguments: tuple[object, ...]
-) -> Callable[[list[Document]], tuple[Any, Matches]]:
-    """The service of a worker process that finds n-grams and, if `make` is given, also does the work of its service."""
-    finder, other = NgramFinder(index), make(*arguments) if make is not None else lambda documents: None
-    return lambda documents: (other(documents), finder.find(documents))
 
 
 def _rolling(ids: Int[np.ndarray, " W"], lengths: Iterable[int]) -> Iterator[tuple[int, UInt[np.ndarray, " _"]]]:

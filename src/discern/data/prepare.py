@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from discern.data.dataset.build import BuildOptions, Built, build_shards, in_order, search_only, survey
+from discern.data.dataset.build import BuildOptions, Built, build_shards
 from discern.data.dataset.manifest import Manifest, Setting
 from discern.data.dataset.publish import (
     configuration,
@@ -26,18 +25,20 @@ from discern.data.dataset.publish import (
 from discern.data.filters import Rules
 from discern.data.near_duplicates import Banding
 from discern.data.overlap import EvaluationFiles, FileOverlap, OverlapSearch
-from discern.data.reports import CheckReport, PartReport, PrepareReport
+from discern.data.reports import PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import CorpusOptions, Document
+from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.object_stores import shown
 from discern.data.sources.problems import Problem, ProblemLog
-from discern.data.sources.remote import shown
+from discern.data.sources.remote import remote_address
 from discern.data.stages.engines import EngineName, engine_of
 from discern.data.stages.run import Staged, Work
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
 from discern.data.tokenizer.languages import find_language
 from discern.data.tokenizer.words import SegmenterName, check_segmenter
-from discern.errors import ConfigError, DataError, DiscernError
+from discern.data.upload import uploaded
+from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.storage.guard import check_not_inside
 from discern.storage.output import OutputFolder, StagedFolder
@@ -88,7 +89,7 @@ def prepare(
     engine: EngineName = "local",
     progress: Progress,
 ) -> PrepareReport:
-    """Make a data set from text. `out` is either complete or absent.
+    """Make a data set from text. `out` is either complete or absent; it may be an address such as `s3://BUCKET/DATA`.
 
     With the engine `ray`, and to remove near-duplicates, the work is done in stages, whose results stay beside `out` until it
     is complete, so that the same call goes on after an interruption. The data set does not depend on the engine.
@@ -109,6 +110,14 @@ def prepare(
             else.
         DataError: the input, the tokenizer or an evaluation file cannot be used, or `out` cannot be written.
     """
+    if (address := remote_address(out)) is not None:
+
+        def make(folder: Path) -> PrepareReport:
+            said = {"language": language, "license": license}
+            shared = {"corpus": corpus, "build": build, "against": against, "engine": engine, "progress": progress}
+            return prepare(inputs, out=folder, tokenizer=tokenizer, overwrite=overwrite, **said, **shared)  # type: ignore[arg-type]
+
+        return uploaded(address, make, overwrite=overwrite, progress=progress)
     began = time.monotonic()
     asked = _Asked.of(inputs, out, tokenizer, corpus, build, language, license, overwrite=overwrite)
     in_stages = engine != "local" or asked.build.near_duplicates is not None
@@ -311,62 +320,6 @@ def _refuse_search(against: EvaluationFiles | None) -> None:
             "--against needs the whole text in one process",
             hint="look for evaluation files in a run of its own: discern prepare INPUT --check --against FILE",
         )
-
-
-def check(
-    inputs: Sequence[str],
-    *,
-    tokenizer: TokenizerChoice | None = None,
-    corpus: CorpusOptions | None = None,
-    build: BuildOptions | None = None,
-    exclude: Path | None = None,
-    against: EvaluationFiles | None = None,
-    progress: Progress,
-) -> CheckReport:
-    """Read the input and, if a tokenizer is given, tokenize it, to find what `prepare` would report. Writes nothing.
-
-    Args:
-        exclude: folder that is not input although it may lie in one.
-        against: evaluation files to look for in the text.
-
-    Raises:
-        ConfigError: the arguments contradict each other, or the segmenter is not installed.
-        DataError: the tokenizer or an evaluation file cannot be used, or an input does not exist. Problems inside the input
-            are in the report instead.
-    """
-    choice, build = tokenizer or TokenizerChoice(), build or BuildOptions(workers=available_cores())
-    if choice.path or choice.train:
-        choice.check()
-    rules = Rules(build.filters)
-    check_segmenter(build.segmenter)
-    encoder = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
-    problems, errors = ProblemLog(), list[DiscernError]()
-    text = Corpus(inputs, corpus or CorpusOptions(), exclude=exclude)
-    search = OverlapSearch(against) if against is not None else None
-    reading = CorpusProgress(progress, "reading", text)
-    documents = reading.read(problems, errors)
-    statistics, filtered = None, Counter[str]()
-    if encoder is not None:
-        statistics, filtered = survey(documents, encoder, build, reading, search)
-    elif search is not None:
-        search_only(_counting(documents, rules, filtered), search, build, reading)
-    else:
-        for _ in _counting(documents, rules, filtered):
-            reading.show()
-        reading.finish()
-    for line in problems.notes:
-        progress.note(line)
-    totals = (reading.documents, reading.sentences, reading.characters, reading.bytes_read)
-    overlap = search.results() if search is not None else None
-    left_out = in_order(filtered) if build.filters else None
-    return CheckReport(*totals, statistics, problems.summary(), tuple(map(str, errors)), overlap, left_out)
-
-
-def _counting(documents: Iterable[Document], rules: Rules, filtered: Counter[str]) -> Iterator[Document]:
-    """All documents; those that rules leave out are counted, by filter and reason."""
-    for document in documents:
-        filtered.update(rules.apply([document])[1])
-        yield document
 
 
 def _one_line(license: str | None) -> str | None:

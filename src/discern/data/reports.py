@@ -20,11 +20,12 @@ class PrepareReport:
     """The result of `prepare`.
 
     Attributes:
+        folder: folder or address of the data set.
         unchanged: whether the data set already existed with identical content. Its record of `overlap` may be new.
         repaired: names of the files that were damaged or missing in an existing data set and have been replaced.
     """
 
-    folder: Path
+    folder: Path | str
     manifest: Manifest
     seconds: float
     unchanged: bool

@@ -120,7 +120,7 @@ def _with_progress(finding: Finding, run: RunFolder, expected: Expectations) -> 
 
 
 def _text(run: RunFolder) -> tuple[RowStream, str]:
-    data = TokenData.open(Path(run.record["data"]))
+    data = TokenData.open(run.record["data"])
     if data.tokenizer_fingerprint != run.record["tokenizer_fingerprint"]:
         raise DataError(f"{data.folder} has changed: its tokenizer is not that of the run")
     heldout = heldout_stream(data, run.config)

@@ -22,8 +22,9 @@ from discern.artifacts.run import (
     is_run,
     read_record,
 )
-from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, read_manifest
+from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, FileInfo, read_manifest
 from discern.data.dataset.shards import Shard, TokenData
+from discern.data.sources.remote import remote_address
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.interop.names import CONFIG_NAME
 from discern.progress import Progress
@@ -145,6 +146,8 @@ _Check = Callable[[], object]
 
 def _parts(folder: Path) -> tuple[str, list[tuple[str, _Check]]]:
     """Kind of the folder, and the checks of its files by name."""
+    if remote_address(folder) is not None:
+        return "data set", list(_of_opened(TokenData.open(folder)))
     if (folder / MANIFEST_NAME).is_file():
         return "data set", list(_of_data(folder))
     if is_finetuned(folder):
@@ -165,15 +168,24 @@ def _of_data(folder: Path) -> Iterator[tuple[str, _Check]]:
     except DataError as problem:
         yield MANIFEST_NAME, partial(_raise, problem)
         return
+    yield from _of_opened(data)
+
+
+def _of_opened(data: TokenData) -> Iterator[tuple[str, _Check]]:
     yield MANIFEST_NAME, lambda: None
     yield "tokenizer.json", data.tokenizer
-    yield COUNTS_NAME, partial(_compare, folder / COUNTS_NAME, data.manifest.token_counts.sha256)
+    yield COUNTS_NAME, partial(_compare_file, data, COUNTS_NAME, data.manifest.token_counts)
     for split, info in data.manifest.splits.items():
         for shard, opened in zip(info.shards, data.split(split).shards, strict=True):
             for suffix, file in shard.files.items():
                 name = f"{shard.name}.{suffix}"
-                yield name, partial(_compare, folder / name, file.sha256)
+                yield name, partial(_compare_file, data, name, file)
             yield f"{shard.name}, its indices", partial(_indices, opened)
+
+
+def _compare_file(data: TokenData, name: str, expected: FileInfo) -> None:
+    """Compare a file of a data set, which is fetched if it is elsewhere."""
+    _compare(data.folder / name if data.remote is None else data.remote.fetch(name, expected), expected.sha256)
 
 
 def _of_run(folder: Path) -> Iterator[tuple[str, _Check]]:

@@ -10,7 +10,7 @@ from typing import Any
 from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
 from discern.artifacts.run import EVALUATION_FILE, is_run
-from discern.data.dataset.shards import TokenData
+from discern.data.dataset.shards import TokenData, located
 from discern.errors import ConfigError, DataError
 from discern.objectives.breakdown import Breakdown
 from discern.pretrain.run import heldout_stream
@@ -75,7 +75,7 @@ def evaluate(
     finally:
         progress.finish()
     found = {"step": trained.step or 0, "rows": rows, **metrics, **breakdown.metrics()}
-    if is_run(model) and trained.data is not None and opened.folder.resolve() == trained.data.resolve():
+    if is_run(model) and trained.data is not None and opened.location == located(trained.data):
         _keep(model, found, warn)
     return found
 

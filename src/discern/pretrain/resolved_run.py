@@ -248,7 +248,7 @@ def refuse_another_run(run: ResolvedRun) -> None:
     record = read_record(out)
     hint = NEW_RUN
     if record["data_fingerprint"] != data.fingerprint:
-        raise DataError(f"{out} was trained on another data set ({record['data']}) than {data.folder}", hint=hint)
+        raise DataError(f"{out} was trained on another data set ({record['data']}) than {data.location}", hint=hint)
     _refuse_another_start(run, record, hint)
     old, new = flatten(read_written_config(out / CONFIG_FILE)), flatten(config)
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in MAY_CHANGE)
@@ -285,5 +285,5 @@ def start_record(run: ResolvedRun) -> dict[str, Any]:
         }
     if run.replayed is not None and run.replay is not None:
         replayed, share = run.replayed, run.replay.share
-        found["replay"] = {"data": str(replayed.folder.resolve()), "data_fingerprint": replayed.fingerprint, "share": share}
+        found["replay"] = {"data": replayed.location, "data_fingerprint": replayed.fingerprint, "share": share}
     return found

@@ -133,7 +133,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     memory = pytest.importorskip("fsspec.implementations.memory")
     system = memory.MemoryFileSystem()
     system.store.clear()
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address: (system, "/" + address.partition("://")[2]))
+    monkeypatch.setattr("discern.data.sources.object_stores._s3", lambda bucket: system)
     return system
 
 
@@ -163,7 +163,7 @@ def test_errors_of_the_libraries_are_not_shown(problem: Exception, says: str, mo
     def fail(_: str) -> None:
         raise problem
 
-    monkeypatch.setattr("fsspec.core.url_to_fs", fail)
+    monkeypatch.setattr("discern.data.sources.object_stores._s3", fail)
     with pytest.raises(DiscernError, match=says) as raised:
         read("s3://bucket/x")
     assert "AKIA" not in str(raised.value)
@@ -183,6 +183,7 @@ def test_errors_in_the_middle_of_an_object_are_not_shown(store: Any, monkeypatch
 
         def close(self) -> None: ...
 
+    store.pipe("/bucket/x", b"0123456789")
     monkeypatch.setattr(store, "open", lambda *_, **__: Broken())
     monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.0)
     with pytest.raises(DataError, match="beyond byte 0 of 10: RuntimeError, 6 times in a row") as raised:

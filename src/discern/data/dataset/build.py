@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 
 from discern.data.dataset.manifest import COUNTS_NAME, FileInfo, NearDuplicates, SplitInfo, SplitName, Statistics
 from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter
-from discern.data.overlap import OverlapSearch, finding_service
+from discern.data.filters import Rules
+from discern.data.overlap import Matches, NgramFinder, NgramIndex, OverlapSearch
 from discern.data.processes import WorkerPool
 from discern.data.sources.corpus import CorpusProgress
 from discern.data.sources.documents import Document
@@ -240,13 +241,22 @@ def survey(
         return counter.finish(reading.bytes_read), counter.filtered
 
 
-def search_only(documents: Iterable[Document], search: OverlapSearch, options: BuildOptions, reading: CorpusProgress) -> None:
-    """Search the documents for the examples of evaluation files, in worker processes, without a tokenizer."""
-    with WorkerPool(finding_service, (search.index, None, ()), options.workers) as pool:
-        for _, matches in pool.map(chunks_of(documents)):
+def search_only(
+    documents: Iterable[Document], search: OverlapSearch, options: BuildOptions, reading: CorpusProgress
+) -> Counter[str]:
+    """Search the documents for the examples of evaluation files, in worker processes, without a tokenizer.
+
+    Returns:
+        What filters left out, which is not searched, by filter and reason.
+    """
+    filtered = Counter[str]()
+    with WorkerPool(searching_service, (search.index, None, options.segmenter, options.filters), options.workers) as pool:
+        for (_, dropped), matches in pool.map(chunks_of(documents)):
+            filtered += dropped
             search.add(matches, reading.locate)
             reading.show()
     reading.finish()
+    return filtered
 
 
 def encoded(
@@ -262,10 +272,28 @@ def encoded(
         with WorkerPool(encoding_service, arguments, options.workers) as pool:
             yield from pool.map(chunks_of(documents))
     else:
-        with WorkerPool(finding_service, (search.index, encoding_service, arguments), options.workers) as both:
-            for chunk, matches in both.map(chunks_of(documents)):
+        with WorkerPool(searching_service, (search.index, *arguments), options.workers) as both:
+            for (chunk, _), matches in both.map(chunks_of(documents)):
+                assert chunk is not None
                 search.add(matches, reading.locate)
                 yield chunk
+
+
+def searching_service(
+    index: NgramIndex, tokenizer_json: str | None, segmenter: SegmenterName, filters: Sequence[str]
+) -> Callable[[list[Document]], tuple[tuple[EncodedChunk | None, Counter[str]], Matches]]:
+    """The service of a worker process that searches what filters keep and, with a tokenizer, encodes it."""
+    rules, finder = Rules(filters), NgramFinder(index)
+    encode = encoding_service(tokenizer_json, segmenter) if tokenizer_json is not None else None
+
+    def serve(documents: list[Document]) -> tuple[tuple[EncodedChunk | None, Counter[str]], Matches]:
+        found, dropped = rules.in_place(documents)
+        kept = [document for document in found if document is not None]
+        chunk = replace(encode(kept), filtered=dropped) if encode is not None else None
+        # Documents keep their numbers in the input, by which messages name them.
+        return (chunk, dropped), finder.find([[] if document is None else document for document in found])
+
+    return serve
 
 
 def in_order(filtered: Counter[str]) -> dict[str, int]:

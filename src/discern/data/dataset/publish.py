@@ -71,13 +71,17 @@ def refuse_foreign(out: Path) -> None:
     Raises:
         ConfigError: there are other files, which would be lost.
     """
-    own = {MANIFEST_NAME, TOKENIZER_NAME, COUNTS_NAME, ADDED_NAME}
-    names = OutputFolder(out).foreign(lambda name: name in own or _SHARD.fullmatch(name) is not None)
+    names = OutputFolder(out).foreign(is_own_name)
     if names:
         raise ConfigError(
             f"{out} also contains {listed(names)}, which --overwrite would delete",
             hint=f"move {'it' if len(names) == 1 else 'them'} away, or give another --out",
         )
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a file of this name belongs to a data set."""
+    return name in (MANIFEST_NAME, TOKENIZER_NAME, COUNTS_NAME, ADDED_NAME) or _SHARD.fullmatch(name) is not None
 
 
 def other_data_set(out: Path, what: str) -> ConfigError:

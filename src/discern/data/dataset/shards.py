@@ -1,14 +1,15 @@
-"""Reads a data set on disk: token shards with indices of documents, sentences and words.
+"""Reads a data set: token shards with indices of documents, sentences and words.
 
 DATA/ contains `manifest.json`, `tokenizer.json`, the counts per token id, and four flat little-endian files per shard:
 `.tokens` (uint16 or uint32 ids, without special tokens), `.documents` and `.sentences` (int64 starts within the shard,
 followed by the number of tokens in the shard) and `.words` (one bit per token, first token in the highest bit, 1 where a word
 begins). A document is never divided between shards. A data set does not fix sequence length, masking or batch size.
+
+A data set on a server or in an object store is read through a cache: see `discern.data.dataset.remote`.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,9 @@ from discern.data.dataset.manifest import (
     SplitName,
     read_manifest,
 )
+from discern.data.dataset.remote import RemoteFolder
+from discern.data.sources.object_stores import shown
+from discern.data.sources.remote import remote_address
 from discern.errors import DataError
 from discern.storage.checksums import digest_of, verification_is_on
 
@@ -51,62 +55,28 @@ def check_file(path: Path, expected: FileInfo) -> None:
         )
 
 
-class Shard:
-    """A shard. Each file is mapped into memory and compared with its checksum when it is first used.
+class LocalFiles:
+    """The files of a data set on this machine. Each stays mapped into memory once it was read.
 
     Attributes:
-        info: entry of the shard in the manifest.
-        first_token: offset of the first token within the split.
+        folder: folder of the data set.
     """
 
-    def __init__(self, folder: Path, info: ShardInfo, dtype: np.dtype, first_token: int) -> None:
-        self.info = info
-        self.first_token = first_token
-        self._folder = folder
-        self._dtype = dtype
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._maps: dict[str, np.memmap] = {}
 
-    @cached_property
-    def tokens(self) -> np.memmap:
-        """(T,) token ids."""
-        return self._map("tokens", self._dtype)
+    def array(self, name: str, expected: FileInfo, dtype: np.dtype) -> np.memmap:
+        """A file as an array.
 
-    @cached_property
-    def document_starts(self) -> Int[np.ndarray, " bounds"]:
-        """(D+1,) start of each document within the shard, then the number of tokens."""
-        return self._starts("documents")
+        Raises:
+            DataError: it is missing, or does not match its size or its checksum.
+        """
+        if name not in self._maps:
+            self._maps[name] = self._map(self.folder / name, expected, dtype)
+        return self._maps[name]
 
-    @cached_property
-    def sentence_starts(self) -> Int[np.ndarray, " bounds"]:
-        """(S+1,) start of each sentence within the shard, then the number of tokens."""
-        return self._starts("sentences")
-
-    def word_starts(self, start: int, stop: int) -> Bool[np.ndarray, " n"]:
-        """True where a word begins, for tokens `start` to `stop` of the shard."""
-        bits = np.unpackbits(self._word_bits[start // 8 : (stop + 7) // 8])
-        first = start % 8
-        return bits[first : first + stop - start].astype(bool)
-
-    @cached_property
-    def _word_bits(self) -> np.memmap:
-        return self._map("words", np.dtype("u1"))
-
-    def _starts(self, suffix: str) -> np.memmap:
-        """An index, checked to be in ascending order: readers allocate arrays of the lengths it implies."""
-        starts = self._map(suffix, np.dtype("<i8"))
-        sound = starts[0] == 0 and starts[-1] == self.info.num_tokens
-        for first in range(0, len(starts) - 1, _CHECKED_AT_ONCE):
-            sound = sound and bool((np.diff(starts[first : first + _CHECKED_AT_ONCE + 1]) >= 0).all())
-        if not sound:
-            raise DataError(
-                f"{self._folder / self.info.name}.{suffix} is damaged: expected positions from 0 to {self.info.num_tokens:,} "
-                "in ascending order",
-                hint=PREPARE_AGAIN,
-            )
-        return starts
-
-    def _map(self, suffix: str, dtype: np.dtype) -> np.memmap:
-        """A file of the shard, after a comparison with its checksum."""
-        path, expected = self._folder / f"{self.info.name}.{suffix}", self.info.files[suffix]
+    def _map(self, path: Path, expected: FileInfo, dtype: np.dtype) -> np.memmap:
         try:
             size = path.stat().st_size
             if size != expected.size:
@@ -118,7 +88,73 @@ class Shard:
 
     def __getstate__(self) -> dict[str, object]:
         # Pickling a memory map copies its content; the other process maps the file itself.
-        return {key: value for key, value in vars(self).items() if not isinstance(value, np.memmap)}
+        return vars(self) | {"_maps": {}}
+
+
+Files = LocalFiles | RemoteFolder
+"""Where the files of a data set are."""
+
+
+class Shard:
+    """A shard. Each file is mapped into memory and compared with its checksum when it is first used.
+
+    Attributes:
+        info: entry of the shard in the manifest.
+        first_token: offset of the first token within the split.
+    """
+
+    def __init__(self, files: Files | Path, info: ShardInfo, dtype: np.dtype, first_token: int) -> None:
+        self.info = info
+        self.first_token = first_token
+        self._files = LocalFiles(files) if isinstance(files, Path) else files
+        self._dtype = dtype
+        self._in_order: set[str] = set()
+
+    @property
+    def tokens(self) -> np.memmap:
+        """(T,) token ids."""
+        return self._map("tokens", self._dtype)
+
+    @property
+    def document_starts(self) -> Int[np.ndarray, " bounds"]:
+        """(D+1,) start of each document within the shard, then the number of tokens."""
+        return self._starts("documents")
+
+    @property
+    def sentence_starts(self) -> Int[np.ndarray, " bounds"]:
+        """(S+1,) start of each sentence within the shard, then the number of tokens."""
+        return self._starts("sentences")
+
+    def word_starts(self, start: int, stop: int) -> Bool[np.ndarray, " n"]:
+        """True where a word begins, for tokens `start` to `stop` of the shard."""
+        bits = np.unpackbits(self._word_bits[start // 8 : (stop + 7) // 8])
+        first = start % 8
+        return bits[first : first + stop - start].astype(bool)
+
+    @property
+    def _word_bits(self) -> np.memmap:
+        return self._map("words", np.dtype("u1"))
+
+    def _starts(self, suffix: str) -> np.memmap:
+        """An index, checked to be in ascending order: readers allocate arrays of the lengths it implies."""
+        starts = self._map(suffix, np.dtype("<i8"))
+        if suffix in self._in_order:
+            return starts
+        sound = starts[0] == 0 and starts[-1] == self.info.num_tokens
+        for first in range(0, len(starts) - 1, _CHECKED_AT_ONCE):
+            sound = sound and bool((np.diff(starts[first : first + _CHECKED_AT_ONCE + 1]) >= 0).all())
+        if not sound:
+            raise DataError(
+                f"{self._files.folder / self.info.name}.{suffix} is damaged: expected positions from 0 to "
+                f"{self.info.num_tokens:,} in ascending order",
+                hint=PREPARE_AGAIN,
+            )
+        self._in_order.add(suffix)
+        return starts
+
+    def _map(self, suffix: str, dtype: np.dtype) -> np.memmap:
+        """A file of the shard. It may be fetched again for each call, so callers keep what they read several times."""
+        return self._files.array(f"{self.info.name}.{suffix}", self.info.files[suffix], dtype)
 
 
 class TokenSplit:
@@ -130,11 +166,11 @@ class TokenSplit:
         shards: the shards, in order.
     """
 
-    def __init__(self, folder: Path, info: SplitInfo, dtype: np.dtype) -> None:
+    def __init__(self, files: Files, info: SplitInfo, dtype: np.dtype) -> None:
         self.num_tokens = info.num_tokens
         self.num_documents = info.num_documents
         firsts = np.cumsum([0] + [shard.num_tokens for shard in info.shards])
-        self.shards = [Shard(folder, shard, dtype, int(first)) for shard, first in zip(info.shards, firsts, strict=False)]
+        self.shards = [Shard(files, shard, dtype, int(first)) for shard, first in zip(info.shards, firsts, strict=False)]
         self._bounds: Int[np.ndarray, " bounds"] = firsts
 
     def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
@@ -172,22 +208,34 @@ class TokenData:
     """A prepared data set. Open one with `TokenData.open`.
 
     Attributes:
-        folder: folder of the data set.
+        folder: folder of the data set; of one elsewhere, the folder of its manifest and tokenizer on this machine.
         manifest: manifest of the data set.
+        remote: where the files are fetched from; None for a data set on this machine.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, remote: RemoteFolder | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.remote = remote
+        self._files: Files = remote or LocalFiles(folder)
         self._splits: dict[str, TokenSplit] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> TokenData:
+    def open(cls, folder: Path | str) -> TokenData:
         """The data set in `folder`. Checks the size of every file; contents are checked when they are first used.
 
+        Args:
+            folder: a folder, or the address of one: `s3://`, `gs://`, `hf://` or `https://`. Its files are fetched when they are
+                first used.
+
         Raises:
+            ConfigError: an optional package for the address is missing.
             DataError: the folder is not a data set, has another format version, or a file is missing or of the wrong size.
         """
+        if (address := remote_address(folder)) is not None:
+            remote = RemoteFolder.open(address)
+            return cls(remote.folder, read_manifest(remote.folder), remote)
+        folder = Path(folder)
         manifest = read_manifest(folder)
         expected = {COUNTS_NAME: manifest.token_counts.size}
         for split in manifest.splits.values():
@@ -204,6 +252,11 @@ class TokenData:
         if not (folder / TOKENIZER_NAME).is_file():
             raise DataError(f"{folder / TOKENIZER_NAME} is missing", hint="copy it back, or prepare the data again")
         return cls(folder, manifest)
+
+    @property
+    def location(self) -> str:
+        """What records say about where the data set is: the path of its folder, or its address without a query."""
+        return shown(self.remote.address) if self.remote is not None else str(self.folder.resolve())
 
     @property
     def vocab_size(self) -> int:
@@ -231,7 +284,7 @@ class TokenData:
         """The tokens of `train` or `heldout`."""
         if name not in self._splits:
             dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-            self._splits[name] = TokenSplit(self.folder, self.manifest.splits[name], dtype)
+            self._splits[name] = TokenSplit(self._files, self.manifest.splits[name], dtype)
         return self._splits[name]
 
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -264,3 +317,9 @@ class TokenData:
         if len(counts) != self.vocab_size or (counts < 0).any():
             raise DataError(f"{path} is damaged: expected {self.vocab_size:,} counts of 0 or more", hint=PREPARE_AGAIN)
         return counts
+
+
+def located(folder: Path) -> str:
+    """`TokenData.location` of the data set in a folder or at an address, without opening it."""
+    address = remote_address(folder)
+    return shown(address) if address is not None else str(folder.resolve())

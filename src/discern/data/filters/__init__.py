@@ -44,16 +44,16 @@ class Rules:
 
     def apply(self, documents: Sequence[Document]) -> tuple[list[Document], Counter[str]]:
         """The documents that all filters keep, and the number left out by filter and reason."""
+        found, dropped = self.in_place(documents)
+        return [document for document in found if document is not None], dropped
+
+    def in_place(self, documents: Sequence[Document]) -> tuple[list[Document | None], Counter[str]]:
+        """The documents, with None in the places of those left out, and the number left out by filter and reason."""
         if not self._rules:
             return list(documents), Counter()
-        kept, dropped = [], Counter[str]()
-        for document in documents:
-            found = self._one(document)
-            if isinstance(found, str):
-                dropped[found] += 1
-            else:
-                kept.append(found)
-        return kept, dropped
+        found = [self._one(document) for document in documents]
+        dropped = Counter(reason for reason in found if isinstance(reason, str))
+        return [None if isinstance(each, str) else each for each in found], dropped
 
     def _one(self, document: Document) -> Document | str:
         for name, rule in self._rules:

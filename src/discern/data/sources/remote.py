@@ -8,29 +8,37 @@ from __future__ import annotations
 
 import glob
 import http.client
+import re
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
 
+from discern.data.sources.object_stores import (
+    PACKAGES,
+    StoreError,
+    credentials_hint,
+    explaining,
+    file_system,
+    name_of,
+    open_object,
+    refused,
+    remove_object,
+    shown,
+    write_object,
+)
 from discern.errors import ConfigError, DataError, DiscernError
 
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
-_CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for a server of your own",
-    "gs": "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS",
-    "hf": "hf auth login, or set HF_TOKEN, and accept the terms of the repository on its page",
-    "http": "the address may need a signature in its query, or may have expired",
-}
 _TRIES = 6
 _FIRST_WAIT_SECONDS = 0.25
 _TIMEOUT_SECONDS = 30
-_BLOCK_BYTES = 1 << 23
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _HEADERS = {"User-Agent": "discern", "Accept-Encoding": "identity"}
+_ADDRESS = re.compile(rf"(https?|{'|'.join(PACKAGES)}):/+(.+)", re.IGNORECASE | re.DOTALL)
 
 
 @runtime_checkable
@@ -45,12 +53,38 @@ class Connection(Protocol):
 def is_remote(text: str) -> bool:
     """Whether an input is the address of something on a server or in an object store."""
     scheme, separator, _ = text.partition("://")
-    return bool(separator) and scheme.lower() in ("http", "https", *_PACKAGES)
+    return bool(separator) and scheme.lower() in ("http", "https", *PACKAGES)
 
 
-def shown(text: str) -> str:
-    """An input as messages and the manifest show it: without the query of an address, which may be a signature."""
-    return urlunsplit(urlsplit(text)._replace(query="", fragment="")) if is_remote(text) else text
+def remote_address(folder: Path | str) -> str | None:
+    """The address that the path of a folder stands for; None if the folder is on this machine.
+
+    `Path` joins the two slashes of an address, which are restored here.
+    """
+    found = _ADDRESS.fullmatch(str(folder))
+    if found is None or Path(folder).exists():
+        return None
+    return f"{found[1].lower()}://{found[2].rstrip('/')}"
+
+
+def joined(address: str, name: str) -> str:
+    """The address of a file in a folder. A query stays behind the path."""
+    parts = urlsplit(address)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+
+
+def refuse_password(address: str) -> None:
+    """Check that an address contains no user name and no password, which manifests and records of runs would keep.
+
+    Raises:
+        ConfigError: it does.
+    """
+    parts = urlsplit(address)
+    if parts.username or parts.password:
+        raise ConfigError(
+            f"the address of an input at {parts.hostname} contains a user name or a password, which the manifest would record",
+            hint=credentials_hint(address),
+        )
 
 
 def remote_files(address: str) -> Iterator[tuple[str, int | None]]:
@@ -60,17 +94,13 @@ def remote_files(address: str) -> Iterator[tuple[str, int | None]]:
         ConfigError: the address contains a password, or an optional package is missing.
         DataError: nothing is there, access is refused, or the server does not answer.
     """
+    refuse_password(address)
     parts = urlsplit(address)
-    if parts.username or parts.password:
-        raise ConfigError(
-            f"the address of an input at {parts.hostname} contains a user name or a password, which the manifest would record",
-            hint=_CREDENTIALS.get(parts.scheme.lower(), _CREDENTIALS["http"]),
-        )
     if parts.scheme.lower() in ("http", "https"):
         yield address, _size_on_server(address)
         return
-    system, path = _file_system(address)
-    with _explaining(address):
+    system, path = file_system(address)
+    with explaining(address):
         if glob.has_magic(path):
             found = {name: info for name, info in system.glob(path, detail=True).items() if info["type"] == "file"}
         else:
@@ -92,15 +122,62 @@ def open_remote(address: str) -> ResumingStream:
     """
     if urlsplit(address).scheme.lower() in ("http", "https"):
         return ResumingStream(shown(address), _Server(address).open)
-    system, path = _file_system(address)
+    return ResumingStream(shown(address), open_object(address))
 
-    def open_at(offset: int) -> tuple[Connection, int | None]:
-        with _explaining(address):
-            file = system.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
-            file.seek(offset)
-            return file, file.size
 
-    return ResumingStream(shown(address), open_at)
+def read_whole(address: str) -> bytes:
+    """The content of a small file.
+
+    Raises:
+        ConfigError, DataError: as of `open_remote`.
+    """
+    stream, content = open_remote(address), bytearray()
+    try:
+        while data := stream.read(1 << 20):
+            content += data
+    finally:
+        stream.close()
+    return bytes(content)
+
+
+def write_remote(address: str, content: Path | bytes) -> None:
+    """Write a file to an object store, whole or not at all; tried again if the connection breaks.
+
+    Raises:
+        ConfigError: an optional package is missing.
+        DataError: access is refused, or the connection breaks again and again.
+    """
+    expected = len(content) if isinstance(content, bytes) else content.stat().st_size
+
+    def write() -> None:
+        found = write_object(address, content)
+        if found not in (None, expected):
+            raise StoreError(f"it has {found:,} bytes of {expected:,}")
+
+    _repeated(address, "written", write)
+
+
+def remove_remote(address: str) -> None:
+    """Remove a file from an object store, if it exists.
+
+    Raises:
+        ConfigError, DataError: as of `write_remote`.
+    """
+    _repeated(address, "removed", lambda: remove_object(address))
+
+
+def _repeated(address: str, done: str, act: Callable[[], None]) -> None:
+    for failures in range(_TRIES):
+        try:
+            act()
+            return
+        except StoreError as problem:
+            reason = str(problem)
+        time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
+    raise DataError(
+        f"{shown(address)} cannot be {done}: {reason}, {_TRIES} times in a row",
+        hint="check the network and the server, then run the same command again",
+    )
 
 
 class ResumingStream:
@@ -144,7 +221,7 @@ class ResumingStream:
             except DiscernError:
                 raise
             except Exception as problem:  # the libraries of object stores have errors of their own, which may hold a key
-                reason = type(problem).__name__
+                reason = name_of(problem)
             self._wait(reason)
 
     def close(self) -> None:
@@ -207,7 +284,7 @@ def _answer(address: str, method: str, headers: dict[str, str]) -> Any:
     if code in _PASSING:
         raise ConnectionError(f"the server answers {code}")
     if code in (401, 403):
-        raise _refused(address)
+        raise refused(address)
     if code in (404, 410):
         raise DataError(f"{shown(address)} does not exist: the server answers {code}", hint="check the address")
     raise DataError(f"{shown(address)} cannot be read: the server answers {code}", hint="check the address")
@@ -230,46 +307,6 @@ def _size_on_server(address: str) -> int | None:
         raise DataError(
             f"{urlsplit(address).netloc} does not answer: {type(reason).__name__}", hint="check the address and the network"
         ) from None
-
-
-def _file_system(address: str) -> tuple[Any, str]:
-    """The file system of an address, and the path in it."""
-    scheme = urlsplit(address).scheme.lower()
-    try:
-        from fsspec.core import url_to_fs
-
-        with _explaining(address):
-            system, path = url_to_fs(address)
-            return system, str(path)
-    except ImportError:
-        raise ConfigError(
-            f"{scheme}:// needs the packages fsspec and {_PACKAGES[scheme]}", hint="pip install 'discern-nlp[remote]'"
-        ) from None
-
-
-class _explaining:  # noqa: N801 (used like a function)
-    """Turns errors of the libraries of object stores into errors without the text of the original, which may hold a key."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: object) -> None:
-        if not isinstance(problem, Exception) or isinstance(problem, DataError | ConfigError | ImportError):
-            return
-        name = type(problem).__name__
-        if isinstance(problem, FileNotFoundError):
-            raise DataError(f"there is nothing at {shown(self._address)}", hint="check the address") from None
-        if isinstance(problem, PermissionError) or any(word in name for word in ("Credential", "Token", "Auth", "Gated")):
-            raise _refused(self._address) from None
-        raise DataError(f"{shown(self._address)} cannot be read: {name}", hint="check the address and the network") from None
-
-
-def _refused(address: str) -> DataError:
-    hint = _CREDENTIALS.get(urlsplit(address).scheme.lower(), _CREDENTIALS["http"])
-    return DataError(f"access to {shown(address)} is refused: credentials are missing or wrong", hint=hint)
 
 
 def _is_visible(name: str, top: str) -> bool:

@@ -24,7 +24,7 @@ from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import Setting
 from discern.data.sources.corpus import Corpus, Input
 from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.remote import shown
+from discern.data.sources.object_stores import shown
 from discern.data.tokenizer import prepared
 from discern.errors import DataError
 from discern.parsing import json_value

@@ -1,0 +1,219 @@
+"""Object stores: `s3://` by pyarrow; `gs://` and `hf://` by the file systems of fsspec.
+
+Messages contain neither credentials nor the text of errors of the libraries, which may.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from discern.errors import ConfigError, DataError
+
+PACKAGES = {"s3": "pyarrow", "gs": "gcsfs", "hf": "huggingface_hub"}
+"""The package that each scheme needs beside fsspec."""
+
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for a server of your own",
+    "gs": "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS",
+    "hf": "hf auth login, or set HF_TOKEN, and accept the terms of the repository on its page",
+    "http": "the address may need a signature in its query, or may have expired",
+}
+_BLOCK_BYTES = 1 << 23
+_S3_ERROR = re.compile(r"AWS Error ([A-Z_]+|UNKNOWN \(HTTP status \d+\))")
+_REFUSALS = ("ACCESS_DENIED", "SIGNATURE", "ACCESS_KEY", "TOKEN", "CREDENTIAL", "AUTH", "HTTP status 401", "HTTP status 403")
+_ABSENCES = ("NO_SUCH_", "NOT_FOUND", "HTTP status 404")
+
+
+class StoreError(ConnectionError):
+    """A request that failed although it may succeed when it is repeated. The text is the kind of the error."""
+
+
+def shown(text: str) -> str:
+    """An input as messages and the manifest show it: without the query of an address, which may be a signature."""
+    parts = urlsplit(text) if "://" in text else None
+    is_address = parts is not None and parts.scheme.lower() in ("http", "https", *PACKAGES)
+    return urlunsplit(parts._replace(query="", fragment="")) if parts is not None and is_address else text
+
+
+def credentials_hint(address: str) -> str:
+    """Where the credentials for an address come from."""
+    return _CREDENTIALS.get(urlsplit(address).scheme.lower(), _CREDENTIALS["http"])
+
+
+def refused(address: str) -> DataError:
+    """The error of missing or wrong credentials."""
+    return DataError(f"access to {shown(address)} is refused: credentials are missing or wrong", hint=credentials_hint(address))
+
+
+def file_system(address: str) -> tuple[Any, str]:
+    """The file system of an address, with the methods of fsspec, and the path in it.
+
+    Raises:
+        ConfigError: an optional package is missing.
+        DataError: the file system cannot be used.
+    """
+    scheme = urlsplit(address).scheme.lower()
+    try:
+        with explaining(address):
+            if scheme == "s3":
+                path = address.partition("://")[2]
+                return _s3(path.partition("/")[0]), path
+            from fsspec.core import url_to_fs
+
+            system, path = url_to_fs(address)
+            return system, str(path)
+    except ImportError:
+        raise ConfigError(
+            f"{scheme}:// needs the packages fsspec and {PACKAGES[scheme]}", hint="pip install 'discern-nlp[remote]'"
+        ) from None
+
+
+def open_object(address: str) -> Callable[[int], tuple[Any, int | None]]:
+    """A function that opens an object at an offset, and returns it with its size. An object that has changed is an error.
+
+    Raises:
+        ConfigError: an optional package is missing.
+        DataError: the file system cannot be used.
+    """
+    system, path = file_system(address)
+    version: str | None = None
+
+    def open_at(offset: int) -> tuple[Any, int | None]:
+        nonlocal version
+        with explaining(address, passing=True):
+            file = _Blocks(system, path, offset)
+            found = file.version
+        if offset and found != version:
+            raise DataError(f"{shown(address)} changed while it was read", hint="run the same command again")
+        version = found
+        return file, file.size
+
+    return open_at
+
+
+def write_object(address: str, content: Path | bytes) -> int | None:
+    """Write an object, whole or not at all; returns its size as the store tells it.
+
+    Raises:
+        StoreError: the store does not answer, or stops in the middle.
+        DataError: access is refused.
+    """
+    system, path = file_system(address)
+    with explaining(address, passing=True):
+        if isinstance(content, bytes):
+            system.pipe_file(path, content)
+        else:
+            # `put_file` also makes an object for the folder, which some stores refuse.
+            with content.open("rb") as source, system.open(path, "wb") as target:
+                shutil.copyfileobj(source, target, _BLOCK_BYTES)
+        system.invalidate_cache()
+        size = system.info(path)["size"]
+        return None if size is None else int(size)
+
+
+def remove_object(address: str) -> None:
+    """Remove an object, if it exists.
+
+    Raises:
+        StoreError: the store does not answer.
+        DataError: access is refused.
+    """
+    system, path = file_system(address)
+    with explaining(address, passing=True):
+        try:
+            system.rm_file(path)
+        except FileNotFoundError:
+            return
+
+
+class _Blocks:
+    """An open object, read in blocks: each read of most libraries is a request."""
+
+    def __init__(self, system: Any, path: str, offset: int) -> None:
+        system.invalidate_cache()
+        own: Any = getattr(system, "fs", None)
+        if hasattr(own, "open_input_file"):  # an S3FileSystem of pyarrow
+            self._file = own.open_input_file(path)
+            self.size: int | None = self._file.size()
+            self.version = str(sorted(self._file.metadata().items()))
+        else:
+            self._file = system.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
+            self.size = self._file.size
+            self.version = str(system.ukey(path))
+        self._file.seek(offset)
+        self._unread = memoryview(b"")
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes, or a block; empty only at the end."""
+        if not self._unread:
+            self._unread = memoryview(self._file.read(_BLOCK_BYTES))
+        data = self._unread if size < 0 else self._unread[:size]
+        self._unread = self._unread[len(data) :]
+        return bytes(data)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._file.close()
+
+
+@lru_cache(maxsize=8)
+def _s3(bucket: str) -> Any:
+    """The file system of a bucket. pyarrow reads the usual variables and files, and needs no botocore."""
+    from fsspec.implementations.arrow import ArrowFSWrapper
+    from pyarrow.fs import S3FileSystem, resolve_s3_region
+
+    options: dict[str, str] = {}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        options["endpoint_override"] = endpoint
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not region and not endpoint:
+        region = resolve_s3_region(bucket)
+    if region:
+        options["region"] = region
+    # Folders are only prefixes of names; buckets are made by their owner.
+    return ArrowFSWrapper(S3FileSystem(**options))
+
+
+class explaining:  # noqa: N801 (used like a function)
+    """Turns errors of the libraries of object stores into errors without the text of the original, which may hold a key.
+
+    Args:
+        address: the address for messages.
+        passing: whether to raise `StoreError` where another try may succeed.
+    """
+
+    def __init__(self, address: str, *, passing: bool = False) -> None:
+        self._address = address
+        self._passing = passing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: object) -> None:
+        if not isinstance(problem, Exception) or isinstance(problem, DataError | ConfigError | ImportError):
+            return
+        name = name_of(problem)
+        if isinstance(problem, FileNotFoundError) or any(each in name for each in _ABSENCES):
+            raise DataError(f"there is nothing at {shown(self._address)}", hint="check the address") from None
+        words = ("Credential", "Token", "Auth", "Gated", *_REFUSALS)
+        if isinstance(problem, PermissionError) or any(word in name for word in words):
+            raise refused(self._address) from None
+        if self._passing:
+            raise StoreError(name) from None
+        raise DataError(f"{shown(self._address)} cannot be read: {name}", hint="check the address and the network") from None
+
+
+def name_of(problem: Exception) -> str:
+    """The kind of an error, without its text."""
+    if isinstance(problem, StoreError):
+        return str(problem)
+    code = _S3_ERROR.search(str(problem))
+    return code[1] if code else type(problem).__name__

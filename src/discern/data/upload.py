@@ -1,0 +1,125 @@
+"""Data sets that are written to an object store: made on this machine, then uploaded, the manifest last."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from discern.data.dataset.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, read_manifest
+from discern.data.dataset.publish import files_of, is_own_name
+from discern.data.reports import PrepareReport
+from discern.data.sources.object_stores import shown
+from discern.data.sources.remote import joined, read_whole, refuse_password, remote_files, remove_remote, write_remote
+from discern.errors import ConfigError, DataError, DiscernError
+from discern.progress import Progress
+from discern.storage.checksums import make_cache_folder
+from discern.storage.files import cannot_write, write_bytes
+from discern.storage.output import listed
+
+UNFINISHED = "unfinished"
+"""An object that is there while a data set is written: it tells at the beginning whether this account may write."""
+
+_OUTGOING = "outgoing"
+
+
+def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: bool, progress: Progress) -> PrepareReport:
+    """Make a data set on this machine, and upload it. Without its manifest, which comes last, no command takes it for a data set.
+
+    Args:
+        address: address of the data set: `s3://`, `gs://` or `hf://`.
+        make: prepares the data set in a folder, in which an existing data set has its manifest.
+        overwrite: replace another data set.
+
+    Raises:
+        ConfigError: the address cannot be written to, or holds something else.
+        DataError: access is refused or the connection breaks again and again, after which the data set stays on this machine.
+    """
+    refuse_password(address)
+    if urlsplit(address).scheme in ("http", "https"):
+        raise ConfigError(
+            f"{shown(address)} cannot be written: web servers are read only",
+            hint="give a folder, or an address of an object store: s3://, gs:// or hf://",
+        )
+    there = _names(address)
+    if foreign := sorted(name for name in there if name != UNFINISHED and not is_own_name(name)):
+        raise ConfigError(f"{address} contains {listed(foreign)}, which do not belong to a data set", hint="give another --out")
+    existing = read_whole(joined(address, MANIFEST_NAME)) if MANIFEST_NAME in there else None
+    try:
+        folder = make_cache_folder(_OUTGOING) / hashlib.sha256(address.encode()).hexdigest()[:32] / PurePosixPath(address).name
+        shutil.rmtree(folder, ignore_errors=True)
+        if existing is not None and not overwrite:
+            write_bytes(_made(folder) / MANIFEST_NAME, existing)
+            before = read_manifest(folder)
+    except OSError as problem:
+        raise cannot_write(make_cache_folder(_OUTGOING), problem) from problem
+    write_remote(joined(address, UNFINISHED), b"")  # refused before any work if credentials do not suffice
+    try:
+        try:
+            report = make(folder)
+        except DiscernError as problem:
+            if existing is not None or not there:
+                with suppress(DiscernError):
+                    remove_remote(joined(address, UNFINISHED))
+            raise type(problem)(
+                problem.message.replace(str(folder), address),
+                hint=problem.hint.replace(str(folder), address) if problem.hint else problem.hint,
+            ) from problem
+        if existing is not None and not overwrite:
+            differing = _differing(report.manifest, before, there)
+        else:
+            differing = [*files_of(report.manifest), TOKENIZER_NAME, MANIFEST_NAME]
+        _upload(address, folder, differing, there, progress)
+    except DataError as problem:
+        if (folder / MANIFEST_NAME).is_file() and (folder / TOKENIZER_NAME).is_file():
+            progress.note(f"the data set is complete in {folder}: you can copy it by hand, {MANIFEST_NAME} last")
+        raise problem
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    repaired = () if existing is None or overwrite else tuple(differing)
+    return replace(report, folder=address, unchanged=existing is not None and not differing, repaired=repaired)
+
+
+def _names(address: str) -> dict[str, int | None]:
+    """Names and sizes of what is below an address; empty if there is nothing."""
+    try:
+        found = list(remote_files(joined(address, "")))
+    except DataError as problem:
+        if not problem.message.startswith("there is nothing at"):
+            raise
+        return {}
+    top = f"{address}/"
+    return {each.removeprefix(top): size for each, size in found}
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _differing(made: Manifest, before: Manifest, there: dict[str, int | None]) -> list[str]:
+    """The files of an existing data set that are missing or of the wrong size, or record something new."""
+    names = [name for name, file in files_of(made).items() if there.get(name) != file.size]
+    names += [TOKENIZER_NAME] if TOKENIZER_NAME not in there else []
+    return [*names, *([MANIFEST_NAME] if before.overlap != made.overlap else [])]
+
+
+def _upload(address: str, folder: Path, names: list[str], there: dict[str, int | None], progress: Progress) -> None:
+    """Upload files of a data set. What is there is no data set while its files are replaced."""
+    if MANIFEST_NAME in names:
+        remove_remote(joined(address, MANIFEST_NAME))
+        for name in there:
+            if name not in names and name != UNFINISHED:
+                remove_remote(joined(address, name))
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    progress.start("uploading", sum(sizes.values()), "bytes")
+    try:
+        for name in sorted(names, key=lambda name: name == MANIFEST_NAME):
+            write_remote(joined(address, name), folder / name)
+            progress.advance(sizes[name])
+    finally:
+        progress.finish()
+    remove_remote(joined(address, UNFINISHED))
