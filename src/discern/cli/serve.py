@@ -29,8 +29,8 @@ def serve(
 ) -> None:
     """Serve a page to play with a model, or with two side by side, and a JSON API.
 
-    The page shades each word by how likely it was replaced, shows what the generator would put, fills masks, scores and embeds
-    sentences, and shows what a fine-tuned model answers. GET /docs describes the API. Stop with Ctrl-C.
+    The page shades each word by how likely it was replaced, shows what the generator would put there, fills masks, scores and
+    embeds sentences, and shows what a fine-tuned model answers. GET /docs describes the API. Stop with Ctrl-C.
 
     If other machines can reach the server, every request needs a token: that of the environment variable DISCERN_TOKEN, or a
     new one, which is part of the address that is printed.
