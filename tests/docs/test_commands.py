@@ -132,6 +132,7 @@ def run_page(page: str, folder: Path) -> None:
 
 def reads(commands: str, name: str) -> bool:
     """Whether commands use a folder before they write it."""
+    commands = re.sub(r"--(?:text|pair|label|words|tags) \S+", "", commands)  # names of columns
     first = re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w.-])", commands)
     return first is not None and not commands[: first.start()].endswith("--out ")
 
