@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import blocks
-from tests.docs.world import ROOT, STEPS, Server, shell, write_models, write_texts
+from tests.docs.world import ROOT, STEPS, Server, shell, write_texts
 
 SHELL = ("", "sh", "console")
 # Files that a page shows, and its commands read.
@@ -143,14 +143,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("world")
-    write_texts(folder)
-    write_models(folder)
-    return folder
 
 
 @pytest.mark.parametrize("page", QUICK)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from docs._sphinx.commands import verbs
 
-from tests.docs.world import STEPS, Server, shell, write_models, write_texts
+from tests.docs.world import STEPS, Server, shell
 
 # tests/demo runs the demo.
 EXAMPLES = [(verb.name, line) for verb in verbs() for line in verb.examples if verb.name != "demo"]
@@ -38,15 +38,6 @@ WRITES = {
 SERVERS = ("serve", "watch")
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that the examples name, made with the commands themselves."""
-    folder = tmp_path_factory.mktemp("world")
-    write_texts(folder)
-    write_models(folder)
-    return folder
 
 
 def served(folder: Path, line: str) -> None:

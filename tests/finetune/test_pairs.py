@@ -101,14 +101,19 @@ def test_the_vectors_are_those_of_sentence_transformers(trained: tuple[Path, dic
     np.testing.assert_allclose(smaller, theirs[:2, :16] / np.linalg.norm(theirs[:2, :16], axis=1, keepdims=True), atol=1e-5)
 
 
+def vectors_of(exported: Path) -> torch.Tensor:
+    """Our vectors of both sides of the pairs."""
+    ours = discern.load(exported, device="cpu")
+    return torch.tensor(np.stack([ours.encode([pair[place] for pair in PAIRS], normalize=False) for place in (0, 1)], 1))
+
+
 def test_the_losses_are_those_of_sentence_transformers(exported: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer import losses
 
     model = library.SentenceTransformer(str(exported), device="cpu", local_files_only=True).eval()
     features = [model.tokenize([pair[place] for pair in PAIRS]) for place in (0, 1)]
-    ours = discern.load(exported, device="cpu")
-    vectors = torch.tensor(np.stack([ours.encode([pair[place] for pair in PAIRS], normalize=False) for place in (0, 1)], 1))
+    vectors = vectors_of(exported)
     mine = Vectors(vectors, torch.arange(1, 81).view(40, 2))
     plain = losses.MultipleNegativesRankingLoss(model)
     cached = losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=16)
@@ -124,8 +129,7 @@ def test_the_loss_of_judged_pairs_is_that_of_sentence_transformers(exported: Pat
 
     model = library.SentenceTransformer(str(exported), device="cpu", local_files_only=True).eval()
     features = [model.tokenize([pair[place] for pair in PAIRS]) for place in (0, 1)]
-    ours = discern.load(exported, device="cpu")
-    vectors = torch.tensor(np.stack([ours.encode([pair[place] for pair in PAIRS], normalize=False) for place in (0, 1)], 1))
+    vectors = vectors_of(exported)
     scores = torch.tensor([float(n % 6) for n in range(40)])
     with torch.no_grad():
         theirs = losses.CoSENTLoss(model)(features, scores)

@@ -22,7 +22,11 @@ Prepare = Callable[[Objective], None]
 
 
 class Replica:
-    """The whole objective on this rank. Several ranks sum their gradients by DistributedDataParallel.
+    """The whole objective on this rank. Several ranks average their gradients by DistributedDataParallel.
+
+    Args:
+        context: of the run; the phase has frozen what it does not train.
+        prepare: called with the objective before its weights are divided or shared.
 
     Attributes:
         objective: whose parameters are trained.

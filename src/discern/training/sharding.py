@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -72,11 +72,8 @@ class ShardedReplica(Replica):
         own = tensors_of(self.objective)
         self._average = {name: part_of(tensor, own[name]).clone() for name, tensor in state.average.items()}
 
-    def backward(self, *, last: bool) -> AbstractContextManager[object]:
-        return self._synchronized(last=last)
-
     @contextmanager
-    def _synchronized(self, *, last: bool) -> Iterator[None]:
+    def backward(self, *, last: bool) -> Iterator[None]:
         self.model.set_requires_gradient_sync(last)
         yield
 
