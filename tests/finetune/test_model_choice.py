@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from discern.artifacts.encoder import LoadedEncoder
+from discern.artifacts.finetuned import FinetunedFolder
 from discern.errors import ConfigError, DataError
 from discern.finetune.run import choose_encoder
 from tests.interop.small_tokenizers import small_tokenizer
+from tests.small.finetuned import SINGLE, make_finetuned
 from tests.small.run import make_run
 
 
@@ -32,6 +35,18 @@ def test_a_folder_gives_its_weights_or_its_sizes(folder: Path) -> None:
     assert fresh.encoder.config == loaded.encoder.config
     assert fresh.tokenizer_path == loaded.tokenizer_path
     assert not torch.equal(fresh.encoder.embeddings.word.weight, loaded.encoder.embeddings.word.weight)
+
+
+def test_a_fine_tuned_model_gives_the_encoder_of_its_best_seed(tmp_path: Path) -> None:
+    tuned = FinetunedFolder(make_finetuned(tmp_path / "tuned", seeds=2, own=replace(SINGLE, settings={"sequence_length": 16})))
+    loaded = chosen(tuned.folder)
+    best, other = (tuned.task_model(seed).objective.encoder.state_dict() for seed in (1, 0))
+    weights = loaded.encoder.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in best.items())
+    assert not any(torch.equal(value, other[name]) for name, value in weights.items())
+    assert loaded.trained
+    assert loaded.description.endswith("tuned, seed 1")
+    assert loaded.max_length == 32  # of the model that was fine-tuned; its task reads 16 tokens
 
 
 def test_a_preset_takes_a_tokenizer(folder: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from discern import __version__
-from discern.artifacts.encoder import LoadedEncoder
+from discern.artifacts.encoder import LoadedEncoder, loaded_encoder
 from discern.artifacts.model_folder import TEXT_LICENSE, ModelFolder
 from discern.artifacts.run import FINETUNED_FILE
 from discern.artifacts.task_model import FORMAT, TaskModel, frame_of, task_of
@@ -38,6 +38,7 @@ from discern.training.finite import check_finite
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, RESULTS_FILE = "config.toml", FINETUNED_FILE, "tokenizer.json", "results.json"
 MODEL_FILE, SCORES_FILE = "model.safetensors", "scores.json"
+_MAX_LENGTH = "max_length"  # of the model that was fine-tuned; not recorded by earlier versions
 _RECORD_HINT = "copy the file back, or fine-tune again with another --out"
 
 
@@ -80,6 +81,7 @@ def make_record(
         "embedding_size": loaded.encoder.embeddings.embedding_size,
         "encoder": loaded.encoder.config.model_dump(),
         "frame": frame,
+        _MAX_LENGTH: loaded.max_length,
         "tasks": {
             name: {
                 "family": type(task).family,
@@ -164,9 +166,18 @@ class FinetunedFolder(ModelFolder):
     def networks(self, *, beside: bool = True) -> Mapping[str, Network]:
         raise self._not_pretrained()
 
-    @property
+    @cached_property
     def encoder(self) -> LoadedEncoder:
-        raise self._not_pretrained()
+        """The encoder of the best seed, without the heads of its tasks: what another fine-tuning starts from."""
+        tuned = self.task_model()
+        return loaded_encoder(
+            tuned.objective.encoder,
+            self.tokenizer_path,
+            self.record.get(_MAX_LENGTH, self.max_length),
+            f"{self.description}, seed {tuned.seed}",
+            language=self.language,
+            text_license=self.text_license,
+        )
 
     @property
     def objective(self) -> Objective:

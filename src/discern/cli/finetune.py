@@ -31,7 +31,8 @@ def finetune(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A run, an export, a Hugging Face ELECTRA, BERT, XLNet or ModernBERT (folder or name on the Hub), or a preset.",
+            help="A run, an export, a fine-tuned model (to go on from its encoder), a Hugging Face ELECTRA, BERT, XLNet or "
+            "ModernBERT (folder or name on the Hub), or a preset.",
         ),
     ],
     *,

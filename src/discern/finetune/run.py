@@ -114,7 +114,8 @@ def choose_encoder(model: str, tokenizer: Path | None, *, untrained: bool, warn:
     """Load the encoder to fine-tune.
 
     Args:
-        model: folder of a run, an export or a Hugging Face model, the name of one on the Hub, or the name of a preset.
+        model: folder of a run, an export, a fine-tuned model (of its best seed) or a Hugging Face model, the name of one on the
+            Hub, or the name of a preset.
         tokenizer: tokenizer of a preset, which has none of its own.
         untrained: use the sizes and the tokenizer of the model with fresh weights.
 
