@@ -15,8 +15,8 @@ from discern.artifacts.export_folder import SETTINGS_NAME
 from discern.artifacts.model_folder import TEXT_LICENSE, ModelFolder
 from discern.artifacts.run import build_objective
 from discern.artifacts.task_model import TASK_HEAD, TaskModel, head_kind, task_model_of
+from discern.data.language_names import LANGUAGES
 from discern.data.tokenizer import load_tokenizer, special_tokens
-from discern.data.tokenizer.languages import LANGUAGES
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.interop.config_json import read_huggingface_config, read_mark
 from discern.interop.families import ENCODER_TYPES, NETWORK_TYPES, family_in, family_of, name_of

@@ -129,8 +129,8 @@ def prepare(
         typer.Option(
             "--filter",
             metavar="NAME",
-            help="Leave out documents by rules: words:20 (at least 20 words) or words:20-5000, gopher-quality, gopher-repetition "
-            "or c4. May be repeated; the number left out is reported by reason.",
+            help="Leave out documents by rules: words:20 (at least 20 words) or words:20-5000, language:de or language:de+en, "
+            "gopher-quality, gopher-repetition or c4. May be repeated; the number left out is reported by reason.",
             show_default=False,
         ),
     ] = None,

@@ -207,7 +207,7 @@ def test_a_machine_that_does_not_see_the_folder(text: Path) -> None:
 def test_another_version_on_one_machine(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_part(text, 0)
     planning.plan_of_task.cache_clear()
-    monkeypatch.setattr(planning, "versions", lambda: {"discern": "0.0.1", "tokenizers": "0"})
+    monkeypatch.setattr(planning, "library_versions", lambda _: {"discern": "0.0.1", "tokenizers": "0"})
     with pytest.raises(DataError, match=r"discern 0\.0\.1"):
         do(text, ("pieces", 0))
 

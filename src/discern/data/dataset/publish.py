@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from discern.data.dataset.manifest import (
     is_data_set,
     read_manifest,
 )
+from discern.data.filters import versions_of
 from discern.data.overlap import FileOverlap
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import Problem
@@ -182,7 +184,7 @@ def write_header(
         problems=problems,
         inputs=inputs,
         configuration=settings,
-        versions={"discern": discern.__version__, "tokenizers": version("tokenizers")},
+        versions=library_versions(str(settings.get("filters") or "").split(",")),
         overlap=overlap,
         near_duplicates=built.near_duplicates,
         filtered=built.filtered,
@@ -191,6 +193,11 @@ def write_header(
     # A byte of a file name that is not UTF-8 becomes a JSON escape.
     write_file(folder / MANIFEST_NAME, text.encode(errors="backslashreplace") + b"\n")
     return manifest
+
+
+def library_versions(filters: Sequence[str]) -> dict[str, str]:
+    """Versions of what the ids depend on."""
+    return {"discern": discern.__version__, "tokenizers": version("tokenizers"), **versions_of(filters)}
 
 
 def describe(tokenizer: Tokenizer, trained: TrainedTokenizer | None) -> TokenizerInfo:

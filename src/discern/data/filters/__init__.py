@@ -8,7 +8,8 @@ left out. Other packages register filters under the entry point group `discern.f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from discern.data.sources.documents import Document
@@ -19,9 +20,24 @@ Rule = Callable[[Document], Document | str]
 
 filters: Registry[Any] = Registry("filter", "discern.filters")
 filters.register("words", "discern.data.filters.length:words")
+filters.register("language", "discern.data.filters.language:language")
 filters.register("gopher-quality", "discern.data.filters.gopher:quality")
 filters.register("gopher-repetition", "discern.data.filters.gopher:repetition")
 filters.register("c4", "discern.data.filters.c4:c4")
+
+_PACKAGES = {"language": "py3langid"}
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """Versions of the packages that the results of filters depend on; 'none' if one is not installed."""
+    kinds = {name.partition(":")[0] for name in names}
+    found = {}
+    for package in (package for kind, package in _PACKAGES.items() if kind in kinds):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "none"
+    return found
 
 
 class Rules:

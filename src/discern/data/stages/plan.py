@@ -13,15 +13,14 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-import discern
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import Setting
+from discern.data.dataset.publish import library_versions
 from discern.data.sources.corpus import Corpus, Input
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.object_stores import shown
@@ -53,7 +52,7 @@ class Plan:
         tokenizer: checksum of the tokenizer.
         documents, text_field: see `CorpusOptions`.
         segmenter, heldout, seed, shard_tokens, near_duplicates, filters: see `BuildOptions`.
-        versions: versions of discern and tokenizers, which must be the same on every machine.
+        versions: versions of discern, tokenizers and what filters need, which must be the same on every machine.
     """
 
     inputs: tuple[str, ...]
@@ -124,13 +123,8 @@ def make_plan(
         shard_tokens=build.shard_tokens,
         near_duplicates=build.near_duplicates,
         filters=build.filters,
-        versions=versions(),
+        versions=library_versions(build.filters),
     )
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the ids depend on."""
-    return {"discern": discern.__version__, "tokenizers": version("tokenizers")}
 
 
 def work_folder(target: Path) -> Path:
@@ -173,9 +167,9 @@ def plan_of_task(work: str, fingerprint: str) -> tuple[Plan, Tokenizer]:
         raise DataError(f"{here} does not see {folder / PLAN_NAME}", hint=shared)
     if plan.fingerprint != fingerprint:
         raise DataError(f"{here} sees another plan in {folder}", hint=shared)
-    if plan.versions != versions():
+    if plan.versions != (found := library_versions(plan.filters)):
         raise DataError(
-            f"{here} has {_listed(versions())}, but the work was begun with {_listed(plan.versions)}",
+            f"{here} has {_listed(found)}, but the work was begun with {_listed(plan.versions)}",
             hint="install the same versions on every machine",
         )
     content = (folder / TOKENIZER_NAME).read_bytes()
