@@ -92,7 +92,7 @@ def _names(address: str) -> dict[str, int | None]:
             raise
         return {}
     top = f"{address}/"
-    return {each.removeprefix(top): size for each, size in found}
+    return {each.address.removeprefix(top): each.size for each in found}
 
 
 def _made(folder: Path) -> Path:

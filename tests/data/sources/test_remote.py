@@ -6,15 +6,21 @@ import gzip
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from discern.data.dataset.build import BuildOptions
-from discern.data.prepare import prepare
+from discern.data.prepare import prepare, prepare_part
 from discern.data.sources import remote
+from discern.data.sources.corpus import Corpus
+from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.remote import open_remote, remote_files, shown
+from discern.data.stages import plan as planning
+from discern.data.stages.plan import read_plan
+from discern.data.stages.tasks import perform
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Silent
@@ -127,6 +133,28 @@ def test_a_data_set_of_text_on_a_server(server: str, tmp_path: Path) -> None:
     assert "s3cr3t" not in (tmp_path / "far" / "manifest.json").read_text()
 
 
+def test_a_file_on_a_server_that_has_changed(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "SMALLEST_PIECE", 1)
+    choice = TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt"))
+    asked: dict[str, Any] = {
+        "out": tmp_path / "data",
+        "tokenizer": choice,
+        "build": BuildOptions(workers=1),
+        "progress": Silent(),
+    }
+    inputs = [f"{server}/text?Signature=s3cr3t", f"{server}/text.gz"]
+    prepare_part(inputs, part=0, parts=2, **asked)
+    monkeypatch.setattr(_Fragile, "versions", cycle(["two"]))
+    with pytest.raises(ConfigError, match=r"input http://127.*/text has changed since: version one -> two") as raised:
+        prepare_part(inputs, part=1, parts=2, **asked)
+    assert "s3cr3t" not in str(raised.value)
+    work = tmp_path / ".data.parts"
+    plan = read_plan(work)
+    assert plan is not None
+    with pytest.raises(DataError, match=r"input http://127.*/text.gz has changed since the work was begun: version one -> two"):
+        perform(str(work), plan.fingerprint, ("pieces", 1))
+
+
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An object store in memory in place of S3."""
@@ -137,12 +165,22 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     return system
 
 
+def test_an_object_that_has_changed(store: Any) -> None:
+    store.pipe("/bucket/a.txt", b"a cat")
+    before = Corpus(["s3://bucket/a.txt"], CorpusOptions()).inputs
+    (folder,) = Corpus(["s3://bucket"], CorpusOptions()).inputs
+    assert [folder.version] == [item.version for item in before] == [item.now().version for item in before]
+    assert (before[0].size, before[0].now()) == (5, before[0])
+    store.pipe("/bucket/a.txt", b"a dog")
+    assert before[0].now() != before[0]
+
+
 def test_an_object_store(store: Any) -> None:
     for name in ("b.txt", "a.txt", ".hidden", "more/c.txt"):
         store.pipe(f"/bucket/{name}", plain(made_up(3, seed=len(name))).encode())
-    found = [address for address, _ in remote_files("s3://bucket")]
+    found = [each.address for each in remote_files("s3://bucket")]
     assert found == ["s3:///bucket/a.txt", "s3:///bucket/b.txt", "s3:///bucket/more/c.txt"]
-    assert [address for address, _ in remote_files("s3://bucket/*.txt")] == found[:2]
+    assert [each.address for each in remote_files("s3://bucket/*.txt")] == found[:2]
     assert read("s3://bucket/a.txt") == made_up(3, seed=5)
     stream = open_remote("s3://bucket/a.txt")
     assert stream.read(3) + stream.read() == plain(made_up(3, seed=5)).encode()

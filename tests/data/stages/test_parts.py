@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from discern.data.stages.plan import read_plan, work_folder
 from discern.data.stages.run import Work
 from discern.data.stages.tasks import perform
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Silent
 from tests.data.small_text import WORDS, made_up, plain, tar_of, write_vocabulary
 
@@ -125,8 +127,42 @@ def test_parts_with_other_settings_are_refused(text: Path) -> None:
         run_part(text, 1, build=BuildOptions(heldout=0.2, workers=1, shard_tokens=2500))
     with (text / "1.txt").open("a") as file:
         file.write("more")
-    with pytest.raises(ConfigError, match=r"input .*1\.txt: \d+ -> \d+ bytes"):
+    with pytest.raises(ConfigError, match=r"input .*1\.txt has changed since: \d+ -> \d+ bytes"):
         run_part(text, 1)
+
+
+def touched(path: Path) -> None:
+    """Change a file to another text of the same size."""
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"cat", b"dog", 1))
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000))  # tests are quicker than the clocks of some file systems
+
+
+def test_an_input_of_the_same_size_that_has_changed(text: Path) -> None:
+    run_part(text, 0)
+    work = work_folder(text.parent / "parts")
+    touched(text / "1.txt")
+    with pytest.raises(ConfigError, match=r"input that was different \(input .*1\.txt has changed since: modified 20") as raised:
+        run_part(text, 1)
+    assert raised.value.hint == f"begin again: rm -r '{work}'"
+    prepare(**request(text, "parts", overwrite=True, build=BuildOptions(workers=1, near_duplicates=0.9)))
+    (text / "new.txt").write_text("a cat")
+    run_part(text, 0, out="more")
+    (text / "new.txt").unlink()
+    with pytest.raises(ConfigError, match=r"input .*new\.txt is gone"):
+        run_part(text, 1, out="more")
+
+
+def test_an_input_that_changes_before_its_task(text: Path) -> None:
+    for part in range(PARTS):
+        run_part(text, part)
+    shutil.rmtree(work_folder(text.parent / "parts") / "pieces" / "000001")
+    touched(text / "1.txt")
+    with pytest.raises(DataError, match=r"input .*1\.txt has changed since the work was begun: modified 20"):
+        do(text, ("pieces", 0), ("pieces", 1), ("pieces", 2))
+    (text / "1.txt").unlink()
+    with pytest.raises(DataError, match=r"1\.txt cannot be read"):
+        do(text, ("pieces", 0), ("pieces", 1), ("pieces", 2))
 
 
 def test_what_differs_is_told_without_signatures(text: Path) -> None:
@@ -151,6 +187,46 @@ def test_overwriting_trains_another_tokenizer(text: Path) -> None:
     with pytest.raises(ConfigError, match="vocab_size: 100 -> 80"):
         prepare(**request(text, "parts", build=build, **other))
     assert prepare(**request(text, "parts", build=build, overwrite=True, **other)).manifest.tokenizer.vocab_size == 80
+
+
+OTHER_VERSIONS = (
+    {"versions": {"discern": "0.0.1", "tokenizers": "0.1"}},
+    "other versions (versions: discern 0.0.1, tokenizers 0.1 ->",
+)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "cases"),
+    [
+        ({}, [OTHER_VERSIONS, ({"format": "discern-plan"}, "of another version"), ({"bands": 3}, "is damaged")]),
+        ({"tokenizer": TokenizerChoice(train="wordpiece", vocab_size=100)}, [OTHER_VERSIONS]),
+    ],
+    ids=["tokenizer", "trained tokenizer"],
+)
+def test_unfinished_work_of_another_version_is_replaced_and_not_continued(
+    text: Path, tokenizer: dict[str, Any], cases: list[tuple[dict[str, Any], str]]
+) -> None:
+    build = BuildOptions(heldout=0.1, workers=1, near_duplicates=0.8)
+    prepare(**request(text, "whole", build=build, **tokenizer))
+    work = work_folder(text.parent / "parts")
+
+    def left_by(**changes: Any) -> None:
+        """Unfinished work of another command, in which a piece has other tokens."""
+        shutil.rmtree(work, ignore_errors=True)
+        run_part(text, 0, build=build, **tokenizer)
+        plan = json.loads((work / "plan.json").read_text())
+        (work / "plan.json").write_text(json.dumps({**plan, "parts": None, **changes}, indent=1))
+        shutil.copytree(work / "pieces" / "000003", work / "pieces" / "000001")
+
+    for changes, says in cases:
+        left_by(**changes)
+        with pytest.raises(DiscernError, match=re.escape(says)) as raised:
+            prepare(**request(text, "parts", build=build, **tokenizer))
+        assert f"rm -r '{work}'" in str(raised.value.hint)
+        prepare(**request(text, "parts", build=build, overwrite=True, **tokenizer))
+        assert contents(text.parent / "parts") == contents(text.parent / "whole")
+        assert not work.exists()
+        shutil.rmtree(text.parent / "parts")
 
 
 def test_an_interrupted_removal_leaves_no_results_without_their_plan(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

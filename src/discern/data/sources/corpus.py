@@ -14,15 +14,17 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from discern.data.sources.base import ReadContext, named_source, read_stream
 from discern.data.sources.documents import CorpusOptions, Document
 from discern.data.sources.object_stores import shown
 from discern.data.sources.problems import ProblemLog
-from discern.data.sources.remote import ResumingStream, is_remote, open_remote, remote_files
+from discern.data.sources.remote import ResumingStream, is_remote, open_remote, remote_file, remote_files
 from discern.data.sources.streams import CountingStream, Expansion, PipeStream, naming
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
@@ -39,6 +41,8 @@ class Input:
         path: path of a file; None for standard input and inputs given by name.
         explicit: whether the user named the input rather than a folder or pattern. It must then be readable as text.
         size: size in bytes; None if unknown.
+        version: what tells this content from another of the same size: when the file was modified (UTC), or the ETag or the time
+            that a server gives; None if unknown.
         address: address of a file on a server or in an object store; None otherwise.
     """
 
@@ -46,7 +50,24 @@ class Input:
     path: Path | None
     explicit: bool
     size: int | None
+    version: str | None = None
     address: str | None = None
+
+    def now(self) -> Input:
+        """The input as it is at this time.
+
+        Raises:
+            DataError: it does not exist any more.
+        """
+        if self.path is not None:
+            with naming(self.name):
+                size, version = _state_of(self.path.stat())
+        elif self.address is not None:
+            found = remote_file(self.address)
+            size, version = found.size, found.version
+        else:
+            return self
+        return replace(self, size=size, version=version)
 
 
 class Corpus:
@@ -126,8 +147,8 @@ class Corpus:
 
 def _inputs(text: str, excluded: Path | None) -> Iterator[Input]:
     if is_remote(text):
-        for address, size in remote_files(text):
-            yield Input(shown(address), None, address == text, size, address)
+        for found in remote_files(text):
+            yield Input(shown(found.address), None, found.address == text, found.size, found.version, found.address)
         return
     if text == "-" or named_source(text) is not None:
         yield Input(text, None, True, None)
@@ -136,7 +157,7 @@ def _inputs(text: str, excluded: Path | None) -> Iterator[Input]:
     if path.is_dir():
         yield from _folder(path, excluded)
     elif path.exists():
-        yield Input(text, path, True, path.stat().st_size if path.is_file() else None)
+        yield Input(text, path, True, *_state_of(path.stat()))
     elif glob.has_magic(text):
         matches = sorted(glob.glob(text, recursive=True))
         if not matches:
@@ -145,7 +166,7 @@ def _inputs(text: str, excluded: Path | None) -> Iterator[Input]:
             if match.is_dir():
                 yield from _folder(match, excluded)
             else:
-                yield Input(str(match), match, False, match.stat().st_size)
+                yield Input(str(match), match, False, *_state_of(match.stat()))
     else:
         raise DataError(
             f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, an address, '-' or hf:NAME"
@@ -162,7 +183,14 @@ def _folder(folder: Path, excluded: Path | None) -> Iterator[Input]:
     if not regular:
         raise DataError(f"folder {folder} contains no files", hint="give a folder with text files, or the files themselves")
     for path in regular:
-        yield Input(str(path), path, False, path.stat().st_size)
+        yield Input(str(path), path, False, *_state_of(path.stat()))
+
+
+def _state_of(found: os.stat_result) -> tuple[int | None, str | None]:
+    """The size of a regular file, and when it was modified: in microseconds, which network file systems keep, too."""
+    if not stat.S_ISREG(found.st_mode):
+        return None, None
+    return found.st_size, str(np.datetime64(found.st_mtime_ns // 1000, "us"))
 
 
 def _refuse(problem: OSError) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,16 @@ def file_system(address: str) -> tuple[Any, str]:
         raise ConfigError(
             f"{scheme}:// needs the packages fsspec and {PACKAGES[scheme]}", hint="pip install 'discern-nlp[remote]'"
         ) from None
+
+
+_VERSION_KEYS = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "mtime", "updated", "created")
+
+
+def version_of(info: dict[str, Any]) -> str | None:
+    """What tells the version of an object from others, as its store lists it: ETag, hash, or time of the last change."""
+    found = next((info[key] for key in _VERSION_KEYS if info.get(key)), None)
+    # Some libraries list a time as a number, and describe a single object with a date.
+    return None if found is None else str(found.timestamp() if isinstance(found, datetime) else found)
 
 
 def open_object(address: str) -> Callable[[int], tuple[Any, int | None]]:

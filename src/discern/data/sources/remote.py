@@ -14,6 +14,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
@@ -29,6 +31,7 @@ from discern.data.sources.object_stores import (
     refused,
     remove_object,
     shown,
+    version_of,
     write_object,
 )
 from discern.errors import ConfigError, DataError, DiscernError
@@ -87,8 +90,23 @@ def refuse_password(address: str) -> None:
         )
 
 
-def remote_files(address: str) -> Iterator[tuple[str, int | None]]:
-    """The addresses and sizes in bytes of the files of an address: itself, or what is below it or matches its pattern.
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file on a server or in an object store.
+
+    Attributes:
+        address: its address.
+        size: size in bytes; None if unknown.
+        version: ETag or time of the last change, as the server gives it; None if it gives neither.
+    """
+
+    address: str
+    size: int | None
+    version: str | None
+
+
+def remote_files(address: str) -> Iterator[RemoteFile]:
+    """The files of an address: itself, or what is below it or matches its pattern.
 
     Raises:
         ConfigError: the address contains a password, or an optional package is missing.
@@ -97,7 +115,7 @@ def remote_files(address: str) -> Iterator[tuple[str, int | None]]:
     refuse_password(address)
     parts = urlsplit(address)
     if parts.scheme.lower() in ("http", "https"):
-        yield address, _size_on_server(address)
+        yield remote_file(address)
         return
     system, path = file_system(address)
     with explaining(address):
@@ -106,11 +124,29 @@ def remote_files(address: str) -> Iterator[tuple[str, int | None]]:
         else:
             found = system.find(path, detail=True)
         files = [
-            (f"{parts.scheme}://{name}", info.get("size")) for name, info in sorted(found.items()) if _is_visible(name, path)
+            RemoteFile(f"{parts.scheme}://{name}", info.get("size"), version_of(info))
+            # Of a single object, some libraries list the name only.
+            for name, info in ((name, found[name] or system.info(name)) for name in sorted(found))
+            if _is_visible(name, path)
         ]
     if not files:
         raise DataError(f"there is nothing at {shown(address)}", hint="check the address; quote a pattern for the shell")
     yield from files
+
+
+def remote_file(address: str) -> RemoteFile:
+    """Size and version of a file, as far as the server tells them.
+
+    Raises:
+        ConfigError, DataError: as of `remote_files`.
+    """
+    if urlsplit(address).scheme.lower() in ("http", "https"):
+        return _file_on_server(address)
+    system, path = file_system(address)
+    with explaining(address):
+        system.invalidate_cache()
+        info = system.info(path)
+    return RemoteFile(address, info.get("size"), version_of(info))
 
 
 def open_remote(address: str) -> ResumingStream:
@@ -253,7 +289,7 @@ class _Server:
     def open(self, offset: int) -> tuple[Connection, int | None]:
         headers = _HEADERS | ({"Range": f"bytes={offset}-"} if offset else {})
         response = _answer(self._address, "GET", headers)
-        version = response.headers.get("ETag") or response.headers.get("Last-Modified")
+        version = _version_in(response.headers)
         if offset and version != self._version:
             raise DataError(f"{shown(self._address)} changed while it was read", hint="run the same command again")
         self._version = version
@@ -265,6 +301,11 @@ class _Server:
         while left and (skipped := response.read(min(left, 1 << 20))):
             left -= len(skipped)
         return response, size
+
+
+def _version_in(headers: Message) -> str | None:
+    """What tells the version of a file from others: its ETag, or when it was modified."""
+    return headers.get("ETag") or headers.get("Last-Modified")
 
 
 def _answer(address: str, method: str, headers: dict[str, str]) -> Any:
@@ -290,20 +331,22 @@ def _answer(address: str, method: str, headers: dict[str, str]) -> Any:
     raise DataError(f"{shown(address)} cannot be read: the server answers {code}", hint="check the address")
 
 
-def _size_on_server(address: str) -> int | None:
-    """Size of a file, if the server tells it without sending the file."""
+def _file_on_server(address: str) -> RemoteFile:
+    """Size and version of a file, if the server tells them without sending the file."""
+    unknown = RemoteFile(address, None, None)
     try:
         with _answer(address, "HEAD", _HEADERS) as response:
             length = response.headers.get("Content-Length")
-            return int(length) if length is not None and length.isdecimal() else None
+            size = int(length) if length is not None and length.isdecimal() else None
+            return RemoteFile(address, size, _version_in(response.headers))
     except DataError as problem:
         if "does not exist" in problem.message:
             raise
-        return None  # an address may be signed for reading only
+        return unknown  # an address may be signed for reading only
     except (OSError, http.client.HTTPException) as problem:
         reason = getattr(problem, "reason", None) or problem
         if isinstance(problem, ConnectionError) and "answers" in str(problem):
-            return None
+            return unknown
         raise DataError(
             f"{urlsplit(address).netloc} does not answer: {type(reason).__name__}", hint="check the address and the network"
         ) from None

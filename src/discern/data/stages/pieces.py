@@ -21,7 +21,7 @@ from discern.data.filters import Rules
 from discern.data.near_duplicates import HASHES, Banding, Signer
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.problems import ProblemLog
-from discern.data.stages.plan import Plan
+from discern.data.stages.plan import Plan, check_unchanged
 from discern.data.stages.results import read_array, result_folder, values_of
 from discern.data.tokenizer import vocab_size
 from discern.data.tokenizer.encoding import DIGEST_BYTES, DocumentEncoder, TokenBlock, token_dtype
@@ -43,7 +43,7 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
     """Read the inputs of a piece, tokenize them, and write the tokens.
 
     Raises:
-        DataError: an input cannot be read, or the result cannot be written.
+        DataError: an input cannot be read or has changed since the plan was made, or the result cannot be written.
         ConfigError: the records have no such field, or an optional package is missing.
     """
     encoder = _encoder(tokenizer.to_str(), plan.segmenter)
@@ -73,6 +73,7 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
                     columns["signatures"].write(signer.sign(documents)[chunk.kept].astype("<u4").tobytes())
                 characters += chunk.characters
                 empty += chunk.empty_documents
+            check_unchanged(work, plan.pieces[index])
             for column in columns.values():
                 sync_file(column)
             info = block.close()

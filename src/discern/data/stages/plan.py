@@ -31,7 +31,7 @@ from discern.storage.files import partial_name, write_bytes
 
 PLAN_NAME = "plan.json"
 TOKENIZER_NAME = "tokenizer.json"
-_FORMAT = "discern-plan"
+_FORMAT = "discern-plan-2"  # changes with the files of the tasks, too
 
 # A piece is what one task reads: small enough that many machines have work, large enough that starting it costs little.
 SMALLEST_PIECE, LARGEST_PIECE, _PIECES = 1 << 20, 1 << 28, 256
@@ -143,14 +143,20 @@ def read_plan(work: Path) -> Plan | None:
     """The plan in a folder; None if there is none.
 
     Raises:
-        DataError: it is damaged.
+        DataError: it is damaged, or another version of discern has written it.
     """
     try:
-        return _parsed((work / PLAN_NAME).read_bytes())
+        values = json_value((work / PLAN_NAME).read_bytes())
+        found = values.pop("format")
+        if found == _FORMAT:
+            return _parsed(values)
+        if not found.startswith("discern-plan"):
+            raise ValueError("not a plan")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise DataError(f"{work / PLAN_NAME} is damaged", hint=f"begin again: rm -r '{work}'") from problem
+    raise DataError(f"{work} holds unfinished work of another version of discern", hint=f"begin again: rm -r '{work}'")
 
 
 @lru_cache(maxsize=2)
@@ -209,13 +215,39 @@ def _other_inputs(before: Sequence[str], now: Sequence[str]) -> str:
 
 
 def _other_pieces(before: Iterable[Piece], now: Iterable[Piece]) -> list[str]:
-    one, other = ({item.name: item.size for piece in pieces for item in piece} for pieces in (before, now))
+    one, other = ({item.name: item for piece in pieces for item in piece} for pieces in (before, now))
     for name in sorted(one.keys() | other.keys()):
-        if one.get(name, -1) != other.get(name, -1):
-            return [f"input {name}: {one.get(name, 'absent')} -> {other.get(name, 'absent')} bytes"]
+        if name not in one or name not in other:
+            return [f"input {name} is {'new' if name in other else 'gone'}"]
+        if (what := _changed(one[name], other[name])) is not None:
+            return [f"input {name} has changed since: {what}"]
     if [item.name for piece in before for item in piece] == [item.name for piece in now for item in piece]:
         return []  # only their addresses differ, as the inputs do
     return ["the files of the input are in another order"]
+
+
+def check_unchanged(work: Path, inputs: Iterable[Input]) -> None:
+    """Check that inputs are those of the plan.
+
+    Raises:
+        DataError: one has changed, or does not exist any more.
+    """
+    for item in inputs:
+        now = item.now()
+        known = None not in (item.version, now.version)  # a server may have been too busy to tell
+        if known and (what := _changed(item, now)) is not None:
+            raise DataError(
+                f"input {item.name} has changed since the work was begun: {what}", hint=f"begin again: rm -r '{work}'"
+            )
+
+
+def _changed(before: Input, now: Input) -> str | None:
+    """What tells the content of an input from that of before; None if nothing does."""
+    if before.size != now.size:
+        return f"{before.size} -> {now.size} bytes"
+    if before.version != now.version:
+        return f"modified {before.version} -> {now.version}" if now.path else f"version {before.version} -> {now.version}"
+    return None
 
 
 def _pieces(text: Corpus) -> Iterable[Piece]:
@@ -239,10 +271,7 @@ def _written(item: Input) -> dict[str, Any]:
     return asdict(item) | {"path": None if item.path is None else str(item.path)}
 
 
-def _parsed(content: bytes) -> Plan:
-    values = json_value(content)
-    if values.pop("format") != _FORMAT:
-        raise ValueError("not a plan")
+def _parsed(values: dict[str, Any]) -> Plan:
     values["pieces"] = tuple(tuple(_input(item) for item in piece) for piece in values["pieces"])
     values["inputs"], values["filters"] = tuple(values["inputs"]), tuple(values["filters"])
     values["trained_on"] = tuple(values["trained_on"]) if values["trained_on"] else None

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from discern.data.dataset.build import BuildOptions, Built
 from discern.data.dataset.manifest import Setting
+from discern.data.dataset.publish import library_versions
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.problems import Problem
 from discern.data.stages import duplicates, shards
@@ -79,15 +80,16 @@ class Work:
             target: folder of the data set.
             tokenizer: the tokenizer; None to train one, unless that was done before.
             parts: number of shares; None if this command runs all of them.
-            overwrite: discard what a command with other settings has left.
+            overwrite: discard what a command with other settings or another version has left.
 
         Raises:
-            ConfigError: another command has begun the same data set with other settings, or the input cannot be read twice.
+            ConfigError: another command has begun the same data set with other settings or other input, or the input cannot
+                be read twice.
             DataError: there is no text to train a tokenizer on, or the folder cannot be written.
         """
         _refuse_pipes(text)
         folder = work_folder(target)
-        before = read_plan(folder)
+        before, stale = _earlier(folder, overwrite=overwrite)
 
         def planned(earlier: Plan | None) -> tuple[Plan, Tokenizer]:
             """The plan and its tokenizer, which is that of earlier work if it was trained for it."""
@@ -102,15 +104,13 @@ class Work:
         plan, used = planned(before)
         if before is not None and before.fingerprint != plan.fingerprint:
             if not overwrite:
-                raise ConfigError(
-                    f"{folder} holds the unfinished work of another command ({'; '.join(differences(before, plan))})",
-                    hint=f"give the same command to go on with it, or begin again: rm -r '{folder}'",
-                )
+                raise _other_work(folder, before, plan)
             # The tokenizer of the other work may have been trained on other text, or in another way.
             plan, used = planned(None)
-        if before is None or before.fingerprint != plan.fingerprint:
+            before, stale = None, True
+        if before is None:
             try:
-                if before is not None:
+                if stale:
                     _remove(folder)
                 write_plan(folder, plan, used)
             except OSError as problem:
@@ -185,6 +185,40 @@ class Work:
         for _ in engine.run(self.folder, self.plan.fingerprint, tasks):
             progress.advance(1)
         progress.finish()
+
+
+def _earlier(folder: Path, *, overwrite: bool) -> tuple[Plan | None, bool]:
+    """The plan of an earlier command that this one may go on with, and whether there is another one to be replaced.
+
+    Raises:
+        ConfigError, DataError: there is one that is damaged or of another version, and it is not to be replaced.
+    """
+    try:
+        before = read_plan(folder)
+    except DataError:
+        if not overwrite:
+            raise
+        return None, True
+    if before is None or before.versions == library_versions(before.filters):
+        return before, False
+    if not overwrite:
+        now = replace(before, versions=library_versions(before.filters))
+        raise ConfigError(
+            f"{folder} holds unfinished work of other versions ({'; '.join(differences(before, now))})",
+            hint=f"go on with the versions of before, or begin again: rm -r '{folder}'",
+        )
+    return None, True
+
+
+def _other_work(folder: Path, before: Plan, now: Plan) -> ConfigError:
+    """The error of unfinished work that is not that of this command."""
+    what, again = "; ".join(differences(before, now)), f"rm -r '{folder}'"
+    if replace(before, pieces=now.pieces) == now:
+        return ConfigError(f"{folder} holds unfinished work on input that was different ({what})", hint=f"begin again: {again}")
+    return ConfigError(
+        f"{folder} holds the unfinished work of another command ({what})",
+        hint=f"give the same command to go on with it, or begin again: {again}",
+    )
 
 
 def _remove(folder: Path) -> None:
