@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from discern.data.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, links
+from discern.data.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, distinct_pairs, links
 from discern.errors import ConfigError
 
 
@@ -116,6 +116,13 @@ def test_clusters_are_connected_components(seed: int) -> None:
     found = clusters(pairs)
     assert found.removed.tolist() == sorted(removed)
     assert found.sizes.tolist() == sizes
+
+
+@pytest.mark.parametrize("largest", [50, 1 << 31, 1 << 40])
+def test_pairs_of_several_bands_are_counted_once(largest: int) -> None:
+    draw = np.random.default_rng(0)
+    found = [draw.integers(largest - 50, largest, size=(count, 2)) for count in (0, 900, 500)]
+    np.testing.assert_array_equal(distinct_pairs(found), np.unique(np.concatenate(found), axis=0))
 
 
 def test_no_links() -> None:

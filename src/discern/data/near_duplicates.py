@@ -186,6 +186,15 @@ def _similar(pairs: Int[np.ndarray, "P 2"], signatures_of: SignaturesOf, similar
     return np.concatenate(equal) if equal else np.zeros(0, dtype=bool)
 
 
+def distinct_pairs(found: Sequence[np.ndarray]) -> Int[np.ndarray, "E 2"]:
+    """The pairs of several (n, 2) arrays, each once, in order."""
+    pairs = np.concatenate(found)
+    if pairs.max(initial=0) >= 1 << 31:
+        return np.unique(pairs, axis=0)
+    packed = np.unique(pairs[:, 0] << 32 | pairs[:, 1])  # many times faster than rows
+    return np.stack([packed >> 32, packed & 0xFFFFFFFF], axis=1)
+
+
 @dataclass(frozen=True)
 class Clusters:
     """Clusters of near-duplicates.

@@ -329,7 +329,7 @@ def test_planted_near_duplicates_are_removed_and_nothing_else(tmp_path: Path, mo
     assert report.values()["near_duplicates"] == 30
     for part in range(PARTS):
         run_part(text, part, build=build)
-    monkeypatch.setattr("discern.data.stages.duplicates.DOCUMENTS_PER_BUCKET", 40)  # three slices of each band
+    monkeypatch.setattr("discern.data.stages.duplicates.DOCUMENTS_PER_BUCKET", 40)  # four slices of each band
     merge(tmp_path / "parts", workers=1, progress=Silent())
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
@@ -340,6 +340,27 @@ def test_planted_near_duplicates_are_removed_and_nothing_else(tmp_path: Path, mo
     assert alone.manifest.fingerprint == report.manifest.fingerprint
     same = {"documents", "tokens", "words", "characters", "duplicates", "document_lengths"}
     assert alone.manifest.statistics.model_dump(include=same) == report.manifest.statistics.model_dump(include=same)
+
+
+@pytest.mark.parametrize(("name", "place"), [("bands", 0), ("signatures", 8), ("sections", 8)])
+def test_damage_to_signatures_is_noticed_and_mended(
+    tmp_path: Path, name: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "SMALLEST_PIECE", 1)
+    (tmp_path / "text").mkdir()
+    planted(tmp_path / "text")
+    for part in range(PARTS):
+        run_part(tmp_path / "text", part, build=BuildOptions(heldout=0.2, workers=1, near_duplicates=0.8))
+    path = tmp_path / ".parts.parts" / "pieces" / "000000" / name
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{name} is damaged"):
+        do(tmp_path / "text", *(("buckets", band) for band in range(21)))
+    assert not list((tmp_path / ".parts.parts").glob("buckets/.*"))
+    found = merge(tmp_path / "parts", workers=1, progress=Silent()).manifest.near_duplicates
+    assert found is not None
+    assert (found.removed, found.cluster_sizes) == (30, {"2": 30})
 
 
 def test_a_stage_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,12 +127,13 @@ class StatisticsCounter:
     def _duplicates(self) -> int:
         """Number of documents whose digest occurred before: 16 bytes of memory per document, sorted in place."""
         self._digests.seek(0)
-        return repeated(np.fromfile(self._digests, dtype=np.uint8))
+        return repeated(np.fromfile(self._digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES))
 
 
-def repeated(digests: UInt[np.ndarray, " n"]) -> int:
-    """Number of documents whose digest occurred before, from the bytes of all digests, which are sorted in a copy."""
-    ordered = np.sort(digests.reshape(-1, DIGEST_BYTES).view(f"S{DIGEST_BYTES}").ravel())
+def repeated(digests: UInt[np.ndarray, "n 16"]) -> int:
+    """Number of documents whose digest occurred before. Sorts the digests, in place."""
+    ordered = digests.view(f"S{DIGEST_BYTES}").ravel()
+    ordered.sort()
     return int((ordered[1:] == ordered[:-1]).sum())
 
 

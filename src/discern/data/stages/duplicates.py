@@ -1,7 +1,7 @@
 """The stages of near-duplicates: signatures (with the pieces), buckets of equal bands, clusters. Each result is a file.
 
-A task of the buckets reads one band of all documents, or a slice of it if there are many, so its memory is bounded. Only
-clusters need all links at once: 16 bytes for each near-duplicate and band.
+A task of the buckets reads one band of all documents, or a slice of it if there are many, and nothing else, so that memory and
+reading are bounded. Only clusters need all links at once: 16 bytes for each near-duplicate and band.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from jaxtyping import Int, UInt
 from tokenizers import Tokenizer
 
 from discern.data.dataset.manifest import NearDuplicates
-from discern.data.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters, links
+from discern.data.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters, distinct_pairs, links
 from discern.data.stages.pieces import Pieces
 from discern.data.stages.plan import Plan
 from discern.data.stages.results import read_array, result_folder, values_of
+from discern.data.stages.signatures import checked_rows, read_signatures, read_slice
 
 DOCUMENTS_PER_BUCKET = 1 << 25
 """A task takes about 50 bytes of memory per document while it sorts."""
@@ -35,8 +36,9 @@ def clusters_folder(work: Path) -> Path:
 
 
 def num_slices(pieces: Pieces) -> int:
-    """Number of slices of a band."""
-    return max(1, -(-pieces.num_documents // DOCUMENTS_PER_BUCKET))
+    """Number of slices of a band, a power of two."""
+    needed = -(-pieces.num_documents // DOCUMENTS_PER_BUCKET)
+    return 1 << max(0, needed - 1).bit_length()
 
 
 def num_buckets(work: Path, plan: Plan, tokenizer: Tokenizer) -> int:
@@ -50,30 +52,34 @@ def make_bucket(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> Non
     assert plan.near_duplicates is not None
     pieces = Pieces(work, plan, tokenizer)
     banding = Banding.of(plan.near_duplicates)
-    band, part = divmod(index, num_slices(pieces))
-    keys, numbers = [np.zeros(0, dtype=np.uint64)], [np.zeros(0, dtype=np.int64)]
-    for piece in range(len(plan.pieces)):
-        found = pieces.array(piece, "bands", "<u8")
-        count = len(found) // banding.bands
-        ours = found[band * count : (band + 1) * count]
-        # The low bits of a key are as good as random.
-        (chosen,) = np.nonzero((ours != 0) & (ours % np.uint64(num_slices(pieces)) == part))
-        keys.append(ours[chosen])
-        numbers.append(chosen + pieces.firsts[piece])
+    keys, numbers = _slice_of_all(pieces, banding, *divmod(index, num_slices(pieces)))
     with result_folder(bucket_folder(work, index)) as aside:
-        pairs = links(np.concatenate(keys), np.concatenate(numbers), _Signatures(pieces).of, plan.near_duplicates)
+        pairs = links(keys, numbers, _Signatures(pieces).of, plan.near_duplicates)
         aside.write("links", pairs.astype("<i8"))
         aside.values = {"links": len(pairs)}
 
 
+def _slice_of_all(pieces: Pieces, banding: Banding, band: int, part: int) -> tuple[UInt[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """The keys of a slice of a band of all pieces, and the documents that have them, those of a key ascending."""
+    parts, keys, numbers = num_slices(pieces), [np.zeros(0, dtype=np.uint64)], [np.zeros(0, dtype=np.int64)]
+    for piece, first in enumerate(pieces.firsts[:-1]):
+        if first < pieces.firsts[piece + 1]:
+            found, documents = read_slice(pieces.folder(piece), banding, band, part, parts)
+            keys.append(found)
+            numbers.append(documents + first)
+    return np.concatenate(keys), np.concatenate(numbers)
+
+
 def make_clusters(work: Path, plan: Plan, tokenizer: Tokenizer) -> None:
     """Join the links of all bands to clusters."""
-    pairs = [np.zeros((0, 2), dtype=np.int64)]
+    distinct, more = np.zeros((0, 2), dtype=np.int64), [np.zeros((0, 2), dtype=np.int64)]
     for index in range(num_buckets(work, plan, tokenizer)):
-        # Most pairs share several bands.
-        pairs = [np.unique(np.concatenate([*pairs, read_array(bucket_folder(work, index), "links", "<i8", 2)]), axis=0)]
+        more.append(read_array(bucket_folder(work, index), "links", "<i8", 2))
+        # Most pairs share several bands. Sorting all of them after each bucket would take longer than everything else.
+        if sum(map(len, more)) > len(distinct):
+            distinct, more = distinct_pairs([distinct, *more]), []
     with result_folder(clusters_folder(work)) as aside:
-        found = clusters(pairs[0])
+        found = clusters(distinct_pairs([distinct, *more]))
         aside.write("removed", found.removed.astype("<i8"))
         sizes = Counter(map(int, found.sizes))
         aside.values = {
@@ -121,13 +127,14 @@ class _Signatures:
         for some in np.split(order, bounds[1:]):
             if len(some):
                 owner = int(owners[some[0]])
-                found[some] = self._piece(owner)[numbers[some] - self._pieces.firsts[owner]]
+                rows = self._piece(owner)[numbers[some] - self._pieces.firsts[owner]]
+                found[some] = checked_rows(self._pieces.folder(owner), rows)
         return found
 
     def _piece(self, index: int) -> np.ndarray:
         if index not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 self._open.popitem(last=False)
-            self._open[index] = self._pieces.array(index, "signatures", "<u4", HASHES)
+            self._open[index] = read_signatures(self._pieces.folder(index), int(np.diff(self._pieces.firsts)[index]))
         self._open.move_to_end(index)
         return self._open[index]

@@ -23,6 +23,7 @@ from discern.data.sources.corpus import Corpus
 from discern.data.sources.problems import ProblemLog
 from discern.data.stages.plan import Plan, check_unchanged
 from discern.data.stages.results import read_array, result_folder, values_of
+from discern.data.stages.signatures import read_signatures, with_checks, write_bands
 from discern.data.tokenizer import vocab_size
 from discern.data.tokenizer.encoding import DIGEST_BYTES, DocumentEncoder, TokenBlock, token_dtype
 from discern.data.tokenizer.words import SegmenterName
@@ -70,7 +71,7 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
                 counts = np.array([sum(map(len, document)) for document in documents], dtype="<i8")
                 columns["characters"].write(counts[chunk.kept].tobytes())
                 if signer is not None:
-                    columns["signatures"].write(signer.sign(documents)[chunk.kept].astype("<u4").tobytes())
+                    columns["signatures"].write(with_checks(signer.sign(documents)[chunk.kept]).tobytes())
                 characters += chunk.characters
                 empty += chunk.empty_documents
             check_unchanged(work, plan.pieces[index])
@@ -78,7 +79,8 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
                 sync_file(column)
             info = block.close()
         if plan.near_duplicates is not None:
-            _write_bands(aside.path, Banding.of(plan.near_duplicates))
+            signatures = read_signatures(aside.path, info.num_documents)[:, :HASHES]
+            write_bands(aside.path, signatures, Banding.of(plan.near_duplicates))
         aside.values = {
             "block": info.model_dump(mode="json"),
             "characters": characters,
@@ -88,16 +90,6 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
             "problems": [problem.model_dump(mode="json") for problem in problems.summary()],
             "notes": list(problems.notes),
         }
-
-
-def _write_bands(folder: Path, banding: Banding) -> None:
-    """Write the keys of the signatures band by band, so that a task can read one band."""
-    path = folder / "signatures"
-    signatures = np.fromfile(path, dtype="<u4") if not path.stat().st_size else np.memmap(path, dtype="<u4", mode="r")
-    with (folder / "bands").open("xb") as file:
-        for band in range(banding.bands):
-            file.write(banding.keys(signatures.reshape(-1, HASHES), band).astype("<u8").tobytes())
-        sync_file(file)
 
 
 class Pieces:
@@ -116,6 +108,10 @@ class Pieces:
         counts = [found["block"]["num_documents"] for found in self.values]
         self.firsts: Int[np.ndarray, " bounds"] = np.cumsum([0, *counts])
         self._open: tuple[int, Shard] | None = None
+
+    def folder(self, index: int) -> Path:
+        """The result of a piece."""
+        return piece_folder(self._work, index)
 
     @property
     def num_documents(self) -> int:

@@ -21,7 +21,7 @@ from discern.data.stages.pieces import Pieces
 from discern.data.stages.plan import Plan
 from discern.data.stages.results import checked, read_array, result_folder, values_of
 from discern.data.tokenizer import special_ids, vocab_size
-from discern.data.tokenizer.encoding import TokenBlock
+from discern.data.tokenizer.encoding import DIGEST_BYTES, TokenBlock
 from discern.storage.files import sync_file, write_file
 
 _PLACED_AT_ONCE = 1 << 12
@@ -75,7 +75,7 @@ def place(work: Path, plan: Plan, tokenizer: Tokenizer, removed: Int[np.ndarray,
     """
     pieces = Pieces(work, plan, tokenizer)
     chooser = HeldoutSplit(plan.heldout, plan.seed)
-    digests: list[np.ndarray] = []
+    digests, left = np.empty((pieces.num_documents, DIGEST_BYTES), dtype=np.uint8), 0
     characters = sum(found["characters"] for found in pieces.values)
     with result_folder(placed_folder(work)) as aside:
         places = {split: _Places(aside.path / split, plan.shard_tokens) for split in SPLITS}
@@ -91,7 +91,8 @@ def place(work: Path, plan: Plan, tokenizer: Tokenizer, removed: Int[np.ndarray,
             kept[removed[np.searchsorted(removed, first) : np.searchsorted(removed, stop)] - first] = False
             characters -= int(pieces.array(index, "characters", "<i8")[~kept].sum())
             found = pieces.digests(index)[kept]
-            digests.append(np.asarray(found))
+            digests[left : left + len(found)] = found
+            left += len(found)
             numbers, lengths = np.arange(first, stop)[kept], pieces.lengths(index)[kept]
             for begin in range(0, len(numbers), _PLACED_AT_ONCE):
                 some = slice(begin, begin + _PLACED_AT_ONCE)
@@ -106,7 +107,7 @@ def place(work: Path, plan: Plan, tokenizer: Tokenizer, removed: Int[np.ndarray,
                 for split in SPLITS
                 for number, (start, stop) in enumerate(pairwise(bounds[split]))
             ],
-            "duplicates": repeated(np.concatenate(digests).ravel()),
+            "duplicates": repeated(digests[:left]),
             "characters": characters,
         }
 
