@@ -153,6 +153,20 @@ def test_the_same_whatever_the_workers(text: Path, evaluation: Path, monkeypatch
     assert places == [(2, str(text / "1.txt"), 8), (3, str(text / "1.txt"), 10)]
 
 
+def test_what_filters_leave_out_is_not_searched(text: Path, evaluation: Path) -> None:
+    (text / "9.txt").write_text("\n".join(["one two three four five six seven eight nine ten"] * 9))
+    written(evaluation, ["sentence", "one two three four five six seven eight nine ten", made_up(60, seed=1)[7][0]])
+    against, choice = EvaluationFiles([evaluation]), request(text, "")["tokenizer"]
+    places = {}
+    for filters, tokenizer in (((), None), (("words:50",), None), (("words:1-40",), choice)):
+        build = BuildOptions(workers=1, filters=filters)
+        found = check([str(text)], tokenizer=tokenizer, build=build, against=against, progress=Silent()).overlap
+        assert found is not None
+        places[filters] = [(Path(each.input).name, each.document) for each in found[0].found]
+    assert places == {(): [("1.txt", 8), ("9.txt", 1)], ("words:50",): [("9.txt", 1)], ("words:1-40",): [("1.txt", 8)]}
+    assert prepare(**request(text, "data", build=build, against=against)).manifest.overlap == found
+
+
 def test_the_manifest_keeps_it_and_the_fingerprint_stays(text: Path, evaluation: Path) -> None:
     without = prepare(**request(text, "data"))
     path = text.parent / "data" / "manifest.json"
