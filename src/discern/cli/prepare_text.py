@@ -1,0 +1,110 @@
+"""Prints what `discern prepare` has made or found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from discern.cli.console import Console
+from discern.cli.next_steps import after_prepare
+
+if TYPE_CHECKING:
+    from discern.data.overlap import FileOverlap
+    from discern.data.reports import CheckReport, PartReport, PrepareReport
+
+
+def show(report: PrepareReport, console: Console, tokenizer: Path | None) -> None:
+    """Print the result of `prepare`, after warnings."""
+    from discern.data.reports import warnings_of
+
+    for problem in report.manifest.problems:
+        console.warn(str(problem))
+    for line in warnings_of(report.manifest):
+        console.warn(line)
+    if report.repaired:
+        were = "was" if len(report.repaired) == 1 else "were"
+        console.warn(f"{', '.join(report.repaired)} {were} damaged or missing, and {were} written again")
+    console.result(report.values(), text=_text(report, tokenizer))
+
+
+def show_part(report: PartReport, console: Console) -> None:
+    """Print the result of a share."""
+    text = (
+        f"part {report.part}/{report.parts} of {report.folder}: {report.pieces:,} of {report.of_pieces:,} pieces in "
+        f"{report.seconds:.1f} s\nwhen all parts are done: discern prepare --merge --out {report.folder}"
+    )
+    console.result(report.values(), text=text)
+
+
+def _text(report: PrepareReport, tokenizer: Path | None) -> str:
+    """The report as text."""
+    manifest, statistics = report.manifest, report.manifest.statistics
+    train, heldout = manifest.splits["train"], manifest.splits["heldout"]
+    near = manifest.near_duplicates
+    median, longest = statistics.document_lengths["0.5"], statistics.document_lengths["1"]
+    state = "already existed with identical content" if report.unchanged else "repaired" if report.repaired else "made"
+    return "\n".join(
+        [
+            f"{report.folder}: {state} in {report.seconds:.1f} s, {statistics.tokens / report.seconds:,.0f} tokens/s",
+            f"  documents   {statistics.documents:,}: {train.num_documents:,} to train on, {heldout.num_documents:,} held out; "
+            f"{statistics.duplicates:,} exact duplicates",
+            *(f"  left out    {count:,} documents, {reason}" for reason, count in (manifest.filtered or {}).items()),
+            *([f"  removed     {near.removed:,} near-duplicates, of {near.clusters:,} clusters"] if near is not None else []),
+            f"  tokens      {statistics.tokens:,}: {train.num_tokens:,} to train on, {heldout.num_tokens:,} held out",
+            f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of "
+            f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens per word",
+            f"  lengths     median document {median:,} tokens, longest {longest:,}",
+            *(f"  {line}" for line in _overlap_lines(manifest.overlap)),
+            after_prepare(
+                report.folder,
+                tokenizer=tokenizer,
+                vocab_size=manifest.tokenizer.vocab_size,
+                words=manifest.configuration.get("segmenter") == "jieba",
+            ),
+        ]
+    )
+
+
+def _overlap_lines(overlap: tuple[FileOverlap, ...] | None) -> list[str]:
+    """The overlap with each evaluation file, and its first examples."""
+    if overlap is None:
+        return []
+    lines = ["overlap with evaluation files: examples that share 13 words in a row with the text"]
+    for each in overlap:
+        lines.append(f"  {each}")
+        lines += [
+            f"    line {found.line:,}: '{found.words}' in {found.input}, document {found.document:,} ({found.begins!r})"
+            for found in each.found
+        ]
+    return lines
+
+
+def show_check(report: CheckReport, console: Console) -> None:
+    """Print the result of a check. Fails if `prepare` would."""
+    from discern.data.reports import overlap_values
+    from discern.errors import DataError
+
+    found = [f"error: {error}" for error in report.errors] + [str(problem) for problem in report.problems]
+    counted = f"{report.documents:,} documents, {report.sentences:,} sentences, {report.characters:,} characters"
+    if report.statistics is not None:
+        counted += f", {report.statistics.tokens:,} tokens ({report.statistics.unknown_fraction:.3%} unknown)"
+        counted += f", {report.statistics.duplicates:,} exact duplicates"
+    left_out = [f"left out {count:,} documents, {reason}" for reason, count in (report.filtered or {}).items()]
+    values = {
+        "documents": report.documents,
+        "sentences": report.sentences,
+        "characters": report.characters,
+        "bytes_read": report.bytes_read,
+        "statistics": report.statistics.model_dump() if report.statistics is not None else None,
+        "problems": [problem.model_dump() for problem in report.problems],
+        "errors": list(report.errors),
+        "filtered": report.filtered,
+        "overlap": overlap_values(report.overlap),
+    }
+    lines = [counted, *left_out, *(found or ["no problems found"]), *_overlap_lines(report.overlap)]
+    console.result(values, text="\n".join(lines))
+    if report.errors or report.documents == sum((report.filtered or {}).values()):
+        reason = "the filters leave out every document" if report.documents else "the input contains no text"
+        if report.errors:
+            reason = f"{len(report.errors)} of the inputs cannot be read"
+        raise DataError(f"`discern prepare` would stop: {reason}", hint="see the problems listed above")
