@@ -1,10 +1,10 @@
 """Recall and precision of near-duplicates planted in Wikipedia, and the cost of finding them as the text grows.
 
-    python benchmarks/near_duplicates.py WIKIPEDIA_ARCHIVE [--vocabulary VOCAB.TXT] [--files 8 32 100]
+    python benchmarks/near_duplicates.py WIKIPEDIA_ARCHIVE [--vocabulary VOCAB.TXT] [--files 8 32 100] [--rensa]
 
 WIKIPEDIA_ARCHIVE is a tar of WikiExtractor files. Planted: for each share of edits, copies of articles in which that share of
 the words is replaced by other words of the article. A pair counts as similar if the Jaccard similarity of its word 5-grams,
-computed exactly, is at least the threshold.
+computed exactly, is at least the threshold. `--rensa` compares numpy's minima with those of the package rensa instead.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ import argparse
 import json
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from discern.data.near_duplicates import NGRAM_WORDS, Banding, Signer, clusters, links
+from discern.data.dataset.build import chunks_of
+from discern.data.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, links
 from discern.data.overlap import words_of
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
@@ -30,6 +34,7 @@ from discern.data.sources.problems import ProblemLog
 SIMILARITY = 0.8
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3)
 ARTICLES_PER_SHARE = 60
+ROUNDS = 5
 
 
 def grams(words: list[str]) -> set[tuple[str, ...]]:
@@ -44,7 +49,56 @@ def edited(words: list[str], share: float, draw: random.Random) -> list[str]:
     return changed
 
 
-def planted(folder: Path) -> None:
+def with_numpy(signer: Signer, documents: Sequence[list[str]]) -> np.ndarray:
+    return signer.sign(documents)
+
+
+def with_rensa(signer: Signer, documents: Sequence[list[str]]) -> np.ndarray:
+    """Signatures whose minima are R-MinHash's, of the same 5-grams."""
+    from rensa import RMinHash
+
+    grams, starts, _ = signer.grams(documents)
+    # Its permutations use the upper half of 64 bits.
+    spread = grams.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    matrix = RMinHash.digest_matrix_from_flat_token_hashes(spread, np.append(starts, len(grams)).astype(np.uint64), HASHES, 0)
+    return np.array(matrix.to_rows(), dtype=np.uint32)
+
+
+def with_rensa_alone(signer: Signer, documents: Sequence[list[str]]) -> np.ndarray:
+    """Signatures for which rensa hashes the 5-grams, too, as strings."""
+    from rensa import RMinHash
+
+    texts = [words_of(" ".join(document)) for document in documents]
+    sets = [[" ".join(words[at : at + NGRAM_WORDS]) for at in range(len(words) - NGRAM_WORDS + 1)] for words in texts]
+    return np.array(RMinHash.digest_matrix_from_token_sets(sets, HASHES, 0).to_rows(), dtype=np.uint32)
+
+
+def kernels(folder: Path) -> None:
+    """Print processor seconds per megabyte of text for each way to compute signatures, in rounds that alternate."""
+    documents = list(Corpus([str(folder)], CorpusOptions()).documents(ProblemLog()))
+    size = sum(len(line.encode()) for document in documents for line in document) / 1e6
+    chunks = list(chunks_of(documents))
+    ways: dict[str, Callable[[Signer, Sequence[list[str]]], object]] = {
+        "5-grams only": lambda signer, some: signer.grams(some),
+        "numpy": with_numpy,
+        "rensa, of our 5-grams": with_rensa,
+        "rensa, of strings": with_rensa_alone,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    signers = {name: Signer() for name in ways}
+    for turn in range(ROUNDS + 1):
+        for name, way in ways.items():
+            began = time.process_time()
+            for chunk in chunks:
+                way(signers[name], chunk)
+            if turn:  # words are remembered from the first round on
+                seconds[name].append((time.process_time() - began) / size)
+    print(f"{size:.1f} MB of text, {len(documents):,} documents, {ROUNDS} rounds, milliseconds per MB: median (least to most)")
+    for name, found in seconds.items():
+        print(f"| {name} | {statistics.median(found) * 1e3:.0f} ({min(found) * 1e3:.0f} to {max(found) * 1e3:.0f}) |")
+
+
+def planted(folder: Path, sign: Callable[[Signer, Sequence[list[str]]], np.ndarray] = with_numpy) -> None:
     """Print recall and precision by share of edits."""
     options = CorpusOptions()
     texts = [words_of(" ".join(document)) for document in Corpus([str(folder)], options).documents(ProblemLog())]
@@ -53,7 +107,7 @@ def planted(folder: Path) -> None:
     chosen = draw.sample(range(len(articles)), len(SHARES) * ARTICLES_PER_SHARE)
     copies = [edited(articles[at], SHARES[number % len(SHARES)], draw) for number, at in enumerate(chosen)]
     everything = articles + copies
-    signatures = Signer().sign([[" ".join(words)] for words in everything])
+    signatures = sign(Signer(), [[" ".join(words)] for words in everything])
     banding, numbers = Banding.of(SIMILARITY), np.arange(len(everything))
     pairs = np.concatenate(
         [links(banding.keys(signatures, b), numbers, lambda n: signatures[n], SIMILARITY) for b in range(banding.bands)]
@@ -123,12 +177,17 @@ def unpack(archive: Path, folder: Path, files: int) -> int:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("archive", type=Path)
-    asked.add_argument("--vocabulary", type=Path, required=True)
+    asked.add_argument("--vocabulary", type=Path)
     asked.add_argument("--files", type=int, nargs="*", default=[8, 32])
+    asked.add_argument("--rensa", action="store_true", help="Compare signatures of rensa with those of numpy.")
     options = asked.parse_args()
     with tempfile.TemporaryDirectory() as name:
         unpack(options.archive, Path(name) / "text", 10)
         planted(Path(name) / "text")
+        if options.rensa:
+            planted(Path(name) / "text", with_rensa)
+            kernels(Path(name) / "text")
+            return
     print("| files | MB | documents | near-duplicates | processor seconds | removed | MiB, largest so far |")
     print("|---|---|---|---|---|---|---|")
     for files in options.files:

@@ -88,6 +88,20 @@ class Signer:
 
     def sign(self, documents: Sequence[Document]) -> UInt[np.ndarray, "D 128"]:
         """(D, 128) signatures. A document of fewer than five words is one 5-gram; one without words is similar to none."""
+        signatures = np.empty((len(documents), HASHES), dtype=np.uint32)
+        if not documents:
+            return signatures
+        grams, starts, counts = self.grams(documents)
+        buffer = np.empty_like(grams)
+        for index in range(HASHES):
+            np.multiply(grams, self._factors[index], out=buffer)
+            np.add(buffer, self._offsets[index], out=buffer)
+            signatures[:, index] = np.minimum.reduceat(buffer, starts)
+        signatures[counts == 0] = _NO_WORDS
+        return signatures
+
+    def grams(self, documents: Sequence[Document]) -> tuple[UInt[np.ndarray, " G"], Int[np.ndarray, " D"], Int[np.ndarray, " D"]]:
+        """A 32-bit hash of each 5-gram, where those of each document start, and the number of words of each document."""
         words, lengths = array("Q"), []
         for document in documents:
             before = len(words)
@@ -96,18 +110,8 @@ class Signer:
             found = len(words) - before
             words.extend([0] * max(0, NGRAM_WORDS - found))
             lengths.append(found)
-        signatures = np.empty((len(documents), HASHES), dtype=np.uint32)
-        if not documents:
-            return signatures
         counts = np.array(lengths, dtype=np.int64)
-        grams, starts = _ngrams(np.array(words, dtype=np.uint64), np.maximum(counts, NGRAM_WORDS))
-        buffer = np.empty_like(grams)
-        for index in range(HASHES):
-            np.multiply(grams, self._factors[index], out=buffer)
-            np.add(buffer, self._offsets[index], out=buffer)
-            signatures[:, index] = np.minimum.reduceat(buffer, starts)
-        signatures[counts == 0] = _NO_WORDS
-        return signatures
+        return (*_ngrams(np.array(words, dtype=np.uint64), np.maximum(counts, NGRAM_WORDS)), counts)
 
     def _of(self, words: list[str]) -> list[int]:
         """A number for each word."""
