@@ -6,8 +6,8 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Int
@@ -37,34 +37,46 @@ def shard_folder(work: Path, index: int) -> Path:
     return work / "shards" / f"{index:06d}"
 
 
-class _Places:
-    """The documents of a split in order, cut into shards by the rule of `SplitWriter`."""
+def shard_name(split: SplitName, number: int) -> str:
+    """The name of a shard, and of the file of its documents."""
+    return f"{split}-{number:05d}"
 
-    def __init__(self, path: Path, shard_tokens: int) -> None:
-        self._file = path.open("xb")
+
+class _Places:
+    """The documents of a split in order, cut into shards by the rule of `SplitWriter`, with a file for the task of each shard.
+
+    Attributes:
+        shards: number of shards so far.
+    """
+
+    def __init__(self, folder: Path, split: SplitName, shard_tokens: int) -> None:
+        self._folder = folder
+        self._split = split
         self._shard_tokens = shard_tokens
         self._room = 0
-        self.count = 0
-        self.starts: list[int] = []
+        self._file: BinaryIO | None = None
+        self.shards = 0
 
     def append(self, numbers: Int[np.ndarray, " n"], lengths: Int[np.ndarray, " n"]) -> None:
         ends = np.cumsum(lengths)
         first = 0
         while first < len(ends):
             before = int(ends[first - 1]) if first else 0
-            stop = int(np.searchsorted(ends, before + self._room, side="right")) if self.starts else 0
-            if stop <= first:  # a new shard, which takes one document even if that is longer than a shard
-                self.starts.append(self.count + first)
+            stop = int(np.searchsorted(ends, before + self._room, side="right")) if self._file is not None else 0
+            if self._file is None or stop <= first:  # a new shard, which takes one document even if that is longer than a shard
+                self.close()
+                self._file = (self._folder / shard_name(self._split, self.shards)).open("xb")
+                self.shards += 1
                 self._room = self._shard_tokens
                 stop = max(int(np.searchsorted(ends, before + self._room, side="right")), first + 1)
             self._room -= int(ends[stop - 1]) - before
+            self._file.write(numbers[first:stop].astype("<i8").tobytes())
             first = stop
-        self.count += len(numbers)
-        self._file.write(numbers.astype("<i8").tobytes())
 
     def close(self) -> None:
-        sync_file(self._file)
-        self._file.close()
+        if self._file is not None:
+            sync_file(self._file)
+            self._file.close()
 
 
 def place(work: Path, plan: Plan, tokenizer: Tokenizer, removed: Int[np.ndarray, " R"]) -> None:
@@ -78,7 +90,7 @@ def place(work: Path, plan: Plan, tokenizer: Tokenizer, removed: Int[np.ndarray,
     digests, left = np.empty((pieces.num_documents, DIGEST_BYTES), dtype=np.uint8), 0
     characters = sum(found["characters"] for found in pieces.values)
     with result_folder(placed_folder(work)) as aside:
-        places = {split: _Places(aside.path / split, plan.shard_tokens) for split in SPLITS}
+        places = {split: _Places(aside.path, split, plan.shard_tokens) for split in SPLITS}
 
         def put(placed: Placed) -> None:
             for split, block in placed:
@@ -100,13 +112,8 @@ def place(work: Path, plan: Plan, tokenizer: Tokenizer, removed: Int[np.ndarray,
         put(chooser.finish())
         for split in SPLITS:
             places[split].close()
-        bounds = {split: [*each.starts, each.count] for split, each in places.items()}
         aside.values = {
-            "shards": [
-                {"split": split, "number": number, "start": start, "stop": stop}
-                for split in SPLITS
-                for number, (start, stop) in enumerate(pairwise(bounds[split]))
-            ],
+            "shards": [{"split": split, "number": number} for split in SPLITS for number in range(places[split].shards)],
             "duplicates": repeated(digests[:left]),
             "characters": characters,
         }
@@ -123,12 +130,13 @@ def make_shard(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
     """Write a shard, with the counts of its tokens."""
     pieces = Pieces(work, plan, tokenizer)
     found = values_of(placed_folder(work))["shards"][index]
-    numbers = read_array(placed_folder(work), found["split"], "<i8")[found["start"] : found["stop"]]
+    name = shard_name(found["split"], found["number"])
+    numbers = read_array(placed_folder(work), name, "<i8")
     unknown_id = special_ids(tokenizer)["unk"]
     counts = np.zeros(vocab_size(tokenizer), dtype="<i8")
     documents, sentences, words = LengthHistogram(), LengthHistogram(), 0
     with result_folder(shard_folder(work, index)) as aside:
-        shard = ShardFiles(aside.path, f"{found['split']}-{found['number']:05d}")
+        shard = ShardFiles(aside.path, name)
         try:
             for block in pieces.blocks(np.asarray(numbers)):
                 shard.append(block)
