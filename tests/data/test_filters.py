@@ -103,6 +103,7 @@ def test_the_rules_of_c4_keep_sentences() -> None:
     ("names", "says"),
     [
         (["wrods:5"], "unknown filter 'wrods'"),
+        (["words=5"], "unknown filter 'words=5'"),
         (["words"], "needs the number of words"),
         (["words:x"], "needs the number of words"),
         (["c4:3"], "takes no argument"),

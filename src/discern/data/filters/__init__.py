@@ -56,6 +56,9 @@ class Rules:
         self._rules: list[tuple[str, Rule]] = []
         for name in names:
             kind, colon, argument = name.partition(":")
+            before, equals, after = name.partition("=")
+            if equals and before in filters.names():
+                raise ConfigError(f"unknown filter '{name}'", hint=f"did you mean '{before}:{after}'?")
             self._rules.append((kind, filters.load(kind)(argument if colon else None)))
 
     def apply(self, documents: Sequence[Document]) -> tuple[list[Document], Counter[str]]:
