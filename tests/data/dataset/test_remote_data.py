@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,14 @@ from discern.data.dataset import remote as cache
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import MANIFEST_NAME
 from discern.data.dataset.shards import TokenData
-from discern.data.prepare import prepare
+from discern.data.prepare import prepare, prepare_part
 from discern.data.reports import PrepareReport
 from discern.data.sources import object_stores, remote
+from discern.data.sources.corpus import Corpus
+from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.object_stores import write_object
 from discern.data.sources.remote import read_whole, remote_address
+from discern.data.stages import plan as planning
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
 from discern.progress import Silent
@@ -122,6 +126,25 @@ def test_from_a_bucket_to_a_bucket_and_back(bucket: Path, tmp_path: Path, monkey
     monkeypatch.setenv("DISCERN_DATA_CACHE", "100B")
     with pytest.raises(ConfigError, match="more than the cache may hold"):
         TokenData.open("s3://bucket/data")
+
+
+def test_an_object_that_changes_before_the_work_is_finished(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "SMALLEST_PIECE", 1)
+    for name in ("a", "b"):
+        write_object(f"s3://bucket/text/{name}.txt", b"a red cat sees the old dog\n")
+    listed, alone = (Corpus([text], CorpusOptions()).inputs for text in ("s3://bucket/text", "s3://bucket/text/b.txt"))
+    assert (listed[1].size, listed[1].version) == (alone[0].size, alone[0].version)
+    assert listed[1].version is not None
+    assert [item.now() for item in (*listed, *alone)] == [*listed, *alone]
+    choice, build = TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt")), BuildOptions(workers=1)
+    asked: dict[str, Any] = {"out": tmp_path / "data", "tokenizer": choice, "build": build, "progress": Silent()}
+    prepare_part(["s3://bucket/text"], part=0, parts=2, **asked)
+    time.sleep(1.1)  # listings of this server have no fractions of seconds
+    write_object("s3://bucket/text/b.txt", b"a red dog sees the old cat\n")
+    with pytest.raises(ConfigError, match=r"input s3://bucket/text/b\.txt has changed since: version 20\S+ -> 20"):
+        prepare_part(["s3://bucket/text"], part=1, parts=2, **asked)
 
 
 def test_a_half_written_data_set_is_none(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,11 @@ _VERSION_KEYS = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "mt
 def version_of(info: dict[str, Any]) -> str | None:
     """What tells the version of an object from others, as its store lists it: ETag, hash, or time of the last change."""
     found = next((info[key] for key in _VERSION_KEYS if info.get(key)), None)
-    # Some libraries list a time as a number, and describe a single object with a date.
-    return None if found is None else str(found.timestamp() if isinstance(found, datetime) else found)
+    if isinstance(found, int | float):  # some libraries list a time as a number, and describe a single object with a date
+        found = datetime.fromtimestamp(found, UTC)
+    if isinstance(found, datetime):
+        found = (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+    return None if found is None else str(found)
 
 
 def open_object(address: str) -> Callable[[int], tuple[Any, int | None]]:
