@@ -155,6 +155,16 @@ def test_a_file_on_a_server_that_has_changed(server: str, tmp_path: Path, monkey
         perform(str(work), plan.fingerprint, ("pieces", 1))
 
 
+def test_a_server_that_is_busy_is_asked_again(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = iter([503, 429, 200])
+    monkeypatch.setattr(_Fragile, "do_HEAD", lambda self: self._head(7, next(codes)))
+    (found,) = remote_files(f"{server}/text")
+    assert (found.size, found.version) == (7, "one")
+    monkeypatch.setattr(_Fragile, "do_HEAD", lambda self: self._head(7, 503))
+    (found,) = remote_files(f"{server}/text")
+    assert (found.size, found.version) == (None, None)
+
+
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An object store in memory in place of S3."""

@@ -333,23 +333,26 @@ def _answer(address: str, method: str, headers: dict[str, str]) -> Any:
 
 def _file_on_server(address: str) -> RemoteFile:
     """Size and version of a file, if the server tells them without sending the file."""
-    unknown = RemoteFile(address, None, None)
-    try:
-        with _answer(address, "HEAD", _HEADERS) as response:
-            length = response.headers.get("Content-Length")
-            size = int(length) if length is not None and length.isdecimal() else None
-            return RemoteFile(address, size, _version_in(response.headers))
-    except DataError as problem:
-        if "does not exist" in problem.message:
-            raise
-        return unknown  # an address may be signed for reading only
-    except (OSError, http.client.HTTPException) as problem:
-        reason = getattr(problem, "reason", None) or problem
-        if isinstance(problem, ConnectionError) and "answers" in str(problem):
-            return unknown
-        raise DataError(
-            f"{urlsplit(address).netloc} does not answer: {type(reason).__name__}", hint="check the address and the network"
-        ) from None
+    for failures in range(_TRIES):
+        try:
+            with _answer(address, "HEAD", _HEADERS) as response:
+                length = response.headers.get("Content-Length")
+                size = int(length) if length is not None and length.isdecimal() else None
+                return RemoteFile(address, size, _version_in(response.headers))
+        except DataError as problem:
+            if "does not exist" in problem.message:
+                raise
+            break  # an address may be signed for reading only
+        except (OSError, http.client.HTTPException) as problem:
+            reason = getattr(problem, "reason", None) or problem
+            if not (isinstance(problem, ConnectionError) and "answers" in str(problem)):
+                raise DataError(
+                    f"{urlsplit(address).netloc} does not answer: {type(reason).__name__}",
+                    hint="check the address and the network",
+                ) from None
+        # Without it, the file would seem to be another one than when the server was less busy.
+        time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
+    return RemoteFile(address, None, None)
 
 
 def _is_visible(name: str, top: str) -> bool:
