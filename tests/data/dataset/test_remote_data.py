@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
 from discern.progress import Silent
 from tests.data.small_text import made_up, plain, write_vocabulary
+from tests.s3_server import KEY, SECRET, s3_server, s3_variables
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("nanio", reason="the S3 server of the tests is not installed")
@@ -40,46 +41,14 @@ pytest.importorskip("nanio", reason="the S3 server of the tests is not installed
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """The address of an S3 server with the bucket `bucket`, and its folder."""
     folder = tmp_path_factory.mktemp("s3")
-    (folder / "bucket").mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", "from nanio.cli import main; main()", "serve", "--data-dir", str(folder)]
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port), "--no-access-log"],
-        env=os.environ | {"NANIO_ACCESS_KEY": "me", "NANIO_SECRET_KEY": "s3cr3t"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, "the server does not start"
-                assert process.poll() is None, "the server has stopped"
-                time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}", folder
-    finally:
-        process.kill()
-        process.wait()
+    with s3_server(folder) as address:
+        yield address, folder
 
 
 @pytest.fixture
 def bucket(server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The folder of an empty bucket `bucket`, with credentials in the environment and a cache of its own."""
-    found = {
-        "AWS_ACCESS_KEY_ID": "me",
-        "AWS_SECRET_ACCESS_KEY": "s3cr3t",
-        "AWS_ENDPOINT_URL": server[0],
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
-        "DISCERN_CACHE": str(tmp_path / "cache"),
-    }
-    for name, value in found.items():
+    for name, value in s3_variables(server[0], tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.001)
     object_stores._s3.cache_clear()
@@ -147,6 +116,38 @@ def test_an_object_that_changes_before_the_work_is_finished(
         prepare_part(["s3://bucket/text"], part=1, parts=2, **asked)
 
 
+READER = """
+import hashlib
+import sys
+import numpy as np
+from discern.data.dataset.shards import TokenData
+
+train, digest = TokenData.open(sys.argv[1]).split("train"), hashlib.sha256()
+for start in np.random.default_rng(0).integers(0, train.num_tokens - 50, int(sys.argv[2])).tolist():
+    digest.update(train.read(start, start + 50).tobytes() + train.word_starts(start, start + 50).tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_processes_that_share_a_cache_never_read_half_a_file(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text(plain(made_up(200)))
+    report = make(tmp_path, str(tmp_path / "near"), str(tmp_path / "text"))
+    make(tmp_path, "s3://bucket/data", str(tmp_path / "text"))
+    files = (file.size for split in report.manifest.splits.values() for shard in split.shards for file in shard.files.values())
+    monkeypatch.setenv("DISCERN_DATA_CACHE", f"{2 * max(files)}B")  # each removes what the others fetch
+
+    def read(address: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", READER, address, "60"], stdout=subprocess.PIPE, text=True)
+
+    readers = [read(str(tmp_path / "near")), *(read("s3://bucket/data") for _ in range(3))]
+    local, *found = [process.communicate(timeout=120)[0] for process in readers]
+    assert len(local.strip()) == 64
+    assert found == [local] * 3
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
 def test_a_half_written_data_set_is_none(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text").write_text(plain(made_up(60)))
     write = remote.write_object
@@ -182,17 +183,62 @@ def test_damage_in_the_bucket_and_in_the_cache(bucket: Path, tmp_path: Path) -> 
         TokenData.open("s3://bucket/data").split("train").read(0, 100)
 
 
-def test_wrong_credentials_are_refused_before_any_work(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "wr0ng"}, "AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is set"),
+        ({"AWS_ACCESS_KEY_ID": "wr0ng"}, "AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is set"),
+        (
+            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+            "AWS_ACCESS_KEY_ID is not set, AWS_SECRET_ACCESS_KEY is not set",
+        ),
+    ],
+    ids=["secret", "key", "none"],
+)
+def test_wrong_and_missing_credentials_are_refused_before_any_work(
+    given: dict[str, str], said: str, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text").write_text(plain(made_up(20)))
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wr0ng")
+    write_object("s3://bucket/text/a.txt", tmp_path / "text")
+    for name, value in {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"), "AWS_CONFIG_FILE": str(tmp_path), **given}.items():
+        monkeypatch.setenv(name, value)
+        if not value:
+            monkeypatch.delenv(name)
     object_stores._s3.cache_clear()
-    for act in (
-        lambda: make(tmp_path, "s3://bucket/data", str(tmp_path / "text")),
-        lambda: TokenData.open("s3://bucket/data"),
-    ):
-        with pytest.raises(DataError, match="credentials are missing or wrong") as raised:
+    read = ("s3://bucket/text", "s3://bucket/text/a.txt", "s3://bucket/*/a.txt", "s3://bucket/nothing", "s3://none/a.txt")
+    acts = [partial(make, tmp_path, str(tmp_path / "out"), address) for address in read]
+    acts += [partial(make, tmp_path, "s3://bucket/data", str(tmp_path / "text"))]
+    for act in [*acts, partial(TokenData.open, "s3://bucket/data")]:
+        with pytest.raises(DataError, match=r"access to s3://\S+ is refused: credentials are missing or wrong") as raised:
             act()
-        assert "wr0ng" not in str(raised.value)
+        assert "export AWS_ACCESS_KEY_ID=" in (raised.value.hint or "")
+        assert f"{said}, AWS_SESSION_TOKEN is not set" in (raised.value.hint or "")
+        shown = f"{raised.value} {raised.value.hint} {raised.value.__cause__}"
+        assert not [secret for secret in ("wr0ng", KEY, SECRET) if re.search(rf"\b{secret}\b", shown)]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_that_does_not_answer_is_named(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:s3cr3t@127.0.0.1:1")
+    object_stores._s3.cache_clear()
+    for act in (partial(make, tmp_path, str(tmp_path / "out"), "s3://bucket/text"), partial(TokenData.open, "s3://bucket/data")):
+        with pytest.raises(DataError, match="the server does not answer") as raised:
+            act()
+        assert "127.0.0.1:1" in (raised.value.hint or "")
+        assert "s3cr3t" not in f"{raised.value} {raised.value.hint}"
+
+
+def test_what_is_not_there_is_named(bucket: Path, tmp_path: Path) -> None:
+    for address in ("s3://bucket/nothing", "s3://bucket/nothing/*.txt"):
+        with pytest.raises(DataError, match=f"there is nothing at {re.escape(address)}"):
+            make(tmp_path, str(tmp_path / "out"), address)
+    (tmp_path / "text").write_text(plain(made_up(20)))
+    for act in (
+        partial(make, tmp_path, str(tmp_path / "out"), "s3://none/a.txt"),
+        partial(make, tmp_path, "s3://none/data", str(tmp_path / "text")),
+    ):
+        with pytest.raises(DataError, match="there is no bucket none"):
+            act()
 
 
 def test_other_files_and_web_servers_are_not_written_over(bucket: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -20,16 +21,36 @@ from discern.errors import ConfigError, DataError
 PACKAGES = {"s3": "pyarrow", "gs": "gcsfs", "hf": "huggingface_hub"}
 """The package that each scheme needs beside fsspec."""
 
+_LOOKED_AT: dict[str, tuple[tuple[str, ...], tuple[str, str]]] = {
+    "s3": (
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+    ),
+    "gs": ((), ("GOOGLE_APPLICATION_CREDENTIALS", "~/.config/gcloud/application_default_credentials.json")),
+    "hf": (("HF_TOKEN",), ("HF_TOKEN_PATH", "~/.cache/huggingface/token")),
+}
+"""Where the credentials of each scheme come from: variables, and the variable and the usual path of a file."""
+
 _CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for a server of your own",
-    "gs": "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS",
-    "hf": "hf auth login, or set HF_TOKEN, and accept the terms of the repository on its page",
+    "s3": "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=..., or export AWS_PROFILE=NAME; for a server of your own also "
+    "export AWS_ENDPOINT_URL=https://SERVER",
+    "gs": "gcloud auth application-default login, or export GOOGLE_APPLICATION_CREDENTIALS=FILE.json",
+    "hf": "hf auth login, or export HF_TOKEN=..., and accept the terms of the repository on its page",
     "http": "the address may need a signature in its query, or may have expired",
 }
 _BLOCK_BYTES = 1 << 23
-_S3_ERROR = re.compile(r"AWS Error ([A-Z_]+|UNKNOWN \(HTTP status \d+\))")
+_S3_ERROR = re.compile(r"AWS Error (UNKNOWN \(HTTP status \d+\)|[A-Z_]+)")
 _REFUSALS = ("ACCESS_DENIED", "SIGNATURE", "ACCESS_KEY", "TOKEN", "CREDENTIAL", "AUTH", "HTTP status 401", "HTTP status 403")
 _ABSENCES = ("NO_SUCH_", "NOT_FOUND", "HTTP status 404")
+_IN_WORDS = {
+    "NETWORK_CONNECTION": "the server does not answer",
+    "REQUEST_TIMEOUT": "the server does not answer in time",
+    "SLOW_DOWN": "the server is busy",
+    "THROTTLING": "the server is busy",
+    "SERVICE_UNAVAILABLE": "the server is not available",
+    "INTERNAL_FAILURE": "the server has failed",
+    "REQUEST_TIME_TOO_SKEWED": "the clock of this machine and that of the server differ",
+}
 
 
 class StoreError(ConnectionError):
@@ -44,8 +65,24 @@ def shown(text: str) -> str:
 
 
 def credentials_hint(address: str) -> str:
-    """Where the credentials for an address come from."""
-    return _CREDENTIALS.get(urlsplit(address).scheme.lower(), _CREDENTIALS["http"])
+    """Where the credentials for an address were looked for, and how they are given. Shows no values."""
+    scheme = urlsplit(address).scheme.lower()
+    hint = _CREDENTIALS.get(scheme, _CREDENTIALS["http"])
+    if scheme not in _LOOKED_AT:
+        return hint
+    variables, (elsewhere, usual) = _LOOKED_AT[scheme]
+    file = Path(os.environ.get(elsewhere) or usual)
+    found = [f"{name} is {'set' if os.environ.get(name) else 'not set'}" for name in variables]
+    with suppress(RuntimeError):  # this user has no home
+        file = file.expanduser()
+    return f"{hint}. {', '.join(found)}{', ' if found else ''}{file} {'exists' if file.is_file() else 'does not exist'}"
+
+
+def connection_hint(address: str) -> str:
+    """What to check if the server of an address does not answer. Shows no password."""
+    endpoint = _endpoint() if urlsplit(address).scheme.lower() == "s3" else None
+    where = f", and AWS_ENDPOINT_URL, which is {shown(endpoint).rpartition('@')[2]}" if endpoint else ""
+    return f"check the address and the network{where}; then run the same command again"
 
 
 def refused(address: str) -> DataError:
@@ -184,16 +221,29 @@ def _s3(bucket: str) -> Any:
     from pyarrow.fs import S3FileSystem, resolve_s3_region
 
     options: dict[str, str] = {}
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint:
+    if endpoint := _endpoint():
         options["endpoint_override"] = endpoint
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region and not endpoint:
         region = resolve_s3_region(bucket)
     if region:
         options["region"] = region
+
+    class Bucket(ArrowFSWrapper):  # type: ignore[misc]
+        """Names below a folder. fsspec takes a folder that cannot be listed for empty, and would leave out its files."""
+
+        def walk(
+            self, path: str, maxdepth: int | None = None, topdown: bool = True, on_error: Any = "omit", **kwargs: Any
+        ) -> Any:
+            return super().walk(path, maxdepth, topdown, on_error=_unless_absent, **kwargs)
+
     # Folders are only prefixes of names; buckets are made by their owner.
-    return ArrowFSWrapper(S3FileSystem(**options))
+    return Bucket(S3FileSystem(**options))
+
+
+def _unless_absent(problem: OSError) -> None:
+    if not isinstance(problem, FileNotFoundError | NotADirectoryError):
+        raise problem
 
 
 class explaining:  # noqa: N801 (used like a function)
@@ -214,20 +264,36 @@ class explaining:  # noqa: N801 (used like a function)
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: object) -> None:
         if not isinstance(problem, Exception) or isinstance(problem, DataError | ConfigError | ImportError):
             return
-        name = name_of(problem)
+        name = _kind_of(problem)
+        if "NO_SUCH_BUCKET" in name:
+            raise DataError(
+                f"there is no bucket {urlsplit(self._address).netloc}", hint="check the address, or create the bucket first"
+            ) from None
         if isinstance(problem, FileNotFoundError) or any(each in name for each in _ABSENCES):
             raise DataError(f"there is nothing at {shown(self._address)}", hint="check the address") from None
         words = ("Credential", "Token", "Auth", "Gated", *_REFUSALS)
         if isinstance(problem, PermissionError) or any(word in name for word in words):
             raise refused(self._address) from None
         if self._passing:
-            raise StoreError(name) from None
-        raise DataError(f"{shown(self._address)} cannot be read: {name}", hint="check the address and the network") from None
+            raise StoreError(reason_of(problem)) from None
+        raise DataError(
+            f"{shown(self._address)} cannot be read: {reason_of(problem)}", hint=connection_hint(self._address)
+        ) from None
 
 
-def name_of(problem: Exception) -> str:
-    """The kind of an error, without its text."""
+def reason_of(problem: Exception) -> str:
+    """The kind of an error in words, without its text."""
+    kind = _kind_of(problem)
+    return _IN_WORDS.get(kind, kind)
+
+
+def _kind_of(problem: Exception) -> str:
     if isinstance(problem, StoreError):
         return str(problem)
     code = _S3_ERROR.search(str(problem))
     return code[1] if code else type(problem).__name__
+
+
+def _endpoint() -> str | None:
+    """The address of an S3 server that is not Amazon's."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

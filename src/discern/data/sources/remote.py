@@ -23,11 +23,12 @@ from urllib.parse import urlsplit, urlunsplit
 from discern.data.sources.object_stores import (
     PACKAGES,
     StoreError,
+    connection_hint,
     credentials_hint,
     explaining,
     file_system,
-    name_of,
     open_object,
+    reason_of,
     refused,
     remove_object,
     shown,
@@ -210,10 +211,7 @@ def _repeated(address: str, done: str, act: Callable[[], None]) -> None:
         except StoreError as problem:
             reason = str(problem)
         time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
-    raise DataError(
-        f"{shown(address)} cannot be {done}: {reason}, {_TRIES} times in a row",
-        hint="check the network and the server, then run the same command again",
-    )
+    raise DataError(f"{shown(address)} cannot be {done}: {reason}, {_TRIES} times in a row", hint=connection_hint(address))
 
 
 class ResumingStream:
@@ -257,7 +255,7 @@ class ResumingStream:
             except DiscernError:
                 raise
             except Exception as problem:  # the libraries of object stores have errors of their own, which may hold a key
-                reason = name_of(problem)
+                reason = reason_of(problem)
             self._wait(reason)
 
     def close(self) -> None:
@@ -274,7 +272,7 @@ class ResumingStream:
             of = f" of {self._size:,}" if self._size is not None else ""
             raise DataError(
                 f"{self._name} cannot be read beyond byte {self._position:,}{of}: {reason}, {_TRIES} times in a row",
-                hint="check the network and the server, then run the same command again",
+                hint=connection_hint(self._name),
             )
         time.sleep(_FIRST_WAIT_SECONDS * 2 ** (self._failures - 1))
 
