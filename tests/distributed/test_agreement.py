@@ -15,6 +15,7 @@ from tests.distributed.test_two_ranks import run_ranks
 PROGRAM = """
 import os
 import sys
+import time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from discern.errors import ConfigError, DataError
@@ -43,6 +44,12 @@ with join_ranks("cpu") as ranks:
     config = TrainConfig(max_steps=7 if ranks.rank == 1 else 8)
     said = refused(ConfigError, lambda: agreement.check_ranks(ranks, out, config, tokenizer="a"))
     assert said.startswith("process 1 on ") and "max_steps: 8 there, 7 here" in said, said
+
+    for rank, difference, way in ((1, -40, "behind"), (2, 40, "ahead of")):
+        clock = lambda: time.time() + difference * (ranks.rank == rank)
+        said = refused(ConfigError, lambda: agreement.check_clocks(ranks, clock))
+        assert said.startswith(f"the clock of process {{rank}} on ") and f"{{way}} that of process 0 on " in said, said
+    agreement.check_clocks(ranks, lambda: time.time() + 5 * ranks.rank)
 
     # As if the folder of rank 1 were another one under the same name.
     agreement._PATIENCE = 0.2

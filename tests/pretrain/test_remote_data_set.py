@@ -163,7 +163,7 @@ def start(address: str, out: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("where", ["bucket", "web"])
+@pytest.mark.parametrize("where", ["bucket", pytest.param("web", marks=pytest.mark.slow)])
 def test_a_killed_run_ends_with_the_weights_of_one_on_local_data(
     where: str, expected: Path, small_cache: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -16,7 +16,7 @@ from discern.artifacts.encoder import LoadedEncoder, encoder_of_preset, first_la
 from discern.artifacts.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder, write_json
 from discern.artifacts.opening import open_model
 from discern.config.presets import preset_names
-from discern.data.tokenizer import load_tokenizer, special_tokens
+from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.finetune.folder import complete_seeds, keep_precision, prepare_folder
@@ -42,6 +42,7 @@ from discern.training.weight_precision import check_weight_precision
 
 # With fewer examples, the standard error of an accuracy is more than seven points.
 _FEW_EVALUATED = 50
+_SHOWN_DIGITS = 16  # of a hash
 
 
 def finetune(
@@ -88,9 +89,7 @@ def finetune(
     check_tracker(resolved.config.train.tracker)
     plan = prepare_finetuning(loaded, resolved, out=out, debug=debug, submits=submission is not None, progress=progress)
     with join_ranks(device) as ranks:
-        check_weight_precision(resolved.config.train, ranks)
-        check_groups(resolved.config.train, ranks)
-        check_ranks(ranks, out, resolved.config, version=__version__)
+        check_plan(plan, seeds, ranks)
         results = train_seeds(plan, seeds, ranks, progress, baselines_folder=out if baselines else None)
         if submission is not None and ranks.writes:
             results |= submit(plan, results["best_seed"], submission, ranks.device, progress)
@@ -239,6 +238,40 @@ def prepare_finetuning(
     if submits:
         check_rows(plan)
     return plan
+
+
+def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
+    """Check that the settings work on several ranks, and that all are about to train the same model on the same examples.
+
+    Raises:
+        ConfigError, DataError: they do not, or a rank differs; the message names it. Nothing has been written.
+    """
+    train = plan.config.train
+    check_weight_precision(train, ranks)
+    check_groups(train, ranks)
+    if ranks.world_size == 1:
+        return
+    if train.sequences_per_step % ranks.world_size:
+        raise ConfigError(
+            f"train.sequences_per_step {train.sequences_per_step} cannot be divided evenly among {ranks.world_size} processes",
+            hint=f"set a number that is a multiple of {ranks.world_size}",
+        )
+    examples = {
+        f"examples of {name} ({split})": digest[:_SHOWN_DIGITS]
+        for name, data in plan.data.items()
+        for split, digest in data.digests.items()
+    }
+    check_ranks(
+        ranks,
+        plan.out,
+        plan.config,
+        model=plan.loaded.source_fingerprint[:_SHOWN_DIGITS],
+        tokenizer=fingerprint(load_tokenizer(plan.loaded.tokenizer_path))[:_SHOWN_DIGITS],
+        seeds=str(seeds),
+        debug=str(plan.debug),
+        version=__version__,
+        **examples,
+    )
 
 
 def train_seeds(

@@ -11,11 +11,12 @@ from discern.artifacts.finetuned import write_json
 from discern.config.layers import parse_overrides
 from discern.config.schema import Schema
 from discern.errors import ConfigError, did_you_mean
-from discern.finetune.run import check_folders, choose_encoder, prepare_finetuning, resolve_finetuning, train_seeds
+from discern.finetune.run import check_folders, check_plan, choose_encoder, prepare_finetuning, resolve_finetuning, train_seeds
 from discern.finetune.seed import FinetunePlan
 from discern.finetune.settings import FinetuneConfig, Recipe
 from discern.finetune.submission import submit
 from discern.progress import Progress
+from discern.training.agreement import check_agreement
 from discern.training.parallel import join_ranks
 
 SWEEP_FILE = "sweep.json"
@@ -71,11 +72,13 @@ def sweep(
     rows: list[dict[str, Any]] = []
     best: tuple[FinetunePlan, dict[str, Any]] | None = None
     with join_ranks(device) as ranks:
+        check_agreement(ranks, {"sweep": " ".join(map(_folder_name, combinations))})
         for combination, settings in zip(combinations, resolved, strict=True):
             name = _folder_name(combination)
             progress.note(f"sweep: {name}")
             submits = submission is not None
             plan = prepare_finetuning(loaded, settings, out=out / name, debug=debug, submits=submits, progress=progress)
+            check_plan(plan, seeds, ranks)
             results = train_seeds(plan, seeds, ranks, progress, baselines_folder=out if baselines else None)
             metrics = {key: results[key] for key in ("metric", "median", "standard_deviation", "scores", "failed_seeds")}
             rows.append({"folder": name, "settings": combination, **metrics})

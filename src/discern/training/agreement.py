@@ -1,4 +1,4 @@
-"""Checks before distributed training that all ranks are about to do the same: same data, same settings, one shared folder."""
+"""Checks before distributed training that all ranks are about to do the same: same data, settings and time, one shared folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -19,6 +19,9 @@ _SHOWN = 3
 # Network file systems cache the names in a folder for some seconds.
 _PATIENCE = 15.0
 _LOOK = 0.2
+# Agents of torchrun that meet by c10d note their signs of life by their own clocks, and compare those of others with their own.
+# One that is this old (five seconds, three times) counts as dead: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py.
+_MOST_APART = 15.0
 
 
 def check_ranks(ranks: Ranks, folder: Path, config: BaseModel, **others: str) -> None:
@@ -28,11 +31,12 @@ def check_ranks(ranks: Ranks, folder: Path, config: BaseModel, **others: str) ->
         others: what else they must agree on, by name, such as the fingerprint of the data set.
 
     Raises:
-        ConfigError, DataError: as `check_agreement` and `check_shared`; nothing has been written.
+        ConfigError, DataError: as `check_agreement`, `check_clocks` and `check_shared`; nothing has been written.
     """
     if ranks.world_size == 1:
         return
     check_agreement(ranks, facts_of(config, **others))
+    check_clocks(ranks)
     check_shared(ranks, folder)
 
 
@@ -63,6 +67,30 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, str]) -> None:
             "\n".join([f"process {rank} on {other_host} differs from process 0 on {host}:", *lines, *more]),
             hint="start all processes with the same command, on the same data set and version of discern",
         )
+
+
+def check_clocks(ranks: Ranks, now: Callable[[], float] = time.time) -> None:
+    """Check that the clocks of all ranks agree.
+
+    Args:
+        now: the clock of this rank, in seconds.
+
+    Raises:
+        ConfigError: a clock differs by more than 15 seconds from that of rank 0, on every rank; the message names the machine.
+    """
+    # Each rank reads its clock, learns of the others, and reads it again: any first reading was earlier than any second one. Of
+    # two clocks, the difference of these is therefore the least that one is ahead, however long a rank was held up.
+    first: list[float] = ranks.gather(now())
+    second: list[tuple[str, float]] = ranks.gather((socket.gethostname(), now()))
+    for rank, (host, later) in enumerate(second):
+        ahead, behind = first[rank] - second[0][1], first[0] - later
+        if max(ahead, behind) > _MOST_APART:
+            raise ConfigError(
+                f"the clock of process {rank} on {host} is at least {max(ahead, behind):,.0f} seconds "
+                f"{'ahead of' if ahead > behind else 'behind'} that of process 0 on {second[0][0]}",
+                hint="set the clocks of all machines by NTP (`timedatectl` shows whether they are): torchrun takes a machine for "
+                f"dead whose clock differs by more than {_MOST_APART:.0f} seconds",
+            )
 
 
 def check_shared(ranks: Ranks, folder: Path) -> None:
