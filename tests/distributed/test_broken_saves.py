@@ -12,6 +12,7 @@ from discern.training import checkpoint
 
 PROGRAM = """
 import os
+import resource
 import signal
 import sys
 import time
@@ -21,40 +22,60 @@ torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from tests.training.test_loop import build, context
-from discern.errors import CheckpointError
+from discern.errors import CheckpointError, RanksError
+from discern.training import checkpoint
 from discern.training.context import State
 from discern.training.loop import train
 from discern.training.parallel import join_ranks
 
-folder, case = Path(sys.argv[1]), sys.argv[2]
-write, saves = HuggingFaceStorageWriter.write_data, []
+folder, case, rank = Path(sys.argv[1]), sys.argv[2], os.environ["RANK"]
+write, save, saves = HuggingFaceStorageWriter.write_data, checkpoint.save, []
+
+
+def fill_disk():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 def broken(self, plan, planner):
     saves.append(plan)
-    if len(saves) == 2 and os.environ["RANK"] == "1":
+    if len(saves) == 2 and rank == "1":
         if case == "full":
-            raise OSError(28, "No space left on device")
+            fill_disk()
+            return write(self, plan, planner)
         done = write(self, plan, planner)  # the file is there, and the checkpoint not yet published
         os.kill(os.getpid(), signal.SIGKILL)
         return done
     return write(self, plan, planner)
 
 
+def limited(*arguments):
+    saves.append(arguments)
+    if len(saves) == 2:
+        fill_disk()
+    save(*arguments)
+
+
 HuggingFaceStorageWriter.write_data = broken
-with join_ranks("cpu") as ranks:
-    run = context(folder, build(0.0), parallel="fsdp", max_steps=40, checkpoint_every_steps=3, sequences_per_step=4)
-    object.__setattr__(run, "ranks", ranks)
-    try:
+checkpoint.save = limited
+parallel = "ddp" if case == "full on the first" else "fsdp"
+try:
+    with join_ranks("cpu") as ranks:
+        options = dict(max_steps=40, checkpoint_every_steps=3, log_every_steps=40, sequences_per_step=4)
+        run = context(folder if ranks.writes else folder / "other", build(0.0), parallel=parallel, **options)
+        object.__setattr__(run, "ranks", ranks)
         train(run, State())
-    except CheckpointError as error:
-        assert "No space left on device" in error.message and "step-00000003" in error.hint, (error.message, error.hint)
-        sys.exit(28)
+except CheckpointError as error:
+    assert "File too large" in error.message and "step-00000003" in error.hint, (error.message, error.hint)
+    assert parallel == "ddp" or "process 1 on " in error.message, error.message
+    sys.exit(28)
+except RanksError as error:
+    assert case != "full on the first" or "rank 0 (pid " in error.message and "File too large" in error.message, error.message
+    sys.exit(29)
 """
 
 
-def launch(folder: Path, case: str) -> int:
-    """Run two processes and return the exit code of the first."""
+def launch(folder: Path, case: str) -> None:
+    """Run two processes until both have ended."""
     program = folder / "program.py"
     program.write_text(PROGRAM.format(root=str(Path(__file__).parents[2])))
     run = folder / "run"
@@ -69,18 +90,22 @@ def launch(folder: Path, case: str) -> int:
         subprocess.Popen(line, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
     ]
     codes = [rank.wait(120) for rank in ranks]
-    assert codes[1] == (28 if case == "full" else -signal.SIGKILL)
-    return codes[0]
+    assert codes == CASES[case]
 
 
-@pytest.mark.parametrize("case", [pytest.param("full", marks=pytest.mark.slow), "killed"])
+CASES = {"full": [28, 28], "full on the first": [28, 29], "killed": [29, -signal.SIGKILL]}
+"""Exit codes of both processes, by what happens to a save of the second one, or of the first one under DDP."""
+
+
+@pytest.mark.parametrize(
+    "case", [*(pytest.param(case, marks=pytest.mark.slow) for case in ("full", "full on the first")), "killed"]
+)
 def test_a_save_that_one_process_cannot_complete_leaves_the_one_before(tmp_path: Path, case: str) -> None:
-    code = launch(tmp_path, case)
-    assert code == 28 if case == "full" else code != 0
+    launch(tmp_path, case)
     folder = tmp_path / "run" / "checkpoints"
     assert [path.name for path in checkpoint.found(folder)] == ["step-00000003"]
     left = [path.name for path in folder.iterdir() if path.name.startswith(".")]
-    assert left == ([] if case == "full" else [".step-00000006.partial"])
+    assert left == ([".step-00000006.partial"] if case == "killed" else [])
     contents = checkpoint.load_newest(folder, pytest.fail)
     assert contents is not None
     assert contents.step == 3

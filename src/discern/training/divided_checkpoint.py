@@ -8,6 +8,7 @@ newest. Any number of processes can read it, one included.
 from __future__ import annotations
 
 import copy
+import socket
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,6 +55,7 @@ class DividedWriter:
         self._mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("shard",))
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._begun: Future[None] | None = None
+        self._hosts: list[str] = self._gather(socket.gethostname())
 
     def begin(self, folder: Path, tensors: Mapping[str, Tensor | Part], state: Mapping[str, Any], keep: int) -> None:
         """Copy the tensors to host memory and begin to write `folder/step-XXXXXXXX`, when the one before is complete.
@@ -103,7 +105,9 @@ class DividedWriter:
             problem = str(found)
         partial = checkpoint.partial_folder(Path(self._gather(str(folder.absolute()))[0]), step)
         if problem is None and not partial.is_dir():
-            problem = f"process {dist.get_rank()} does not see {partial}; the folder of a run must be on storage that all share"
+            problem = (
+                f"{self._name(dist.get_rank())} does not see {partial}; the folder of a run must be on storage that all share"
+            )
         if not any(self._gather(problem)):
             try:
                 writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
@@ -114,9 +118,9 @@ class DividedWriter:
                         sync_file(file)
                     sums[path.name] = checksum(path)
             except CheckpointException as found:
-                problem = _reasons(found)
+                problem = self._reasons(found)
             except OSError as found:
-                problem = f"process {dist.get_rank()}: {found}"
+                problem = f"{self._name(dist.get_rank())}: {found}"
         problems = [each for each in self._gather(problem) if each is not None]
         everything = {name: value for each in self._gather(sums) for name, value in each.items()}
         if writes and not problems:
@@ -136,11 +140,14 @@ class DividedWriter:
         dist.all_gather_object(found, value, group=self._group)
         return found
 
+    def _reasons(self, problem: CheckpointException) -> str:
+        """Which processes failed and why, without the tracebacks that torch adds."""
+        failures = [f"{self._name(rank)}: {' '.join(str(error).split())[:300]}" for rank, (error, _) in problem.failures.items()]
+        return "; ".join(sorted(failures)) or "torch.distributed.checkpoint gives no reason"
 
-def _reasons(problem: CheckpointException) -> str:
-    """Which processes failed and why, without the tracebacks that torch adds."""
-    failures = [f"process {rank}: {' '.join(str(error).split())[:300]}" for rank, (error, _) in problem.failures.items()]
-    return "; ".join(sorted(failures)) or "torch.distributed.checkpoint gives no reason"
+    def _name(self, rank: int) -> str:
+        """A process, for messages."""
+        return f"process {rank} on {self._hosts[rank]}"
 
 
 def read_divided(folder: Path) -> dict[str, Tensor]:
