@@ -79,6 +79,9 @@ def test_every_process_writes_its_part(folders: dict[str, Path]) -> None:
     divided = [name for name, tensor in whole.model.items() if tensor.ndim > 1]
     assert divided
     assert all(len(own[f"model/{name}"]) == -(-len(whole.model[name]) // 2) for name in divided)
+    moments = {name: tensor for name, tensor in whole.optimizer.items() if tensor.ndim > 1}
+    assert any(name.endswith(".momentum") for name in moments)
+    assert all(len(own[f"optimizer/{name}"]) == -(-len(tensor) // 2) for name, tensor in moments.items())
 
 
 def test_a_missing_or_damaged_part_is_named(folders: dict[str, Path], tmp_path: Path) -> None:

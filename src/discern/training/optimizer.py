@@ -16,7 +16,7 @@ from discern.errors import CheckpointError, ConfigError
 from discern.models.base import Encoder
 from discern.models.heads import MaskedLMHead
 from discern.training.config import OptimizerConfig
-from discern.training.update_rules import Muon, UpdateRule, adam_rule
+from discern.training.update_rules import UNDIVIDED, Division, Muon, UpdateRule, adam_rule
 from discern.training.weight_precision import generator_on, in_parts, rounded_at_random
 
 _MOST_AT_ONCE = 1 << 25  # weights that have a temporary float32 copy: 128 MiB of them
@@ -79,11 +79,11 @@ class Optimizer(torch.optim.Optimizer):
         rule: UpdateRule = group["rule"]
         for parameter in moved:
             self._begin_moments(parameter, rule)
-        gradients = [self._gradient_of(parameter, rule).float() for parameter in moved]
+        gradients = [self._gradient_of(parameter).float() for parameter in moved]
         if allowed is not None and not rule.holds_back(list(moved)):
             for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
                 gradient.masked_fill_(~allowed, 0.0)
-        full = [self._weight_of(parameter, rule) for parameter in moved]
+        full = [self._weight_of(parameter) for parameter in moved]
         rule.update(
             full,
             gradients,
@@ -92,20 +92,25 @@ class Optimizer(torch.optim.Optimizer):
             decay=group["weight_decay"],
             updates=self.updates,
             allowed=allowed,
+            division=self._division(moved),
         )
         for parameter, values in zip(moved, full, strict=True):
-            self._store(parameter, values, rule, rounding)
+            self._store(parameter, values, rounding)
 
-    def _gradient_of(self, parameter: nn.Parameter, rule: UpdateRule) -> Tensor:
-        """The gradient that the rule needs."""
+    def _gradient_of(self, parameter: nn.Parameter) -> Tensor:
+        """The gradient of this rank's part of a weight, which is all of it here."""
         assert parameter.grad is not None
         return parameter.grad
 
-    def _weight_of(self, parameter: nn.Parameter, rule: UpdateRule) -> Tensor:
+    def _division(self, moved: list[nn.Parameter]) -> Division:
+        """How these weights are divided among the ranks."""
+        return UNDIVIDED
+
+    def _weight_of(self, parameter: nn.Parameter) -> Tensor:
         """The float32 weight that the rule updates in place: the parameter, its float32 copy, or a temporary one."""
         return self.masters[parameter] if parameter in self.masters else parameter.float()
 
-    def _store(self, parameter: nn.Parameter, values: Tensor, rule: UpdateRule, rounding: torch.Generator | None) -> None:
+    def _store(self, parameter: nn.Parameter, values: Tensor, rounding: torch.Generator | None) -> None:
         """Write an updated weight back to its parameter, unless it is the parameter."""
         if parameter in self.masters:
             parameter.copy_(values)
@@ -139,12 +144,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin_moments(self, parameter: Tensor, rule: UpdateRule) -> None:
         if not self.state[parameter]:
-            self.state[parameter] = {name: self._empty_moment(parameter, rule) for name in rule.moments}
+            self.state[parameter] = {name: self._empty_moment(parameter) for name in rule.moments}
 
-    def _empty_moment(self, parameter: Tensor, rule: UpdateRule) -> Tensor:
+    def _empty_moment(self, parameter: Tensor) -> Tensor:
         return torch.zeros_like(parameter, dtype=torch.float32)
 
-    def _loaded_moment(self, value: Tensor, parameter: Tensor, rule: UpdateRule) -> Tensor:
+    def _loaded_moment(self, value: Tensor, parameter: Tensor) -> Tensor:
         return value.to(parameter.device)
 
     def load_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[nn.Parameter, str], updates: int) -> None:
@@ -168,7 +173,7 @@ class Optimizer(torch.optim.Optimizer):
             if missing:
                 raise CheckpointError(f"the optimizer has '{key}' but no '{name}.{missing[0]}'")
             state = self.state[parameter] or {}
-            state[kind] = self._loaded_moment(value, parameter, rule)
+            state[kind] = self._loaded_moment(value, parameter)
             self.state[parameter] = state
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ from discern.training.optimizer import Optimizer, parameter_groups
 from discern.training.parallel import LONGEST_WORK, Ranks
 from discern.training.rank_environment import rank_environment
 from discern.training.replica import Prepare, Replica
-from discern.training.update_rules import UpdateRule
+from discern.training.update_rules import Division
 
 _REPLICATE, _SHARD = "replicate", "shard"
 
@@ -172,29 +173,24 @@ class ShardedReplica(Replica):
 
 
 class ShardedOptimizer(Optimizer):
-    """Updates the parts of weights that this rank keeps.
+    """Updates the parts of weights that this rank keeps; its moments are divided like them.
 
-    Rules that look at a whole tensor, such as Muon, get it: gradients and weights are gathered, every rank computes the same, and
-    keeps its part. Their moments are whole on every rank; those of AdamW are divided like the weights.
+    Rules that look at a whole tensor get what they need of it, see `Shards`: for Muon the direction of its momentum is gathered,
+    and every rank computes the same matrix and keeps its part.
     """
 
-    def _gradient_of(self, parameter: nn.Parameter, rule: UpdateRule) -> Tensor:
+    def _gradient_of(self, parameter: nn.Parameter) -> Tensor:
         assert parameter.grad is not None
-        return self._part(local(parameter.grad), parameter, rule)
+        return local(parameter.grad)
 
-    def _weight_of(self, parameter: nn.Parameter, rule: UpdateRule) -> Tensor:
-        return self._part(local(parameter), parameter, rule)
+    def _weight_of(self, parameter: nn.Parameter) -> Tensor:
+        return local(parameter)
 
-    def _store(self, parameter: nn.Parameter, values: Tensor, rule: UpdateRule, rounding: torch.Generator | None) -> None:
-        if rule.needs_whole:
-            local(parameter).copy_(part_of(values, parameter))
+    def _division(self, moved: list[nn.Parameter]) -> Division:
+        return Shards(moved)
 
-    def _part(self, part: Tensor, parameter: Tensor, rule: UpdateRule) -> Tensor:
-        return whole(part, parameter) if rule.needs_whole else part
-
-    def _empty_moment(self, parameter: Tensor, rule: UpdateRule) -> Tensor:
-        shape = parameter.shape if rule.needs_whole else local(parameter).shape
-        return torch.zeros(shape, dtype=torch.float32, device=local(parameter).device)
+    def _empty_moment(self, parameter: Tensor) -> Tensor:
+        return torch.zeros_like(local(parameter), dtype=torch.float32)
 
     def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
         return {
@@ -203,18 +199,39 @@ class ShardedOptimizer(Optimizer):
         }
 
     def parts(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor | Part]:
-        """This rank's parts of the moments by parameter name, and those that are whole on every rank."""
-        rules = {parameter: group["rule"] for group in self.param_groups for parameter in group["params"]}
+        """This rank's parts of the moments by parameter name, and those of weights that are whole on every rank."""
         own = {name: parameter for parameter, name in names.items()}
-        found: dict[str, Tensor | Part] = {}
-        for key, value in super().tensors(names).items():
-            parameter = own[key.rpartition(".")[0]]
-            found[key] = value if rules[parameter].needs_whole else _part(value, parameter)
-        return found
+        return {key: _part(value, own[key.rpartition(".")[0]]) for key, value in super().tensors(names).items()}
 
-    def _loaded_moment(self, value: Tensor, parameter: Tensor, rule: UpdateRule) -> Tensor:
-        moved = value.to(local(parameter).device)
-        return moved.clone() if rule.needs_whole else part_of(moved, parameter).clone()
+    def _loaded_moment(self, value: Tensor, parameter: Tensor) -> Tensor:
+        return part_of(value.to(local(parameter).device), parameter).clone()
+
+
+@final
+class Shards(Division):
+    """Weights of which each rank has some rows, and others that are whole on every rank."""
+
+    def __init__(self, weights: Sequence[nn.Parameter]) -> None:
+        self._weights = weights
+
+    def whole(self, number: int, part: Tensor) -> Tensor:
+        return whole(part, self._weights[number])
+
+    def part(self, number: int, whole: Tensor) -> Tensor:
+        return part_of(whole, self._weights[number])
+
+    def norms(self, parts: list[Tensor]) -> list[Tensor]:
+        divided = [weight for weight in self._weights if isinstance(weight, DTensor)]
+        if not divided:
+            return super().norms(parts)
+        own = torch.stack([torch.linalg.vector_norm(part) for part in parts]).square()
+        sums = own.clone()
+        dist.all_reduce(sums, group=_shards(divided[0]))
+        is_divided = torch.tensor([isinstance(weight, DTensor) for weight in self._weights], device=own.device)
+        return list(torch.where(is_divided, sums, own).sqrt().unbind())
+
+    def sizes(self, parts: list[Tensor]) -> list[int]:
+        return [weight.numel() for weight in self._weights]
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -23,6 +23,32 @@ _SMALLEST_NORM = 1e-7
 _RMS = 0.2
 
 
+class Division:
+    """How the weights of an update are divided among ranks: not at all. `sharding.py` has the other kind.
+
+    The tensors of weights, gradients and moments are the parts of this rank. A weight has a number: its place in the update.
+    """
+
+    def whole(self, number: int, part: Tensor) -> Tensor:
+        """A whole tensor of the shape of a weight, from the parts of all ranks."""
+        return part
+
+    def part(self, number: int, whole: Tensor) -> Tensor:
+        """The part of this rank of a tensor of the shape of a weight."""
+        return whole
+
+    def norms(self, parts: list[Tensor]) -> list[Tensor]:
+        """The norm of each whole tensor; one part for each weight."""
+        return list(torch._foreach_norm(parts))
+
+    def sizes(self, parts: list[Tensor]) -> list[int]:
+        """Number of elements of each whole tensor."""
+        return [each.numel() for each in parts]
+
+
+UNDIVIDED = Division()
+
+
 @dataclass(frozen=True)
 class UpdateRule(abc.ABC):
     """How weights are updated, given their gradients.
@@ -30,12 +56,10 @@ class UpdateRule(abc.ABC):
     Attributes:
         name: as in `optimizer.name`.
         moments: names of the tensors that are kept for each weight, of its shape and zero at first.
-        needs_whole: whether the update of an element depends on the rest of its tensor, so that a part of it is not enough.
     """
 
     name: ClassVar[str]
     moments: ClassVar[tuple[str, ...]]
-    needs_whole: ClassVar[bool] = False
 
     @abc.abstractmethod
     def update(
@@ -48,6 +72,7 @@ class UpdateRule(abc.ABC):
         decay: float,
         updates: int,
         allowed: Bool[Tensor, ""] | None = None,
+        division: Division = UNDIVIDED,
     ) -> None:
         """Update weights and moments in place.
 
@@ -58,6 +83,7 @@ class UpdateRule(abc.ABC):
             updates: number of this update, counted from 1.
             allowed: whether to update at all, decided by the device; None: yes. If not, the gradients are zero, unless the rule
                 `holds_back` by itself.
+            division: of the weights, for rules in which the update of an element depends on the rest of its tensor.
         """
 
     def holds_back(self, parameters: list[Tensor]) -> bool:
@@ -132,6 +158,7 @@ class AdamW(AdamRule):
         decay: float,
         updates: int,
         allowed: Bool[Tensor, ""] | None = None,
+        division: Division = UNDIVIDED,
     ) -> None:
         means, squares = moments
         first, second = self.corrections(updates)
@@ -179,7 +206,6 @@ class StableAdamW(AdamRule):
     """
 
     name = "stable-adamw"
-    needs_whole = True
 
     def update(
         self,
@@ -191,14 +217,15 @@ class StableAdamW(AdamRule):
         decay: float,
         updates: int,
         allowed: Bool[Tensor, ""] | None = None,
+        division: Division = UNDIVIDED,
     ) -> None:
         means, squares = moments
         first, second = self.corrections(updates)
         divisors = self.roots(gradients, means, squares, second, allowed)
         relative = torch._foreach_div(gradients, torch._foreach_maximum(divisors, self.epsilon))
         # The rates stay tensors: reading them would make the host wait for a GPU.
-        roots = torch.tensor([math.sqrt(each.numel()) for each in gradients]).to(gradients[0].device, non_blocking=True)
-        rates = rate / (torch.stack(torch._foreach_norm(relative)) / roots).clamp(min=1)
+        roots = torch.tensor([math.sqrt(size) for size in division.sizes(gradients)]).to(gradients[0].device, non_blocking=True)
+        rates = rate / (torch.stack(division.norms(list(relative))) / roots).clamp(min=1)
         if allowed is not None:
             rates = rates * allowed
         torch._foreach_add_(divisors, self.epsilon)
@@ -227,7 +254,6 @@ class Muon(UpdateRule):
 
     name = "muon"
     moments = ("momentum",)
-    needs_whole = True
 
     parts: int = 1
     precision: str = "float32"
@@ -242,15 +268,17 @@ class Muon(UpdateRule):
         decay: float,
         updates: int,
         allowed: Bool[Tensor, ""] | None = None,
+        division: Division = UNDIVIDED,
     ) -> None:
         (momenta,) = moments
         _move(momenta, gradients, 1 - MOMENTUM, allowed)
-        directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's
+        parts = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's
+        directions = [division.whole(number, part) for number, part in enumerate(parts)]
         torch._foreach_mul_(parameters, _or_one(1 - rate * decay, allowed))
         dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
         by_shape: dict[torch.Size, list[int]] = {}
-        for number, parameter in enumerate(parameters):
-            by_shape.setdefault(parameter.shape, []).append(number)
+        for number, direction in enumerate(directions):
+            by_shape.setdefault(direction.shape, []).append(number)
         for (rows, columns), numbers in by_shape.items():
             # Matrices of one shape in one product: a network has dozens, and each alone is too small to keep a GPU busy.
             stacked = torch.cat([directions[number] for number in numbers]).view(-1, rows // self.parts, columns)
@@ -258,7 +286,8 @@ class Muon(UpdateRule):
             if allowed is not None:
                 changes = changes * allowed
             scale = _RMS * math.sqrt(max(rows // self.parts, columns))
-            torch._foreach_add_([parameters[number] for number in numbers], changes.unbind(), alpha=-rate * scale)
+            own = [division.part(number, change) for number, change in zip(numbers, changes.unbind(), strict=True)]
+            torch._foreach_add_([parameters[number] for number in numbers], own, alpha=-rate * scale)
 
     def refuses(self, parameter: Tensor) -> str | None:
         if parameter.ndim != 2:
