@@ -241,8 +241,10 @@ def test_weights_in_bfloat16_need_products_in_bfloat16() -> None:
             TrainConfig(weight_precision="bfloat16", precision=precision)
 
 
-def test_several_processes_are_refused() -> None:
-    train_config = TrainConfig(weight_precision="bfloat16", precision="bfloat16")
-    with pytest.raises(ConfigError, match="runs in one process only; this run has 2"):
-        check_weight_precision(train_config, Ranks(0, 2, torch.device("cpu")))
+def test_divided_weights_are_refused() -> None:
+    two = Ranks(0, 2, torch.device("cpu"))
+    low = {"weight_precision": "bfloat16", "precision": "bfloat16"}
+    with pytest.raises(ConfigError, match=r"does not work with train\.parallel='fsdp'"):
+        check_weight_precision(TrainConfig(**low, parallel="fsdp"), two)  # type: ignore[arg-type]
+    check_weight_precision(TrainConfig(**low), two)  # type: ignore[arg-type]
     check_weight_precision(TrainConfig(), Ranks(0, 2, torch.device("cpu")))

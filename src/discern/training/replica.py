@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from discern.objectives.base import Objective
 from discern.training.average import update_average
 from discern.training.bookkeeping import save_checkpoint
+from discern.training.checkpoint import model_tensors
 from discern.training.config import TrainConfig
 from discern.training.context import State, TrainContext
 from discern.training.optimizer import Optimizer, clip_gradients, parameter_groups
 from discern.training.parallel import Ranks
 from discern.training.weight_precision import full_weights, lower_weights
 
+_MOST_AT_ONCE = 1 << 23  # gradients that are exchanged together: 32 MiB
+
 Prepare = Callable[[Objective], None]
 """Compiles the networks of an objective, if the run asks for it."""
 
 
 class Replica:
-    """The whole objective on this rank. Several ranks average their gradients by DistributedDataParallel.
+    """The whole objective on this rank. Several ranks average their gradients by DistributedDataParallel, or with weights in
+    bfloat16, whose gradients it would add up in bfloat16, after the last micro-batch by themselves.
 
     Args:
         context: of the run; the phase has frozen what it does not train.
@@ -46,9 +52,13 @@ class Replica:
     def _build(self, context: TrainContext, prepare: Prepare) -> None:
         self.objective = context.objective
         prepare(self.objective)
+        self._averages = context.ranks.world_size > 1 and context.train.weight_precision != "float32"
+        if self._averages:
+            for tensor in model_tensors(self.objective).values():
+                dist.broadcast(tensor.detach(), 0)  # as DistributedDataParallel does
         masters = lower_weights(self.objective, context.train.weight_precision)
         self.model = self.objective
-        if context.ranks.world_size > 1:
+        if context.ranks.world_size > 1 and not self._averages:
             ids = [context.ranks.device.index] if context.ranks.device.type == "cuda" else None
             self.model = DistributedDataParallel(self.objective, device_ids=ids)
         groups = parameter_groups(self.objective, context.optimizer, context.precision)
@@ -69,6 +79,8 @@ class Replica:
 
     def finish_gradients(self) -> None:
         """Exchange the gradients that torch has not exchanged."""
+        if self._averages:
+            average_over_ranks([each.grad for each in self.objective.parameters() if each.grad is not None])
 
     def clip(self, limit: float) -> Tensor:
         """Scale the gradients so that their norm over all ranks is at most `limit` (0: no limit). Return the norm before."""
@@ -111,6 +123,21 @@ class Replica:
     def moments(self) -> Mapping[str, Tensor]:
         """The optimizer's moments by parameter name, after `collect`."""
         return self.optimizer.tensors(self._names)
+
+
+def average_over_ranks(gradients: Sequence[Tensor]) -> None:
+    """Replace gradients by their means over all ranks, which have them in the same order."""
+    part: list[Tensor] = []
+    for number, gradient in enumerate(gradients):
+        part.append(gradient)
+        if number + 1 < len(gradients) and sum(each.numel() for each in part) < _MOST_AT_ONCE:
+            continue
+        flat = torch.cat([each.flatten() for each in part])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        means = torch.split(flat, [each.numel() for each in part])
+        torch._foreach_copy_(part, [mean.view_as(each) for mean, each in zip(means, part, strict=True)])
+        part = []
 
 
 def check_groups(train: TrainConfig, ranks: Ranks) -> None:

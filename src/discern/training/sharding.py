@@ -35,7 +35,7 @@ from discern.training.divided_checkpoint import DividedWriter, Part
 from discern.training.optimizer import Optimizer, parameter_groups
 from discern.training.parallel import LONGEST_WORK, Ranks
 from discern.training.rank_environment import rank_environment
-from discern.training.replica import Prepare, Replica
+from discern.training.replica import Prepare, Replica, average_over_ranks
 from discern.training.update_rules import Division
 
 _REPLICATE, _SHARD = "replicate", "shard"
@@ -79,14 +79,8 @@ class ShardedReplica(Replica):
         yield
 
     def finish_gradients(self) -> None:
-        vectors = [each.grad for each in self.objective.parameters() if not isinstance(each, DTensor) and each.grad is not None]
-        if not vectors:
-            return
-        flat = torch.cat([gradient.flatten() for gradient in vectors])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        means = torch.split(flat, [each.numel() for each in vectors])
-        torch._foreach_copy_(vectors, [mean.view_as(gradient) for mean, gradient in zip(means, vectors, strict=True)])
+        parameters = self.objective.parameters()
+        average_over_ranks([each.grad for each in parameters if not isinstance(each, DTensor) and each.grad is not None])
 
     def clip(self, limit: float) -> Tensor:
         gradients = [each.grad for each in self.objective.parameters() if each.grad is not None]

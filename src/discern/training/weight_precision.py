@@ -25,14 +25,14 @@ def check_weight_precision(train: TrainConfig, ranks: Ranks) -> None:
     """Refuse weights in bfloat16 where they are not supported.
 
     Raises:
-        ConfigError: the run has several processes.
+        ConfigError: they are divided among several processes.
     """
-    if train.weight_precision != "float32" and ranks.world_size > 1:
-        # DistributedDataParallel would add up the gradients in bfloat16, too.
+    if train.weight_precision != "float32" and ranks.world_size > 1 and train.parallel != "ddp":
+        # FSDP sums the gradients of bfloat16 weights in bfloat16, and its parts are gathered in the precision that is updated.
         raise ConfigError(
-            f"train.weight_precision is {train.weight_precision}, which runs in one process only; this run has "
-            f"{ranks.world_size}",
-            hint="--set train.weight_precision=float32",
+            f"train.weight_precision is {train.weight_precision}, which does not work with train.parallel='{train.parallel}': "
+            "divided weights are updated, exchanged and stored in float32",
+            hint="--set train.parallel=ddp, or --set train.weight_precision=float32",
         )
 
 
