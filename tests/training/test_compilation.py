@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,14 @@ def test_a_resumed_run_keeps_its_mode(compiler: list[str | None]) -> None:
     kept = choose("auto", GPU, WORK, record, timer())
     assert kept.mode == "off"
     assert "no Triton" in kept.note
+
+
+def test_divided_weights_are_not_replayed_as_graphs(compiler: list[str | None]) -> None:
+    divided = replace(WORK, divided=True)
+    found = choose("auto", GPU, divided, {}, timer(off=10.0, blocks=6.0))
+    assert (found.mode, set(found.milliseconds)) == ("blocks", {"off", "blocks"})
+    # A run that began in one process goes on with divided weights.
+    assert choose("auto", GPU, divided, {"device": "cuda", "compile": "graphs"}, timer()).mode == "blocks"
 
 
 def test_true_compiles_without_measuring_unless_the_compiler_fails(compiler: list[str | None]) -> None:

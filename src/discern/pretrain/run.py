@@ -410,7 +410,8 @@ def workload_of(config: PretrainConfig, ranks: Ranks, precision: str) -> Workloa
     train = config.train
     rows = train.micro_batch_size or train.sequences_per_step // ranks.world_size
     steps = None if train.max_hours is not None else train.max_steps
-    return Workload(config.model, rows, config.data.sequence_length, precision, steps)
+    divided = train.parallel != "ddp" and ranks.world_size > 1
+    return Workload(config.model, rows, config.data.sequence_length, precision, steps, divided)
 
 
 def _notes(resolved: ResolvedRun) -> list[str]:

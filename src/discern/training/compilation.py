@@ -74,6 +74,8 @@ class Workload:
         rows: rows of a forward pass.
         length: positions of a row.
         steps: updates of the run; None: limited by its time.
+        divided: whether weights are divided among ranks. They are gathered at changing addresses, while a CUDA graph reads the
+            same ones each time it is replayed.
     """
 
     model: ModelConfig
@@ -81,6 +83,7 @@ class Workload:
     length: int
     precision: str
     steps: int | None = None
+    divided: bool = False
 
 
 Timer = Callable[[Workload, torch.device, Mode], float]
@@ -116,6 +119,8 @@ def choose(
     """
     before = known.get("compile") if known.get("device") == device.type else None
     kept: Mode | None = before if before in _MODES else None
+    if kept == "graphs" and workload.divided:
+        kept = "blocks"
     if kept is None and setting == "auto":
         if device.type != "cuda":
             return Compilation(reason="train.compile = 'auto' compiles on a GPU only, as a CPU has kernels of its own")
@@ -130,7 +135,8 @@ def choose(
 def fastest(workload: Workload, device: torch.device, timer: Timer) -> Compilation:
     """The fastest mode; modes in which the compiler fails are left out."""
     times, problem = {"off": timer(workload, device, "off")}, ""
-    for mode in ("blocks", "graphs"):
+    modes: tuple[Mode, ...] = ("blocks",) if workload.divided else ("blocks", "graphs")
+    for mode in modes:
         try:
             times[mode] = timer(workload, device, mode)
         except Exception as failure:  # whatever a compiler raises: the run works without it
