@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from discern.artifacts.run import CHECKPOINTS
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
@@ -84,6 +86,13 @@ assert "examples of own (train): " in said, said
 request = replace(request, model=str(world / "model") if rank == 0 else str(world / "other"))
 said = refused(request, lambda request: finetune(request, Silent()))
 assert "model: " in said, said
+
+def adapted(place):
+    adapt(world / place, data=world / "data", out=out / "adapted", overrides=("train.max_steps=2",), progress=Silent())
+
+
+said = refused("model" if rank == 0 else "another", adapted)
+assert "model to start from: " in said, said
 odd = replace(request, model=str(world / "model"), overrides=(*request.overrides, "train.sequences_per_step=9"))
 said = refused(odd, lambda request: finetune(request, Silent()))
 assert said == "train.sequences_per_step 9 cannot be divided evenly among 2 processes", said
@@ -95,8 +104,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, a text in its tokens, and another model."""
     folder = tmp_path_factory.mktemp("world")
     still = ("model.hidden_dropout=0", "model.attention_dropout=0")
-    make_run(folder / "model", overrides=still)
+    model = make_run(folder / "model", overrides=still)
     make_run(folder / "other", overrides=(*still, "model.feedforward_size=48"))
+    shutil.copytree(folder / "model", folder / "another")
+    moved = {name: tensor + 0.001 for name, tensor in checkpoint.model_tensors(model).items()}
+    checkpoint.save(folder / "another" / CHECKPOINTS, checkpoint.Contents(moved, {}, {}, {"step": 21}), 2)
     (folder / "text").write_text(plain(made_up(80)))
     tokenizer = TokenizerChoice(path=folder / "model" / "tokenizer.json")
     build = BuildOptions(heldout=0.1, workers=1)

@@ -161,7 +161,8 @@ def open_run(
     check_weight_precision(config.train, ranks)
     check_shares(config, ranks)
     check_groups(config.train, ranks)
-    check_ranks(ranks, resolved.out, config, data_set=data.fingerprint, tokenizer=data.tokenizer_fingerprint, version=__version__)
+    own = {"data_set": data.fingerprint, "tokenizer": data.tokenizer_fingerprint, "version": __version__}
+    check_ranks(ranks, resolved.out, config, **own, **(_origins(resolved) if ranks.world_size > 1 else {}))
     check_words(config, data)
     if ranks.writes:
         for line in _notes(resolved):
@@ -176,6 +177,13 @@ def open_run(
     run = _start_or_resume(resolved, objective, ranks, folder, progress, same_precision_as)
     objective.to(ranks.device)
     return run
+
+
+def _origins(resolved: ResolvedRun) -> dict[str, str]:
+    """What else a run is made from, for ranks to compare: the weights that it starts from, and the text that is mixed in."""
+    record = start_record(resolved)
+    found = {"model to start from": record["start"]["weights"]} if "start" in record else {}
+    return found | ({"replayed data set": record["replay"]["data_fingerprint"]} if "replay" in record else {})
 
 
 def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dict[str, Any]:
