@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from discern.errors import CheckpointError, ConfigError
@@ -37,6 +37,7 @@ from discern.training.parallel import LONGEST_WORK, Ranks
 from discern.training.rank_environment import rank_environment
 from discern.training.replica import Prepare, Replica, average_over_ranks
 from discern.training.update_rules import Division
+from discern.training.weight_precision import matrices
 
 _REPLICATE, _SHARD = "replicate", "shard"
 
@@ -52,12 +53,16 @@ class ShardedReplica(Replica):
         self._whole = context.objective
         self.objective = copy.deepcopy(context.objective)
         prepare(self.objective)
-        mesh = mesh_of(context.train, ranks)
+        mesh, policy = mesh_of(context.train, ranks), MixedPrecisionPolicy()
         vectors = {parameter for parameter in self.objective.parameters() if parameter.ndim < 2}
+        if context.train.weight_precision == "bfloat16-masters":
+            # Matrices are gathered as bfloat16 copies of the float32 parts, and their gradients summed in float32.
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+            vectors = set(self.objective.parameters()).difference(matrices(self.objective))
         blocks = {block: None for network in self.objective.networks().values() for block in network.encoder.repeated_blocks()}
         for block in blocks:
-            fully_shard(block, mesh=mesh, ignored_params=vectors)
-        self.model = fully_shard(self.objective, mesh=mesh, ignored_params=vectors)
+            fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=vectors)
+        self.model = fully_shard(self.objective, mesh=mesh, mp_policy=policy, ignored_params=vectors)
         self._group = mesh.get_group(_SHARD)
         self.optimizer = ShardedOptimizer(
             parameter_groups(self.objective, context.optimizer, context.precision), context.optimizer

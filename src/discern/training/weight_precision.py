@@ -25,14 +25,13 @@ def check_weight_precision(train: TrainConfig, ranks: Ranks) -> None:
     """Refuse weights in bfloat16 where they are not supported.
 
     Raises:
-        ConfigError: they are divided among several processes.
+        ConfigError: weights that are to be rounded at random would be divided among several processes.
     """
-    if train.weight_precision != "float32" and ranks.world_size > 1 and train.parallel != "ddp":
-        # FSDP sums the gradients of bfloat16 weights in bfloat16, and its parts are gathered in the precision that is updated.
+    if train.weight_precision == "bfloat16" and ranks.world_size > 1 and train.parallel != "ddp":
         raise ConfigError(
-            f"train.weight_precision is {train.weight_precision}, which does not work with train.parallel='{train.parallel}': "
-            "divided weights are updated, exchanged and stored in float32",
-            hint="--set train.parallel=ddp, or --set train.weight_precision=float32",
+            f"train.weight_precision is bfloat16, which does not work with train.parallel='{train.parallel}': FSDP rounds "
+            "gradients to the precision of the weights that it divides",
+            hint="--set train.weight_precision=bfloat16-masters, whose float32 copies are divided, or --set train.parallel=ddp",
         )
 
 
