@@ -24,6 +24,17 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return caught.value.code
 
 
+def test_an_evaluation_by_several_processes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert call(monkeypatch, "evaluate", str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert "an evaluation runs in one process" in said
+    assert "unset RANK WORLD_SIZE" in said
+
+
 def on_terminal(*arguments: str, **environment: str) -> str:
     """What `discern ARGUMENTS` shows on a terminal."""
     ours, theirs = pty.openpty()

@@ -12,6 +12,7 @@ from discern.cli.console import Console, JsonOption, command
 from discern.cli.finetune import baseline_lines
 from discern.cli.next_steps import after_evaluate
 from discern.errors import ConfigError
+from discern.training.rank_environment import require_single_process
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,6 +74,7 @@ def evaluate(
     discern evaluate runs/first --suite blimp --data blimp/data
     """
     with command(json_output=json_output) as console:
+        require_single_process("an evaluation")
         model = console.local_model(model)
         if suite is not None:
             unread = {"--sequences": sequences > 0, "--batch-size": batch_size is not None, "--task": task is not None}

@@ -17,6 +17,7 @@ from discern.data.prepare import prepare, prepare_part
 from discern.data.sources import remote
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.object_stores import credentials_hint
 from discern.data.sources.remote import open_remote, remote_files, shown
 from discern.data.stages import plan as planning
 from discern.data.stages.plan import read_plan
@@ -238,6 +239,28 @@ def test_errors_in_the_middle_of_an_object_are_not_shown(store: Any, monkeypatch
         open_remote("s3://bucket/x").read(5)
     assert raised.value.__cause__ is None
     assert "AKIA" not in str(raised.value)
+
+
+def test_where_credentials_were_looked_for_is_told_without_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "HF_TOKEN",
+        "HF_TOKEN_PATH",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SHARED_CREDENTIALS_FILE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cr3t")
+    hint = credentials_hint("s3://bucket/x")
+    assert "AWS_ACCESS_KEY_ID is not set, AWS_SECRET_ACCESS_KEY is set" in hint
+    assert f"{tmp_path}/.aws/credentials does not exist" in hint
+    assert "s3cr3t" not in hint
+    assert "HF_TOKEN is not set" in credentials_hint("hf://datasets/x")
+    (tmp_path / "key.json").write_text("{}")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    assert f"{tmp_path}/key.json exists" in credentials_hint("gs://bucket/x")
+    assert "signature" in credentials_hint("https://example.org/x")
 
 
 def test_what_is_shown() -> None:

@@ -270,7 +270,9 @@ class explaining:  # noqa: N801 (used like a function)
                 f"there is no bucket {urlsplit(self._address).netloc}", hint="check the address, or create the bucket first"
             ) from None
         if isinstance(problem, FileNotFoundError) or any(each in name for each in _ABSENCES):
-            raise DataError(f"there is nothing at {shown(self._address)}", hint="check the address") from None
+            is_hub = urlsplit(self._address).scheme.lower() == "hf"  # which does not show a private repository to others
+            private = f"; if the repository is private: {credentials_hint(self._address)}" if is_hub else ""
+            raise DataError(f"there is nothing at {shown(self._address)}", hint=f"check the address{private}") from None
         words = ("Credential", "Token", "Auth", "Gated", *_REFUSALS)
         if isinstance(problem, PermissionError) or any(word in name for word in words):
             raise refused(self._address) from None
