@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -247,6 +248,21 @@ def test_other_files_and_web_servers_are_not_written_over(bucket: Path, tmp_path
         make(tmp_path, "s3://bucket/data", "text", overwrite=True)
     with pytest.raises(ConfigError, match="web servers are read only"):
         make(tmp_path, "https://example.org/data", "text")
+
+
+def test_files_that_arrive_count_for_the_size_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISCERN_DATA_CACHE", "300B")
+    folder = tmp_path / "version"
+    folder.mkdir()
+    for number, name in enumerate(("train-00000.tokens", "train-00001.tokens", ".train-00002.tokens.partial")):
+        (folder / name).write_bytes(bytes(100))
+        os.utime(folder / name, (number, time.time() - 100 + number))
+    cache._make_room(tmp_path, 100, folder / "train-00003.tokens")
+    assert sorted(path.name for path in folder.iterdir()) == [".train-00002.tokens.partial", "train-00001.tokens"]
+    long_ago = time.time() - 2 * 24 * 3600  # left by a process that was killed
+    os.utime(folder / ".train-00002.tokens.partial", (long_ago, long_ago))
+    cache._make_room(tmp_path, 100, folder / "train-00003.tokens")
+    assert [path.name for path in folder.iterdir()] == ["train-00001.tokens"]
 
 
 def test_addresses_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

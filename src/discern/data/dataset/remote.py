@@ -25,7 +25,7 @@ from discern.data.sources.remote import joined, open_remote, read_whole, refuse_
 from discern.errors import ConfigError, DataError
 from discern.storage.checksums import digest_of, make_cache_folder, verification_is_on
 from discern.storage.files import cannot_write, sync_file, write_bytes
-from discern.storage.locks import create_held, release
+from discern.storage.locks import alone_in, create_held, release
 
 VARIABLE = "DISCERN_DATA_CACHE"
 DEFAULT_SIZE = "64GB"
@@ -34,6 +34,7 @@ _USED = ".used"
 _BLOCK_BYTES = 1 << 20
 _NOTED_SECONDS = 0.1
 _TIMES = 2
+_ABANDONED_SECONDS = 24 * 3600
 _SHARDS = ("train-*", "heldout-*")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)B?", re.IGNORECASE)
 
@@ -122,7 +123,9 @@ class RemoteFolder:
                 opened = create_held(partial, path, wait=True)  # another process may fetch the same file
                 try:
                     if not _has(path, expected.size):
-                        _make_room(self.folder.parent, expected.size, path)
+                        with alone_in(self.folder.parent):
+                            _make_room(self.folder.parent, expected.size, path)
+                            os.ftruncate(opened, expected.size)  # counted by others from now on
                         self._arrive(joined(self.address, name), partial, opened, expected)
                         partial.rename(path)
                         self._known.add(name)
@@ -178,7 +181,6 @@ class RemoteFolder:
             stream = open_remote(address)
             try:
                 with open(opened, "wb", closefd=False) as file:
-                    file.truncate(0)
                     file.seek(0)
                     while data := stream.read(_BLOCK_BYTES):
                         file.write(data)
@@ -186,6 +188,7 @@ class RemoteFolder:
                         size += len(data)
                         if size > expected.size:
                             break
+                    file.truncate()
                     sync_file(file)
             finally:
                 stream.close()
@@ -208,16 +211,29 @@ def _files_of(shards: tuple[ShardInfo, ...]) -> Iterator[FileInfo]:
         yield from shard.files.values()
 
 
+def _arriving(cache: Path) -> int:
+    """Bytes of the files that are being fetched. Those that a killed process left are removed after a day."""
+    total = 0
+    for path in (path for pattern in _SHARDS for path in cache.glob(f"*/.{pattern}.partial")):
+        with suppress(OSError):  # it has arrived
+            status = path.stat()
+            if time.time() - status.st_mtime > _ABANDONED_SECONDS:
+                path.unlink()
+            else:
+                total += status.st_size
+    return total
+
+
 def _make_room(cache: Path, size: int, wanted: Path) -> None:
     """Remove the files used least recently until `size` bytes fit. What is not of a shard stays: it is small."""
     held: list[tuple[float, int, Path]] = []
+    left = cache_size() - size - _arriving(cache)
     for path in (path for pattern in _SHARDS for path in cache.glob(f"*/{pattern}")):
         if path.suffix == _USED or path == wanted:
             continue
         with suppress(OSError):  # another process removed it
             used = path.with_name(path.name + _USED)
             held.append(((used if used.exists() else path).stat().st_mtime, path.stat().st_size, path))
-    left = cache_size() - size
     total = sum(each for _, each, _ in held)
     for _, each, path in sorted(held):
         if total <= left:
