@@ -7,6 +7,8 @@ stay whole on every rank, because a block may end with the norm of the next one;
 A copy of the objective is divided and trained. The run's own objective stays whole: `ShardedReplica.collect` brings it up to
 date for checkpoints and evaluations, which are therefore those of a single process.
 
+With `train.weight_precision = 'bfloat16-masters'`, what is divided and updated is float32, and what is gathered is bfloat16.
+
 Reference: Zhao et al. 2023, "PyTorch FSDP: experiences on scaling fully sharded data parallel".
 """
 
