@@ -36,7 +36,7 @@ from discern.errors import ConfigError
 from discern.pretrain.adapt import adapt
 from discern.pretrain.bench import bench
 from discern.progress import Silent
-from tests.small.task import Finetuning, finetune, small_request, sweep
+from tests.small.task import Finetuning, finetune, sweep
 
 world, out, rank = Path(sys.argv[1]), Path(sys.argv[2]), int(os.environ.get("RANK", "0"))
 """
@@ -47,7 +47,7 @@ few = (*divided, "train.max_steps=6", "train.checkpoint_every_steps=3", "train.e
 speed = bench(preset="tiny", overrides=(*divided, "model.num_layers=1"), vocab_size=200, steps=2, seconds=0.0, progress=Silent())
 found["bench"] = speed and speed["processes"]
 found["adapt"] = adapt(world / "model", data=world / "data", out=out / "adapted", overrides=few, progress=Silent())
-files = [each for each in small_request(world / "model", world).overrides if each.startswith("files.")]
+files = json.loads((world / "files.json").read_text())
 request = Finetuning(
     str(world / "model"),
     out / "finetuned",
@@ -101,7 +101,7 @@ assert said == "train.sequences_per_step 9 cannot be divided evenly among 2 proc
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, a text in its tokens, and another model."""
+    """A model, a text in its tokens, files of a task, and other models."""
     folder = tmp_path_factory.mktemp("world")
     still = ("model.hidden_dropout=0", "model.attention_dropout=0")
     model = make_run(folder / "model", overrides=still)
@@ -109,6 +109,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder / "model", folder / "another")
     moved = {name: tensor + 0.001 for name, tensor in checkpoint.model_tensors(model).items()}
     checkpoint.save(folder / "another" / CHECKPOINTS, checkpoint.Contents(moved, {}, {}, {"step": 21}), 2)
+    files = [each for each in small_request(folder / "model", folder).overrides if each.startswith("files.")]
+    (folder / "files.json").write_text(json.dumps(files))
     (folder / "text").write_text(plain(made_up(80)))
     tokenizer = TokenizerChoice(path=folder / "model" / "tokenizer.json")
     build = BuildOptions(heldout=0.1, workers=1)
