@@ -48,7 +48,6 @@ try:
     from discern.training.flops import step_flops
     from discern.training.interrupt import StopRequest
     from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, update
-    from discern.training.optimizer import clip_gradients
     from discern.training.parallel import Ranks
     from discern.training.precision import autocast
     from discern.training.products import fastest_product
@@ -354,17 +353,17 @@ def trained(run: TrainContext, steps: int) -> list[dict[str, float]]:
     """Return the loss of each step, as computed by the training loop."""
     run.objective.train()
     (phase,) = run.objective.phases(steps)
-    model, optimizer = setup_phase(run, phase)
+    replica = setup_phase(run, phase)
     meter, found = StepMeter(0.0), []
     guard = UpdateGuard(run.ranks, diverged)
     with torch.random.fork_rng([device()] if device().type == "cuda" else []):
         for step in range(steps):
             local = read_local_batch(run, step)
             totals = reduce_step_counts(run, local, meter)
-            means = forward_backward(run, model, local, totals.counts, step)
-            norm = clip_gradients(run.objective.parameters(), run.optimizer.clip_norm)
+            means = forward_backward(run, replica, local, totals.counts, step)
+            norm = replica.clip(run.optimizer.clip_norm)
             allowed = guard.admit(Progressed(step, 0, step, 0), norm, means)
-            update(optimizer, learning_rate(run.optimizer, step, run.train.max_steps), allowed)
+            update(replica.optimizer, learning_rate(run.optimizer, step, run.train.max_steps), allowed)
             found.append((means, norm))
     guard.check()
     return [means.read(run.ranks) | {"grad_norm": float(norm)} for means, norm in found]
@@ -627,17 +626,17 @@ def steps_of(run: TrainContext, steps: int, sync: str = "default") -> None:
     """
     run.objective.train()
     (phase,) = run.objective.phases(run.train.max_steps)
-    model, optimizer = setup_phase(run, phase)
+    replica = setup_phase(run, phase)
     guard = UpdateGuard(run.ranks, diverged)
-    optimizer.begin_moments()
+    replica.optimizer.begin_moments()
     for step in range(steps):
         local = read_local_batch(run, step)
         torch.cuda.set_sync_debug_mode(sync)
         try:
             totals = reduce_step_counts(run, local, StepMeter(0.0))
-            means = forward_backward(run, model, local, totals.counts, step)
-            norm = clip_gradients(run.objective.parameters(), run.optimizer.clip_norm)
-            update(optimizer, 1e-4, guard.admit(Progressed(step, 0, step, 0), norm, means))
+            means = forward_backward(run, replica, local, totals.counts, step)
+            norm = replica.clip(run.optimizer.clip_norm)
+            update(replica.optimizer, 1e-4, guard.admit(Progressed(step, 0, step, 0), norm, means))
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
