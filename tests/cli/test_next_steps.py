@@ -12,26 +12,19 @@ from discern.cli.next_steps import after_export, after_finetune, after_prepare, 
 
 def test_without_a_gpu_nobody_is_sent_into_days_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(next_steps, "has_gpu", lambda: False)
-    assert after_prepare(Path("my data"), vocab_size=8192).splitlines() == [
+    assert after_prepare(Path("my data")).splitlines() == [
         "next:",
         "  discern pretrain --preset modern-cpu --data 'my data' --out RUN",
     ]
     monkeypatch.setattr(next_steps, "has_gpu", lambda: True)
-    assert "--preset electra-small" in after_prepare(Path("data"), vocab_size=8192)
-    assert after_prepare(Path("data"), vocab_size=8192, words=True).endswith("--set objective.masking=whole-word")
-
-
-@pytest.mark.parametrize("vocab_size", [21_128, 28_996, 30_522])
-def test_the_preset_suits_the_vocabulary(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(next_steps, "has_gpu", lambda: False)
-    assert "--preset cpu-small" in after_prepare(Path("data"), vocab_size=vocab_size)
+    assert "--preset electra-small" in after_prepare(Path("data"))
+    assert after_prepare(Path("data"), words=True).endswith("--set objective.masking=whole-word")
 
 
 def test_text_for_a_model_that_there_is_goes_to_adapt(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    asked = {"vocab_size": 8192, "tokenizer": tmp_path}
-    assert f"discern adapt {tmp_path} --data data --out RUN" in after_prepare(Path("data"), **asked)
-    assert "discern pretrain" in after_prepare(Path("data"), vocab_size=8192, tokenizer=tmp_path / "vocab.txt")
+    assert f"discern adapt {tmp_path} --data data --out RUN" in after_prepare(Path("data"), tokenizer=tmp_path)
+    assert "discern pretrain" in after_prepare(Path("data"), tokenizer=tmp_path / "vocab.txt")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def finetune(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A run, an export, a fine-tuned model (to go on from its encoder), a Hugging Face ELECTRA, BERT, XLNet or "
+            help="A run, an export, a fine-tuned model (its encoder is trained further), a Hugging Face ELECTRA, BERT, XLNet or "
             "ModernBERT (folder or name on the Hub), or a preset.",
         ),
     ],

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from discern.parsing import toml_tables
 
-_LARGE_VOCABULARY = 16_384
 # A command that shows what a network of each objective has learned.
 _SHOWN_BY = {
     "rtd": "detect {run} --text 'Some text.'",
@@ -34,20 +33,16 @@ def has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
 
 
-def after_prepare(data: Path | str, *, vocab_size: int, tokenizer: Path | None = None, words: bool = False) -> str:
-    """Pre-train with a preset that suits the device and the vocabulary, or adapt the model that the tokenizer belongs to.
+def after_prepare(data: Path | str, *, tokenizer: Path | None = None, words: bool = False) -> str:
+    """Pre-train on the data set with a preset that suits the device, or adapt the model that the tokenizer belongs to.
 
     Args:
-        vocab_size: number of entries of the tokenizer.
         tokenizer: path of the tokenizer; None if one was trained.
         words: whether a segmenter found words, so that whole words can be masked.
     """
     if tokenizer is not None and (tokenizer / "config.json").is_file():
         return hint(f"adapt {_quoted(tokenizer)} --data {_quoted(data)} --out RUN")
-    # Both presets for processors are meant for 8,192 entries. With BERT's Chinese or cased vocabulary, modern-cpu, whose words
-    # have no narrower embedding, would have 10 or 13 million parameters, cpu-small 8 or 10 million at slightly fewer FLOPs.
-    small = "modern-cpu" if vocab_size <= _LARGE_VOCABULARY else "cpu-small"
-    recipe = "electra-small" if has_gpu() else small
+    recipe = "electra-small" if has_gpu() else "modern-cpu"
     masking = " --set objective.masking=whole-word" if words else ""
     return hint(f"pretrain --preset {recipe} --data {_quoted(data)} --out RUN{masking}")
 
