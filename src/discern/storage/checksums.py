@@ -193,20 +193,29 @@ def digest_of(path: Path, error: type[DiscernError] = DataError) -> str:
         DiscernError: it cannot be read; of class `error`.
     """
     try:
-        before = _stamp(path)
-        if before not in _hashed:
-            kept = _recall(path, before)
-            found = kept or checksum(path)
-            if _settled(before, _TICK_NS):
-                _hashed[before] = found
-            if kept is None and before[2] >= _WORTH_REMEMBERING and _settled(before, _SETTLED_NS):
-                _remember(path, before, found)
-            return found
-        return _hashed[before]
+        return cached_checksum(path)
     except OSError as problem:
         raise error(
             f"{path} cannot be read: {problem.strerror or problem}", hint="check the path and its permissions"
         ) from problem
+
+
+def cached_checksum(path: Path) -> str:
+    """SHA-256 of a file, cached as that of `digest_of`.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    before = _stamp(path)
+    if before not in _hashed:
+        kept = _recall(path, before)
+        found = kept or checksum(path)
+        if _settled(before, _TICK_NS):
+            _hashed[before] = found
+        if kept is None and before[2] >= _WORTH_REMEMBERING and _settled(before, _SETTLED_NS):
+            _remember(path, before, found)
+        return found
+    return _hashed[before]
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

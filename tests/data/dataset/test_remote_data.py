@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from discern.data.stages import plan as planning
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
 from discern.progress import Silent
+from discern.storage import checksums
 from tests.data.small_text import made_up, plain, write_vocabulary
 from tests.s3_server import KEY, SECRET, s3_server, s3_variables
 
@@ -115,6 +117,30 @@ def test_an_object_that_changes_before_the_work_is_finished(
     write_object("s3://bucket/text/b.txt", b"a red dog sees the old cat\n")
     with pytest.raises(ConfigError, match=r"input s3://bucket/text/b\.txt has changed since: version 20\S+ -> 20"):
         prepare_part(["s3://bucket/text"], part=1, parts=2, **asked)
+
+
+@pytest.mark.parametrize("step", ["_stamp", "checksum"])
+def test_a_file_that_another_process_removes_is_fetched_again(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    (tmp_path / "text").write_text(plain(made_up(200)))
+    make(tmp_path, "s3://bucket/data", str(tmp_path / "text"))
+    expected = TokenData.open("s3://bucket/data").split("train").read(0, 50)  # now in the cache
+    monkeypatch.setattr(checksums, "_hashed", {})
+    original, removed = getattr(checksums, step), []
+
+    def removing(path: Path) -> object:
+        if path.suffix == ".tokens" and not removed:
+            path.unlink()
+            removed.append(path)
+        return original(path)
+
+    monkeypatch.setattr(checksums, step, removing)
+    np.testing.assert_array_equal(TokenData.open("s3://bucket/data").split("train").read(0, 50), expected)
+    assert removed
+    monkeypatch.setattr(cache, "cached_checksum", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(DataError, match=r"tokens cannot be read: Permission denied"):
+        TokenData.open("s3://bucket/data").split("train").read(0, 50)
 
 
 READER = """

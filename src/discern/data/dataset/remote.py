@@ -23,7 +23,7 @@ from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, TOKENIZER_
 from discern.data.sources.object_stores import shown
 from discern.data.sources.remote import joined, open_remote, read_whole, refuse_password
 from discern.errors import ConfigError, DataError
-from discern.storage.checksums import digest_of, make_cache_folder, verification_is_on
+from discern.storage.checksums import cached_checksum, make_cache_folder, verification_is_on
 from discern.storage.files import cannot_write, sync_file, write_bytes
 from discern.storage.locks import alone_in, create_held, release
 
@@ -154,13 +154,16 @@ class RemoteFolder:
         while True:
             path = self.fetch(name, expected)
             try:
-                if name not in self._known and verification_is_on() and digest_of(path) != expected.sha256:
+                if name not in self._known and verification_is_on() and cached_checksum(path) != expected.sha256:
                     path.unlink()  # damaged in the cache
                     continue
                 self._known.add(name)
                 return np.memmap(path, dtype=dtype, mode="r")
             except FileNotFoundError:  # another process needed the space
                 continue
+            except OSError as problem:
+                reason = problem.strerror or problem
+                raise DataError(f"{path} cannot be read: {reason}", hint="check its permissions, or delete it") from problem
 
     def note(self, name: str) -> None:
         """Note that a file was used now."""
