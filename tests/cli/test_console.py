@@ -145,7 +145,7 @@ def test_a_rank_in_the_environment_silences_nothing(
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {"a": 1}
     assert "error: damaged" in captured.err
-    ignored = "warning: the environment has RANK=1 but no WORLD_SIZE and MASTER_ADDR and MASTER_PORT: ignored"
+    ignored = "warning: the environment sets RANK=1 but not WORLD_SIZE and MASTER_ADDR and MASTER_PORT; this is ignored"
     assert (ignored in captured.err) == trains
 
 

@@ -96,12 +96,12 @@ def test_an_output_folder_is_asked_for(
     [
         (["TEXT", "--part", "3/3"], "expected I/N"),
         (["TEXT", "--part", "one"], "expected I/N"),
-        (["TEXT", "--part", "0/2", "--overwrite"], "--overwrite does not go with --part"),
-        (["TEXT", "--merge"], "INPUT does not go with --merge"),
-        (["--merge"], "--tokenizer does not go with --merge"),
+        (["TEXT", "--part", "0/2", "--overwrite"], "--overwrite cannot be combined with --part"),
+        (["TEXT", "--merge"], "INPUT cannot be combined with --merge"),
+        (["--merge"], "--tokenizer cannot be combined with --merge"),
         ([], "no INPUT is given"),
         (["TEXT", "--near-duplicates", "0.2"], "expected a similarity from 0.5 to 1"),
-        (["TEXT", "--near-duplicates", "0.8", "--check"], "--near-duplicates does not go with --check"),
+        (["TEXT", "--near-duplicates", "0.8", "--check"], "--near-duplicates cannot be combined with --check"),
         (["TEXT", "--near-duplicates", "0.8", "--against", "TEXT"], "--against needs the whole text in one process"),
         (["-", "--near-duplicates", "0.8"], "standard input and pipes cannot be read in pieces"),
         (["TEXT", "--filter", "gopher"], "unknown filter 'gopher'"),
@@ -127,7 +127,7 @@ def test_a_merge_does_not_ignore_options(
     tmp_path: Path, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "--merge", "--out", tmp_path / "data", *given) == 2
-    assert f"{given[0]} does not go with --merge" in capsys.readouterr().err
+    assert f"{given[0]} cannot be combined with --merge" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tokenized", [True, False])

@@ -33,7 +33,7 @@ def adapt(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="A run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT folder.",
+            help="A run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT (folder or name on the Hub).",
             show_default=False,
         ),
     ],
@@ -41,7 +41,7 @@ def adapt(
     data: Annotated[
         Path,
         typer.Option(
-            "--data", metavar="DATA", help="Data set of your text; made by: discern prepare TEXT --out DATA --tokenizer MODEL"
+            "--data", metavar="DATA", help="Data set of your text, made by 'discern prepare TEXT --out DATA --tokenizer MODEL'."
         ),
     ],
     out: Annotated[
@@ -49,13 +49,15 @@ def adapt(
     ],
     replay: Annotated[
         Path | None,
-        typer.Option("--replay", metavar="DATA", help="Data set of general text, to mix in and to measure forgetting."),
+        typer.Option(
+            "--replay", metavar="DATA", help="Data set of general text, to mix into the training and to measure forgetting."
+        ),
     ] = None,
     replay_share: Annotated[
         float | None,
         typer.Option(
             "--replay-share",
-            help="Fraction of examples from the general text; 0: only evaluate on it. [default: 0.2]",
+            help="Fraction of the training examples to take from the general text; 0: only evaluate on it. [default: 0.2]",
             show_default=False,
         ),
     ] = None,
@@ -64,7 +66,7 @@ def adapt(
         typer.Option(
             "--add-tokens",
             metavar="N|FILE",
-            help="Extend the vocabulary by the N words of your text that are split most, or by those of a file, one per line.",
+            help="Add to the vocabulary the N words of your text that are split most, or the words in FILE, one per line.",
         ),
     ] = None,
     config: Annotated[
@@ -75,11 +77,12 @@ def adapt(
         Literal["auto", "never", "must"],
         typer.Option(
             "--resume",
-            help="auto: continue an existing run; never: start over, and move the old run aside; must: only continue.",
+            help="What to do if --out holds a run. auto: continue it; never: move it aside and start over; must: continue it, "
+            "and fail if there is none.",
         ),
     ] = "auto",
     sequences: Annotated[int, typer.Option("--sequences", min=0, help="Number of held-out rows to evaluate on; 0: all.")] = 0,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")] = 1,
     json_output: JsonOption = False,
 ) -> None:

@@ -29,21 +29,31 @@ def bench(
     ] = None,
     fill: Annotated[
         float,
-        typer.Option("--fill", min=0.05, max=1.0, help="Fraction of real tokens. Below 1, the rows have different lengths."),
+        typer.Option(
+            "--fill",
+            min=0.05,
+            max=1.0,
+            help="Fraction of positions that hold real tokens rather than padding. Below 1, the rows have different lengths.",
+        ),
     ] = 1.0,
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps", min=1, help="Number of steps to time (default: as many as fit into --seconds).", show_default=False
+            "--steps", min=1, help="Number of steps to time (default: as many as fit in --seconds).", show_default=False
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.0, help="Time for each part; at least three steps are timed.")
+        float, typer.Option("--seconds", min=0.0, help="Seconds to spend on each part; at least three steps are timed.")
     ] = 8.0,
     device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; meta: FLOPs and memory from the shapes alone.")
+        str,
+        typer.Option(
+            "--device",
+            help="Device to use: auto, cpu, cuda, cuda:1, ...; meta: run nothing, and compute FLOPs "
+            "and memory from the shapes alone.",
+        ),
     ] = "auto",
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes, as in pretrain.")] = 1,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")] = 1,
     json_output: JsonOption = False,
 ) -> None:
     """Measure speed and memory of training steps and of forward passes, on made-up text. Nothing is written.
@@ -79,11 +89,11 @@ def bench(
 def _counted(figures: dict[str, Any]) -> str:
     """What a step on the meta device tells, in two sentences."""
     name, rows = figures["preset"] or figures["objective"], figures["sequences_per_step"]
-    parts = f", {figures['micro_batch_size']} at once" if figures["micro_batch_size"] < rows else ""
+    parts = f", {figures['micro_batch_size']} per forward pass" if figures["micro_batch_size"] < rows else ""
     return (
         f"{name} ({figures['parameters']:,} parameters with a vocabulary of {figures['vocab_size']:,}) in {figures['precision']}:"
         f" {rows} sequences of {figures['sequence_length']} per step{parts}.\n"
-        f"A training step on one GPU has {figures['flops_per_step']:.4g} FLOPs in its matrix products and holds at most "
+        f"A training step on one GPU takes {figures['flops_per_step']:.4g} FLOPs in its matrix products and holds at most "
         f"{figures['peak_memory_bytes'] / 2**30:,.2f} GiB of tensors. Nothing was computed."
     )
 
@@ -111,7 +121,7 @@ def _sentence(figures: dict[str, Any]) -> str:
     """One sentence about the configuration and the machine."""
     name = figures["preset"] or figures["objective"]
     rows, micro = figures["sequences_per_step"], figures["micro_batch_size"]
-    parts = f", {micro} at once" if micro * figures["processes"] < rows else ""
+    parts = f", {micro} per forward pass" if micro * figures["processes"] < rows else ""
     if figures["fill"] < 1:
         parts += f", {figures['fill']:.0%} of their positions real"
     place = figures["device_name"]

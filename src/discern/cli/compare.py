@@ -13,19 +13,22 @@ from discern.cli.options import PresetOption, SetOption
 
 
 def compare(
-    config: Annotated[Path, typer.Argument(metavar="COMPARE.toml", help="File of the comparison; see docs/howto/compare.md.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="COMPARE.toml", help="Comparison file: the runs and the tasks to compare; see docs/howto/compare.md."
+        ),
+    ],
     *,
     data: Annotated[Path, typer.Option("--data", metavar="DATA", help="Data set for pre-training.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="OUT", help="Folder of the results; interrupted work in it is continued.")
-    ],
+    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Output folder; interrupted work in it is continued.")],
     task_data: Annotated[
         Path | None,
-        typer.Option("--task-data", metavar="DIR", help="Folder with a folder for each task: RTE, CoLA, conll2000, ..."),
+        typer.Option("--task-data", metavar="DIR", help="Folder with one subfolder per task: RTE, CoLA, conll2000, ..."),
     ] = None,
     preset: PresetOption = None,
     set_: SetOption = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the runs with their steps and estimated hours; train nothing.")
     ] = False,
@@ -33,8 +36,8 @@ def compare(
 ) -> None:
     """Pre-train several objectives or configurations at equal cost, fine-tune each, and compare the scores.
 
-    The first run of the file sets the budget. You can interrupt the command with Ctrl-C at any time: the same command
-    continues and does not repeat what is finished.
+    The first run in the file sets the budget. You can interrupt the command with Ctrl-C at any time: run the same command again
+    to continue; finished work is not repeated.
 
     Example: discern compare compare.toml --preset electra-small --data DATA --task-data glue --out OUT
     """
@@ -71,8 +74,8 @@ def _show_plan(console: Console, found: dict[str, Any]) -> None:
     for line in found["notes"]:
         console.print(line)
     console.print(
-        f"about {found['estimated_hours_left']:.2f} hours of pre-training are left (estimate), and {found['finetunings_left']} "
-        f"fine-tuning seeds; FLOPs are {found['convention']}"
+        f"still to do: about {found['estimated_hours_left']:.2f} hours of pre-training (an estimate) and "
+        f"{found['finetunings_left']} fine-tuning runs; FLOPs are {found['convention']}"
     )
     console.print("nothing was trained or written: this was a dry run")
 

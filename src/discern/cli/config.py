@@ -61,9 +61,9 @@ def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpt
 
 @config.command()
 def diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="Preset, TOML file or folder of a run.", show_default=False)],
+    left: Annotated[str, typer.Argument(metavar="A", help="Preset, TOML file, or folder of a run.", show_default=False)],
     right: Annotated[
-        str, typer.Argument(metavar="B", help="Preset, TOML file or folder of a run to compare with.", show_default=False)
+        str, typer.Argument(metavar="B", help="Preset, TOML file, or folder of a run to compare with.", show_default=False)
     ],
     json: JsonOption = False,
 ) -> None:

@@ -128,7 +128,9 @@ def command(*, json_output: bool, trains: bool = False) -> Iterator[Console]:
     try:
         if trains and (missing := missing_variables()):
             found = " and ".join(f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if os.environ.get(name))
-            console.warn(f"the environment has {found} but no {' and '.join(missing)}: ignored, as this process runs alone")
+            console.warn(
+                f"the environment sets {found} but not {' and '.join(missing)}; this is ignored, and the process runs alone"
+            )
         yield console
         sys.stdout.flush()
     except BaseException as error:
@@ -186,7 +188,10 @@ def explained(error: BaseException, console: Console) -> int:
         print_error("there is no space left where the output goes", "free some space, then run the same command again")
         return 1
     what = " ".join(str(error).split()) or "no message"
-    print_error(f"{type(error).__name__}: {what}", "this is unexpected; set DISCERN_DEBUG=1 to see where it happened")
+    print_error(
+        f"{type(error).__name__}: {what}",
+        "this error is unexpected; set DISCERN_DEBUG=1 and run the command again to see where it happened",
+    )
     return 1
 
 

@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for text, data set, run and report.")] = Path("demo"),
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the text, the data set, the run and the report.")
+    ] = Path("demo"),
     minutes: Annotated[float, typer.Option("--minutes", min=0.05, help="Maximum training time in minutes.")] = 3.0,
     set_: SetOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Train a small network on text from this machine, and show what it has learned.
 
-    The text is the documentation of the installed Python packages. The demo takes at most five minutes on two cores. If it is
-    interrupted with Ctrl-C, the same command continues.
+    The text is the documentation of the installed Python packages. The demo takes at most five minutes on two cores. If you
+    interrupt it with Ctrl-C, run the same command again to continue.
 
     Example: discern demo --out demo
     """
@@ -80,15 +82,17 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
     random_words = result.wrong_words
     if random_words is not None:
         console.print(
-            f"\nA random word put into each of {random_words.sentences} held-out sentences: it looks the most suspicious in "
-            f"{random_words.most_suspicious} of them; AUC {random_words.auc:.3f}."
+            f"\nA random word was put into each of {random_words.sentences} held-out sentences. It is the most suspicious token "
+            f"in {random_words.most_suspicious} of them; AUC {random_words.auc:.3f}."
         )
     first = sum(found.rank == 1 for found in result.sentences)
-    console.print(Text(f"\nSentences with a wrong word; it looked the most suspicious in {first} of {len(result.sentences)}:\n"))
+    console.print(
+        Text(f"\nSentences with a wrong word, which is the most suspicious token in {first} of {len(result.sentences)}:\n")
+    )
     for found in result.sentences:
         place = "the most suspicious token"
         if found.rank > 1:
-            place = f"number {found.rank} of {len(found.detection.tokens)} by suspicion"
+            place = f"number {found.rank} of {len(found.detection.tokens)} in order of suspicion"
         console.print(Text(f"'{found.word}' does not belong here, and is {place}:"))
         show(console, [found.detection], 0.5)
         console.print("")
@@ -105,7 +109,7 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
 
 def _show_task(console: Console, task: LabeledTask) -> None:
     """Print the comparison of the pre-trained and the untrained network."""
-    kinds = "is a documentation string that of a module, a class or a function?"
+    kinds = "does a documentation string describe a module, a class or a function?"
     console.print(
         f"A labeled task from the same text: {kinds} {task.examples:,} examples, {len(task.pretrained['seeds'])} seeds:"
     )

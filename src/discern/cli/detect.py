@@ -25,7 +25,12 @@ _CALIBRATION = "Calibration"
 
 
 def detect(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA discriminator.")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA discriminator (folder or name on the Hub)."
+        ),
+    ],
     input: Annotated[
         Path | None,
         typer.Argument(
@@ -43,7 +48,7 @@ def detect(
         typer.Option(
             "--text-field",
             metavar="NAME",
-            help="Field of the text in JSON lines. [default: text, in .jsonl files]",
+            help="Field that holds the text in JSON lines. [default: text, in .jsonl files]",
             show_default=False,
         ),
     ] = None,
@@ -63,13 +68,17 @@ def detect(
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html", metavar="PAGE", help="Self-contained page to write; click a token for the generator's predictions."
+            "--html",
+            metavar="PAGE",
+            help="Self-contained HTML page to write. Click a token in it to see the generator's predictions.",
         ),
     ] = None,
     evaluate: Annotated[
         Path | None,
         typer.Option(
-            "--evaluate", metavar="FILE", help="Evaluate on sentences whose wrong words are in [[brackets]], or on JSON lines."
+            "--evaluate",
+            metavar="FILE",
+            help="Measure how well wrong words are found: sentences with the wrong words in [[brackets]], or JSON lines.",
         ),
     ] = None,
     calibrate: Annotated[
@@ -87,7 +96,7 @@ def detect(
             "--precision",
             min=0.0,
             max=1.0,
-            help="Precision to reach: fraction of the marked tokens that were replaced. [default: 0.9]",
+            help="Precision to reach with --calibrate: the fraction of marked tokens that were really replaced. [default: 0.9]",
             rich_help_panel=_CALIBRATION,
             show_default=False,
         ),
@@ -98,7 +107,7 @@ def detect(
             "--corruption",
             min=0.001,
             max=0.9,
-            help="Fraction of the tokens to mask and fill. [default: 0.15, as in training]",
+            help="Fraction of the tokens that --calibrate masks and fills. [default: 0.15, as in training]",
             rich_help_panel=_CALIBRATION,
             show_default=False,
         ),
@@ -108,14 +117,14 @@ def detect(
         typer.Option(
             "--sequences",
             min=0,
-            help="Number of held-out rows, evenly spaced; 0: all. [default: 2000]",
+            help="Number of held-out rows that --calibrate uses, evenly spaced; 0: all. [default: 2000]",
             rich_help_panel=_CALIBRATION,
             show_default=False,
         ),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Predict for each token of a text the probability that it was replaced. Reads stdin if no text or INPUT is given.
+    """Predict, for each token of a text, the probability that it was replaced. Reads stdin if neither --text nor INPUT is given.
 
     Examples: discern detect runs/first --text "The chef ate purple elephants." --html page.html
 
@@ -130,14 +139,14 @@ def detect(
         works = {"--calibrate": calibrate, "--evaluate": evaluate, "--text": text or None, "INPUT": input, "--file": file}
         asked = [name for name, value in works.items() if value is not None]
         if len(asked) > 1:
-            raise ConfigError(f"{' and '.join(asked)} are both given", hint="give one of them")
+            raise ConfigError(f"{' and '.join(asked)} are both given", hint="give only one of them")
         if options and calibrate is None:
             raise ConfigError(f"--{next(iter(options))} is for --calibrate", hint="add --calibrate DATA, or leave it out")
         if (calibrate is not None or evaluate is not None) and (out is not None or html is not None):
             raise ConfigError(f"--out and --html cannot be combined with {asked[0]}", hint="leave them out")
         if calibrate is not None:
             if threshold is not None:
-                raise ConfigError("--threshold cannot be combined with --calibrate", hint="give one of them")
+                raise ConfigError("--threshold cannot be combined with --calibrate", hint="give only one of them")
             _calibrate(console, model, calibrate, options)
         elif evaluate is not None:
             _evaluate(console, model, evaluate, text_field, threshold)
@@ -208,8 +217,8 @@ def _calibrate(console: Console, model: Path, data: Path, options: dict[str, Any
     low, high = found["precision_interval"]
     what = (
         f"precision {found['precision']:.3f} ({low:.3f} to {high:.3f}), recall {found['recall']:.3f}: "
-        f"marks {found['marked']:,} of {found['tokens']:,} tokens, "
-        f"of which {found['replaced']:,} were replaced; AUC {found['auc']:.3f}"
+        f"marks {found['marked']:,} of {found['tokens']:,} tokens; {found['replaced']:,} tokens were replaced; AUC "
+        f"{found['auc']:.3f}"
     )
     if found["reached"]:
         lines = [f"threshold {found['threshold']:.4f}: {what}"]
@@ -219,7 +228,7 @@ def _calibrate(console: Console, model: Path, data: Path, options: dict[str, Any
         lines = [
             f"no threshold reaches precision {found['wanted_precision']:g} on this text",
             f"the most precise is {found['threshold']:.4f}: {what}",
-            "nothing is stored",
+            "no threshold was stored",
         ]
     console.result(found, text="\n".join(lines))
     if not found["reached"]:

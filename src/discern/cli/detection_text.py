@@ -90,7 +90,9 @@ def verdict(detection: Detection, threshold: float) -> Text:
 def legend() -> Text:
     """The legend: colors of probabilities from 0 to 1."""
     steps = [index / 10 for index in range(11)]
-    return Text.assemble("probability replaced: ", *((f" {step:g} ", _style(step)) for step in steps), "  underlined: marked")
+    return Text.assemble(
+        "probability of being replaced: ", *((f" {step:g} ", _style(step)) for step in steps), "  underlined: marked"
+    )
 
 
 def _surface(detection: Detection, index: int) -> str:

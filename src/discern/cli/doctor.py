@@ -20,8 +20,8 @@ def doctor(
     run: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FOLDER]",
-            help="Pre-training run to check. Default: check this machine. With --files or --accept, also an export, a "
+            metavar="FOLDER",
+            help="Pre-training run to check (default: check this machine). With --files or --accept, also an export, a "
             "fine-tuned model or a data set.",
         ),
     ] = None,
@@ -30,7 +30,7 @@ def doctor(
         bool, typer.Option("--accept", help="Accept the files of the folder as they are, and rewrite their checksums.")
     ] = False,
     sequences: Annotated[int, typer.Option("--sequences", min=1, help="Number of rows of text to evaluate on.")] = 500,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Diagnose a run: each metric with its usual range, the likely cause and the setting to change.

@@ -17,7 +17,8 @@ def embed(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="Output of 'discern finetune --task pairs', an export of it, or any run, export or Hugging Face model.",
+            help="Output of 'discern finetune --task pairs', an export of it, or any run, export or Hugging Face model (folder "
+            "or name on the Hub).",
         ),
     ],
     input: Annotated[
@@ -41,7 +42,7 @@ def embed(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option("--text", metavar="COLUMN", help="Column or field of the text (default: recognized).", show_default=False),
+        typer.Option("--text", metavar="COLUMN", help="Column or field of the text (default: detected).", show_default=False),
     ] = None,
     pooling: Annotated[
         Literal["auto", "mean", "mean-all", "cls"],
@@ -54,21 +55,31 @@ def embed(
     normalize: Annotated[
         bool | None,
         typer.Option(
-            "--normalize/--no-normalize", help="Vectors of length 1 (default: as the model was trained).", show_default=False
+            "--normalize/--no-normalize",
+            help="Scale vectors to length 1, or don't (default: as the model was trained).",
+            show_default=False,
         ),
     ] = None,
     dim: Annotated[
         int | None,
-        typer.Option("--dim", min=1, help="Keep only the first components (task.matryoshka trains for it).", show_default=False),
+        typer.Option(
+            "--dim",
+            min=1,
+            help="Keep only this many components of each vector, the first ones (task.matryoshka trains a model for this).",
+            show_default=False,
+        ),
     ] = None,
     search: Annotated[
         Path | None,
         typer.Option(
-            "--search", metavar="VECTORS.npy", help="Find the nearest of these vectors for each text instead.", show_default=False
+            "--search",
+            metavar="VECTORS.npy",
+            help="For each text, print the nearest of these vectors instead.",
+            show_default=False,
         ),
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Number of vectors that --search finds.")] = 5,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Turn texts into vectors, one per text, in order.
@@ -80,7 +91,7 @@ def embed(
     with command(json_output=json_output) as console:
         model = console.local_model(model)
         if str(input) == "-" and sys.stdin.isatty():
-            raise ConfigError("there is no text to embed", hint="give a file, or pipe in texts, one per line")
+            raise ConfigError("there are no texts to embed", hint="give a file, or pipe in texts, one per line")
         from discern.inference.embed_file import embed as run
 
         gathered: list[dict[str, Any]] = []

@@ -32,11 +32,13 @@ def evaluate(
         typer.Option(
             "--data",
             metavar="DATA",
-            help="Data set whose held-out split is used (default for a run: its own); a labeled file for a fine-tuned model; the "
-            "folder of the suite with --suite.",
+            help="Data set whose held-out split is used (default for a run: its own); for a fine-tuned model, a labeled file; "
+            "with --suite, the folder of the suite.",
         ),
     ] = None,
-    sequences: Annotated[int, typer.Option("--sequences", min=0, help="Number of held-out rows, evenly spread; 0: all.")] = 0,
+    sequences: Annotated[
+        int, typer.Option("--sequences", min=0, help="Number of held-out rows to evaluate on, evenly spaced; 0: all.")
+    ] = 0,
     batch_size: Annotated[
         int | None,
         typer.Option("--batch-size", min=1, help="Rows per forward pass (default: 32). The metrics don't depend on it."),
@@ -56,12 +58,12 @@ def evaluate(
     scorer: Annotated[
         list[str] | None,
         typer.Option(
-            "--scorer", metavar="NAME", help="Scorer for a suite, as in 'discern score'; may be repeated.", show_default=False
+            "--scorer", metavar="NAME", help="Scorer for --suite, as in 'discern score'; may be repeated.", show_default=False
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     precision: Annotated[
-        Literal["float32", "bfloat16"], typer.Option("--precision", help="Precision of the computation.")
+        Literal["float32", "bfloat16"], typer.Option("--precision", help="Floating-point type to compute in.")
     ] = "float32",
     json_output: JsonOption = False,
 ) -> None:

@@ -25,7 +25,7 @@ def export(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a run, whose newest sound checkpoint is exported, or a folder written by 'discern finetune', "
+            help="Folder of a run, whose newest intact checkpoint is exported, or a folder written by 'discern finetune', "
             "'discern import' or 'discern export'.",
         ),
     ],
@@ -68,7 +68,7 @@ def export(
         typer.Option(
             "--as",
             help="Architecture of the exported model (default: its own). An ELECTRA whose embeddings are as wide as its hidden "
-            "states can be exported as bert, without the head of a discriminator, for servers that do not take ELECTRA.",
+            "states can be exported as bert, without the head of a discriminator, for servers that do not support ELECTRA.",
         ),
     ] = None,
     sentence_transformers: Annotated[
@@ -89,15 +89,17 @@ def export(
     ] = False,
     int8: Annotated[
         bool,
-        typer.Option("--int8", help="With --onnx: store its matrices in eight bits, and report in README.md what this costs."),
+        typer.Option(
+            "--int8", help="With --onnx: store its matrices in eight bits, and report in README.md how much accuracy this costs."
+        ),
     ] = False,
     max_loss: Annotated[
         float | None,
         typer.Option(
             "--max-loss",
             metavar="FRACTION",
-            help="With --int8: fail, and write nothing, if more than this is lost of the task's score, or of the agreement with "
-            "float32 where there is no score.",
+            help="With --int8: fail, and write nothing, if the task's score drops by more than this, or, where there is no "
+            "score, the agreement with float32.",
         ),
     ] = None,
     compare_on: Annotated[
@@ -105,8 +107,8 @@ def export(
         typer.Option(
             "--compare-on",
             metavar="FILE",
-            help="With --int8: texts to compare on, one a line (default: English sentences); for a model fine-tuned to predict, "
-            "labeled examples (default: those that the fine-tuning was evaluated on, if the file is still there).",
+            help="With --int8: texts to compare on, one per line (default: English sentences); for a classifier or other "
+            "fine-tuned predictor, labeled examples (default: those that it was evaluated on, if the file is still there).",
         ),
     ] = None,
     json_output: JsonOption = False,

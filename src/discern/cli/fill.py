@@ -15,14 +15,17 @@ from discern.cli.options import typed_text
 
 def fill(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA generator or BERT.")
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA generator or BERT (folder or name on the Hub)."
+        ),
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text with [MASK] in place of each token to predict.")],
-    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of tokens per mask.")] = 5,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of predictions per mask.")] = 5,
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
-    """Print the likeliest tokens at each [MASK] of a text, with their probabilities.
+    """Print the most likely tokens at each [MASK] in a text, with their probabilities.
 
     Example: discern fill runs/first "The [MASK] sat on the mat."
     """

@@ -42,11 +42,13 @@ def finetune(
         typer.Option(
             "--task",
             metavar="NAME",
-            help="Name of a task; several tasks are trained together. 'pairs' trains vectors of texts on --train.",
+            help="Name of a task. May be repeated; the tasks are then trained together. 'pairs' trains text embeddings on "
+            "--train.",
         ),
     ] = None,
     data: Annotated[
-        list[Path] | None, typer.Option("--data", metavar="DIR", help="Folder of the task's files, one for each --task.")
+        list[Path] | None,
+        typer.Option("--data", metavar="DIR", help="Folder of the task's files; repeat it once for each --task."),
     ] = None,
     train: Annotated[Path | None, _file("File to train on: CSV, TSV, JSON lines, Parquet, or CoNLL columns (.conll).")] = None,
     dev: Annotated[
@@ -72,27 +74,34 @@ def finetune(
             "ELECTRA paper. google: settings of the released code.",
         ),
     ] = "auto",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds to train; reports median and spread.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Number of random seeds to train with; reports median and spread.")
+    ] = 1,
     untrained: Annotated[
-        bool, typer.Option("--untrained", help="Use the model's sizes with fresh weights, for comparison.")
+        bool, typer.Option("--untrained", help="Start from random weights instead of the model's, for comparison.")
     ] = False,
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="PATH", help="Tokenizer of a preset.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="PATH", help="Tokenizer to use if MODEL is a preset.")
+    ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option("--sweep", metavar="KEY=VALUE,VALUE", help="Train with each value; with several --sweep, all combinations."),
+        typer.Option(
+            "--sweep", metavar="KEY=VALUE,VALUE", help="Train once with each value. May be repeated; trains all combinations."
+        ),
     ] = None,
     sweep_rates: Annotated[
-        bool, typer.Option("--sweep-rates", help="Choose the learning rate by short trainings first.")
+        bool, typer.Option("--sweep-rates", help="First choose the learning rate by short training runs.")
     ] = False,
     submission: Annotated[
-        Path | None, typer.Option("--submission", metavar="DIR", help="Folder for the zip file of the GLUE site.")
+        Path | None,
+        typer.Option("--submission", metavar="DIR", help="Folder to write the zip file to that the GLUE site accepts."),
     ] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines/--no-baselines", help="Also evaluate simple baselines (TF-IDF, perceptron, ...).")
     ] = True,
-    debug: Annotated[bool, typer.Option("--debug", help="Use only a hundred examples of each file.")] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes, as for pretrain.")] = 1,
+    debug: Annotated[bool, typer.Option("--debug", help="Use only a hundred examples of each file, for a quick trial.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")] = 1,
     json_output: JsonOption = False,
 ) -> None:
     """Fine-tune an encoder on a task or on a labeled file of your own.
@@ -171,7 +180,7 @@ def _text(results: dict[str, Any], out: Path) -> str:
     if results.get("padding_fraction") is not None:
         lines.append(f"padding: {results['padding_fraction']:.1%} of the positions in the batches")
     if results["median"] is None:
-        lines.append("every seed failed: try a lower learning rate, --set optimizer.learning_rate=..., with another --out")
+        lines.append("every seed failed: try a lower learning rate (--set optimizer.learning_rate=...) and another --out")
     else:
         lines.append(after_finetune(out, list(results.get("tasks", {})), embeds=results["settings"].get("files.task") == "pairs"))
     return "\n".join(lines)

@@ -17,7 +17,7 @@ def import_(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help="A Hugging Face folder with an ELECTRA, BERT, XLNet or ModernBERT model, or two: the discriminator and the "
             "generator of one model. Or a checkpoint of the released TensorFlow code: model.ckpt-N.index, or its folder.",
         ),

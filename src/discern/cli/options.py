@@ -25,7 +25,9 @@ def _presets(incomplete: str) -> list[str]:
 ConfigArgument: TypeAlias = Annotated[
     Path | None,
     typer.Argument(
-        metavar="CONFIG.toml", help="Configuration file, applied over the preset; or the folder of a run.", show_default=False
+        metavar="CONFIG.toml",
+        help="Configuration file, which overrides the preset; or the folder of a run, to use its configuration.",
+        show_default=False,
     ),
 ]
 PresetOption: TypeAlias = Annotated[
@@ -37,7 +39,7 @@ PresetOption: TypeAlias = Annotated[
 SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="SECTION.KEY=VALUE", help="Set a value, over preset and file. May be repeated.", show_default=False
+        "--set", metavar="SECTION.KEY=VALUE", help="Set a value; overrides preset and file. May be repeated.", show_default=False
     ),
 ]
 ScorerOption: TypeAlias = Annotated[
@@ -50,12 +52,17 @@ ScorerOption: TypeAlias = Annotated[
     ),
 ]
 HostOption: TypeAlias = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all, and every request needs a token.")
+    str,
+    typer.Option(
+        "--host",
+        metavar="ADDRESS",
+        help="Address to listen on. With 0.0.0.0, other machines can connect, and every request needs a token.",
+    ),
 ]
 NameOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--name", metavar="HOST", help="Host name under which browsers may ask for it; may be repeated.", show_default=False
+        "--name", metavar="HOST", help="Host name that browsers may use to reach the server; may be repeated.", show_default=False
     ),
 ]
 

@@ -21,7 +21,8 @@ def predict(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="Output of 'discern finetune', an export of it, or a Hugging Face model for such a task.",
+            help="Output of 'discern finetune', an export of it, or a Hugging Face model for such a task (folder or name on the "
+            "Hub).",
         ),
     ],
     input: Annotated[
@@ -42,9 +43,9 @@ def predict(
             help="Write the rows of the table INPUT to --out in its own format, with columns 'prediction' and 'probability'.",
         ),
     ] = False,
-    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Task to predict, if the model has several.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed whose weights to use. Default: the best seed.")] = None,
-    text: Annotated[str | None, _column("Column of the text (default: that of the training file).")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Task to apply, if the model has several.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed whose weights are used (default: the best).")] = None,
+    text: Annotated[str | None, _column("Column of the text (default: as in the training file).")] = None,
     pair: Annotated[str | None, _column("Column of the second text.")] = None,
     words: Annotated[str | None, _column("Column of the words to tag; for CoNLL columns its index, from 0.")] = None,
     question: Annotated[str | None, _column("Column of the question.")] = None,
@@ -53,9 +54,11 @@ def predict(
         Literal["csv", "tsv", "jsonl", "json", "parquet", "text", "conll"] | None,
         typer.Option("--format", help="Format of INPUT (default: recognized by name and content)."),
     ] = None,
-    logits: Annotated[bool, typer.Option("--logits", help="Include the logits.")] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    precision: Annotated[Literal["float32", "bfloat16", "auto"], typer.Option("--precision", help="Arithmetic.")] = "float32",
+    logits: Annotated[bool, typer.Option("--logits", help="Include the logits in the output.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    precision: Annotated[
+        Literal["float32", "bfloat16", "auto"], typer.Option("--precision", help="Floating-point type to compute in.")
+    ] = "float32",
     json_output: JsonOption = False,
 ) -> None:
     """Apply a fine-tuned model to a file: one JSON line per row, in order. Blank lines of plain text are skipped.

@@ -21,7 +21,7 @@ def prepare(
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="INPUT...",
+            metavar="INPUT",
             show_default=False,
             help="Files, folders, patterns, addresses (https://, s3://, gs://, hf://), '-' for standard input, or "
             "hf:NAME[:CONFIGURATION[:SPLIT]]. Formats: text, CSV, TSV, "
@@ -47,8 +47,8 @@ def prepare(
         bool | None,
         typer.Option(
             "--lowercase/--cased",
-            help="Lower-case the text or keep its case. Default: as in the tokenizer; for a bare vocab.txt, as in its entries; "
-            "when training, wordpiece lower-cases and the others do not.",
+            help="Lower-case the text, or keep its case. Default: as the tokenizer specifies; for a bare vocab.txt, inferred "
+            "from its entries; for a trained tokenizer, wordpiece lower-cases and the others do not.",
         ),
     ] = None,
     documents: Annotated[
@@ -69,7 +69,7 @@ def prepare(
         typer.Option(
             "--language",
             metavar="CODE",
-            help="Code of the language of the text (en, de, zh, ...), for model cards. Without --tokenizer, one that suits the "
+            help="Language code of the text (en, de, zh, ...), for model cards. Without --tokenizer, a tokenizer that suits the "
             "language is trained.",
             show_default=False,
         ),
@@ -93,7 +93,7 @@ def prepare(
         ),
     ] = None,
     heldout: Annotated[float, typer.Option("--heldout", min=0, max=0.99, help="Fraction of documents to hold out.")] = 0.01,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the choice of held-out documents.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed for choosing the held-out documents.")] = 0,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -126,8 +126,9 @@ def prepare(
         typer.Option(
             "--filter",
             metavar="NAME",
-            help="Leave out documents by rules: words:20 (at least 20 words) or words:20-5000, language:de or language:de+en, "
-            "gopher-quality, gopher-repetition or c4. May be repeated; the number left out is reported by reason.",
+            help="Keep only documents that pass a filter: words:20 (at least 20 words) or words:20-5000, language:de or "
+            "language:de+en, gopher-quality, gopher-repetition or c4. May be repeated; reports how many documents each "
+            "reason left out.",
             show_default=False,
         ),
     ] = None,
@@ -136,8 +137,8 @@ def prepare(
         typer.Option(
             "--near-duplicates",
             metavar="SIMILARITY",
-            help="Remove documents that share at least this fraction of their runs of five words with an earlier one, such as "
-            "0.8; found by MinHash.",
+            help="Remove documents that share at least this fraction of their five-word sequences, such as 0.8, with an earlier "
+            "document; found by MinHash.",
             show_default=False,
         ),
     ] = None,
@@ -145,8 +146,9 @@ def prepare(
         Literal["local", "ray"],
         typer.Option(
             "--engine",
-            help="What does the work: processes of this machine, or a Ray cluster, that of RAY_ADDRESS or one started here. The "
-            "result is the same, byte for byte. For ray, INPUT and DATA must be on storage that every machine shares.",
+            help="Where the work runs: in processes on this machine, or on a Ray cluster (the one at RAY_ADDRESS, or one started "
+            "on this machine). The result is the same, byte for byte. For ray, INPUT and DATA must be on storage that all "
+            "machines share.",
         ),
     ] = "local",
     part: Annotated[
@@ -154,19 +156,19 @@ def prepare(
         typer.Option(
             "--part",
             metavar="I/N",
-            help="Prepare only share I of N, from 0, for batch schedulers. When all shares into the same DATA are done, --merge "
-            "makes the data set.",
+            help="Prepare only share I of N, counted from 0, for batch schedulers. Give all shares the same --out; when all are "
+            "done, --merge combines them.",
             show_default=False,
         ),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Make the data set of the shares that --part prepared; takes no INPUT.")
+        bool, typer.Option("--merge", help="Combine the shares that --part prepared into a data set; takes no INPUT.")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the input for problems without writing anything.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set in DATA.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Make a tokenized data set from text. An interrupted command leaves no incomplete folder.
+    """Make a tokenized data set from text. If interrupted, it leaves no incomplete data set.
 
     Example: discern prepare wiki/ --out DATA --train-tokenizer wordpiece --vocab-size 8000
 
@@ -209,7 +211,7 @@ def prepare(
         if check:
             unfit = "--near-duplicates" if near_duplicates is not None else "--part" if part else "--engine ray"
             if near_duplicates is not None or part or engine != "local":
-                raise ConfigError(f"{unfit} does not go with --check", hint=f"leave out {unfit}")
+                raise ConfigError(f"{unfit} cannot be combined with --check", hint=f"leave out {unfit}")
             found = check_input(
                 inputs,
                 tokenizer=choice,
@@ -227,7 +229,7 @@ def prepare(
         if share is not None:
             if evaluation is not None or overwrite:
                 unfit = "--against" if evaluation is not None else "--overwrite"
-                raise ConfigError(f"{unfit} does not go with --part", hint=f"leave out {unfit}")
+                raise ConfigError(f"{unfit} cannot be combined with --part", hint=f"leave out {unfit}")
             done = work.prepare_part(
                 inputs,
                 part=share[0],
@@ -272,8 +274,8 @@ def _share(part: str | None) -> tuple[int, int] | None:
     number, slash, of = part.partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
         raise ConfigError(
-            f"--part is {part!r}, expected I/N: the number of a share, from 0, and the number of shares",
-            hint="the first of three shares is --part 0/3, the last --part 2/3",
+            f"--part is {part!r}, expected I/N: the number of the share, counted from 0, and the number of shares",
+            hint="for the first of three shares, give --part 0/3; for the last, --part 2/3",
         )
     return int(number), int(of)
 
@@ -292,9 +294,9 @@ def _merge(
     from discern.errors import ConfigError
 
     if (unfit := _unfit_for_merge(asked_for)) is not None:
-        raise ConfigError(f"{unfit} does not go with --merge, only with --part", hint="discern prepare --merge --out DATA")
+        raise ConfigError(f"{unfit} cannot be combined with --merge, only with --part", hint="discern prepare --merge --out DATA")
     if out is None:
-        raise ConfigError("no output folder is given", hint="add --out DATA, the same as of the shares")
+        raise ConfigError("no output folder is given", hint="add --out DATA, the folder that was given to the shares")
     report = work.merge(
         out, workers=workers or work.available_cores(), overwrite=overwrite, engine=engine, progress=console.progress
     )

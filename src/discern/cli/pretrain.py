@@ -33,25 +33,28 @@ def pretrain(
         typer.Option(
             "--decay-from",
             metavar="RUN",
-            help="Continue a run of schedule 'wsd' or 'constant' in the new folder, and decay its learning rate to zero over "
-            "optimizer.decay_steps. RUN stands for its newest checkpoint; RUN/checkpoints/step-... names another one.",
+            help="Continue a run with schedule 'wsd' or 'constant' in the new folder --out, and decay its learning rate to zero "
+            "over optimizer.decay_steps steps. RUN means its newest checkpoint; RUN/checkpoints/step-... selects another "
+            "one.",
         ),
     ] = None,
     resume: Annotated[
         Literal["auto", "never", "must"],
         typer.Option(
             "--resume",
-            help="auto: continue an existing run; never: start over, and move the old run aside; must: only continue.",
+            help="What to do if --out holds a run. auto: continue it; never: move it aside and start over; must: continue it, "
+            "and fail if there is none.",
         ),
     ] = "auto",
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the configuration and its estimated cost; train nothing.")
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Pre-train an encoder. You can interrupt it with Ctrl-C at any time; the same command continues exactly where it stopped.
+    """Pre-train an encoder. You can interrupt it with Ctrl-C at any time; run the same command again to continue exactly where it
+    stopped.
 
     Example: discern pretrain --preset electra-small --data DATA --out RUN --set train.max_hours=10
 

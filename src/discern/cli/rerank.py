@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def rerank(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA, also by its name on the Hub.")
+        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA (folder or name on the Hub).")
     ],
     lists: Annotated[
         Path,
@@ -28,11 +28,18 @@ def rerank(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write the ranked lists to, as JSON lines.")],
     dev: Annotated[
         Path | None,
-        typer.Option("--dev", metavar="FILE", help="Other lists with references, to tune lambda on.", show_default=False),
+        typer.Option(
+            "--dev", metavar="FILE", help="Other N-best lists, with references, on which to tune lambda.", show_default=False
+        ),
     ] = None,
     weight: Annotated[
         float | None,
-        typer.Option("--lambda", metavar="VALUE", help="Weight of the model's score, instead of tuning it.", show_default=False),
+        typer.Option(
+            "--lambda",
+            metavar="VALUE",
+            help="Weight of the model's score; given instead of tuning it on --dev.",
+            show_default=False,
+        ),
     ] = None,
     max_weight: Annotated[float, typer.Option("--max-lambda", metavar="VALUE", help="Largest lambda to try.")] = 1.0,
     length_weight: Annotated[
@@ -45,8 +52,8 @@ def rerank(
         str | None,
         typer.Option("--scorer", metavar="NAME", help="Scorer, as in 'discern score' (default: pll, if the model supports it)."),
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Pass the texts to the model in lower case.")] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case the texts before they go to the model.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Re-rank n-best lists by score + lambda x pseudo-log-likelihood. With references, print error rates before and after.
@@ -109,10 +116,10 @@ def _metrics(metrics: Mapping[str, Measured | None]) -> dict[str, object]:
 
 def _show(console: Console, done: Reranked, out: Path) -> None:
     console.print(
-        f"{out}: {done.lists:,} lists of {done.hypotheses:,} hypotheses, {done.changed:,} with a new winner; scorer "
+        f"{out}: {done.lists:,} lists of {done.hypotheses:,} hypotheses, {done.changed:,} with a new best hypothesis; scorer "
         f"{done.scorer}, lambda {done.weights.model:g}, length weight {done.weights.length:g}"
     )
-    table = Table("", "before", "after", "change", "95 % interval", "best possible")
+    table = Table("", "before", "after", "change", "95% interval", "best possible")
     parts = [("", done.metrics), *([("dev ", done.dev_metrics)] if done.dev_metrics else [])]
     for where, metrics in parts:
         for name, each in metrics.items():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def score(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA, also by its name on the Hub.")
+        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA (folder or name on the Hub).")
     ],
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="File with one sentence per line; - reads stdin (default).", show_default=False)
@@ -32,13 +32,13 @@ def score(
         Path | None,
         typer.Option("--out", metavar="FILE", help="File to write JSON lines to, instead of stdout.", show_default=False),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Score sentences: pseudo-log-likelihoods in nats, higher is likelier.
 
-    Prints score, tab, sentence, and on standard error the mean per token and per character. Empty lines are errors, except at
-    the end.
+    Prints the score, a tab and the sentence, one line per sentence; the mean per token and per character goes to standard error.
+    An empty line is an error, except at the end.
 
     Examples: discern score runs/first sentences.txt
 
@@ -47,7 +47,7 @@ def score(
     with command(json_output=json_output) as console:
         model = console.local_model(model)
         if str(file) == "-" and sys.stdin.isatty():
-            raise ConfigError("there is no sentence to score", hint="give a FILE, or pipe in sentences, one per line")
+            raise ConfigError("there are no sentences to score", hint="give a FILE, or pipe in sentences, one per line")
         from discern.inference.scoring import UNIT, CorpusScore, load_scorer, score_lines
         from discern.storage.guard import check_output
 
@@ -86,7 +86,7 @@ def score(
                 console.progress.note(f"{name.replace('_', '-')} {together.perplexity:.4g} over {together.tokens:,} tokens")
         if out is not None:
             summary = {**named, "sentences": written, "out": out, **means, **perplexities}
-            console.result(summary, text=f"{out}: {written:,} sentences by scorer '{chosen.name}'")
+            console.result(summary, text=f"{out}: {written:,} sentences scored by '{chosen.name}'")
         elif json_output:
             found: dict[str, object] = {**named, **by_sentence, **means, **perplexities}
             console.result(found | ({"tokens": by_token} if tokens else {}), text="")

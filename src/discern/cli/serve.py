@@ -17,23 +17,24 @@ def serve(
     models: Annotated[
         list[Path],
         typer.Argument(
-            metavar="MODEL [MODEL2]", help="A run, an export, a fine-tuned model, or a model on the Hub; or two of them."
+            metavar="MODEL", help="A run, an export, a fine-tuned model, or a model on the Hub; or two of them."
         ),
     ],
     *,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8765,
     host: HostOption = "127.0.0.1",
     name: NameOption = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Serve a page to play with a model, or with two side by side, and a JSON API.
 
-    The page shades each word by how likely it was replaced, shows what the generator would put there, fills masks, scores and
-    embeds sentences, and shows what a fine-tuned model answers. GET /docs describes the API. Stop with Ctrl-C.
+    The page shades each word by how likely it is to have been replaced, shows what the generator would put there, fills masks,
+    scores and embeds sentences, and shows what a fine-tuned model answers. GET /docs describes the API. Stop the server with
+    Ctrl-C.
 
-    If other machines can reach the server, every request needs a token: that of the environment variable DISCERN_TOKEN, or a
-    new one, which is part of the address that is printed.
+    If other machines can reach the server, every request needs a token: the one in the environment variable DISCERN_TOKEN, or
+    else a new one, which is part of the printed address.
 
     Examples: discern serve examples/models/modern-cpu
 

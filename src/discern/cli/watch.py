@@ -13,17 +13,17 @@ from discern.cli.options import HostOption, NameOption, server_extra
 
 
 def watch(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Runs, or folders of runs, finished or in progress.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Runs, or folders of runs, finished or in progress.")],
     *,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8766,
     host: HostOption = "127.0.0.1",
     name: NameOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Serve a page of runs in progress: curves over one another, held-out metrics, findings, examples, remaining time.
+    """Serve a page that shows runs in progress: overlaid curves, held-out metrics, findings, examples, remaining time.
 
-    It only reads the folders of the runs, so it can be started and stopped at any time, and runs may come, end or vanish
-    meanwhile. Stop with Ctrl-C. Other machines need a token, as with `discern serve`.
+    It only reads the folders of the runs, so you can start and stop it at any time, and runs may start, end or disappear while it
+    is open. Stop it with Ctrl-C. Requests from other machines need a token, as with `discern serve`.
 
     Examples: discern watch runs/first
 
