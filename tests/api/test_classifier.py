@@ -98,7 +98,7 @@ def test_the_folder_is_temporary_or_the_users(model: Path, tmp_path: Path) -> No
     assert first.results_["examples"] == 6
     assert [path.name for path in tmp_path.iterdir()] == ["kept"], "the files of examples are gone"
     assert clone(kept).fit(TEXTS, LABELS, eval_set=(TEXTS[:6], LABELS[:6])).results_ == first.results_
-    with pytest.raises(discern.DataError, match="other examples"):
+    with pytest.raises(discern.DataError, match="different examples"):
         kept.fit(TEXTS[3:], LABELS[3:], eval_set=(TEXTS[:6], LABELS[:6]))
     assert discern.load(tmp_path / "kept").labels() == ("bad", "good", "so-so")
 

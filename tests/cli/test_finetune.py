@@ -319,7 +319,7 @@ BAD: dict[str, tuple[dict[str, list[str]], list[str], int, list[str]]] = {
         {"a.conll": ["it PR O", "rains VB B-X", ""] * 9, "b.conll": ["it PR O"]},
         ["--train", "a.conll", "--dev", "b.conll", "--set", "task.tag_column=1"],
         2,
-        ["task.tag_column is 1, but it applies to named tasks only", "for your own files: --tags 1"],
+        ["task.tag_column is 1, but it applies to named tasks only", "for your own files, use --tags 1"],
     ),
 }
 

@@ -395,7 +395,7 @@ def test_equal_seconds_waits_for_a_reference_that_another_process_makes(
     told = [note for note in listener.notes if not note.startswith("step")]
     assert told[:3] == [
         "1 of 3: rtd, seed 0: in progress in another process",
-        "2 of 3: mlm, seed 0: waits for rtd, seed 0, in progress in another process",
+        "2 of 3: mlm, seed 0: waiting for rtd, seed 0, which another process is running",
         "3 of 3: untrained, seed 0",
     ]
     assert "rtd, seed 0" in told[3:]  # the other process has gone without a result

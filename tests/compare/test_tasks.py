@@ -63,7 +63,7 @@ def test_what_was_looked_for_is_listed(tmp_path: Path) -> None:
     for part in ("it contains CoLA", "rte: looked for a folder called rte", "chunk or conll2000", "[task_data]"):
         assert part in message
     assert "cola:" not in message
-    with pytest.raises(DataError, match="neither --task-data nor a folder"):
+    with pytest.raises(DataError, match=r"neither --task-data nor a \[task_data\] folder"):
         find_task_folders(["rte"], None, {})
     with pytest.raises(DataError, match="is not a folder"):
         find_task_folders(["rte"], tmp_path / "none", {})

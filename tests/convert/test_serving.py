@@ -375,14 +375,14 @@ def test_fine_tuned_models_as_bert(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        (["--int8"], "none is to be written", "add --onnx"),
+        (["--int8"], "--onnx is not given", "add --onnx"),
         (["--max-loss", "0.1"], "--int8 is not given", "--onnx --int8"),
         (["--onnx", "--int8", "--max-loss", "7"], "expected a fraction from 0 to 1", "--max-loss 0.01"),
-        (["--pooling", "cls"], "vectors of texts", "--sentence-transformers"),
+        (["--pooling", "cls"], "text embeddings", "--sentence-transformers"),
         (["--compare-on", "x.txt"], "--int8 is not given", "--onnx --int8"),
         (["--as", "modernbert"], "type 'electra'", "--as electra"),
         (["--as", "xlnet"], "electra", ""),
-        (["--as", "bert", "--all-networks"], "--as for others", "leave out one"),
+        (["--as", "bert", "--all-networks"], "--as one for other software", "leave out one"),
     ],
 )
 def test_what_contradicts_itself_is_refused_before_any_work(
@@ -403,11 +403,11 @@ def test_what_contradicts_itself_is_refused_before_any_work(
 
 def test_networks_without_a_graph_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "xlnet", overrides=["objective.name=permutation-lm", "model.encoder=xlnet", SAME_WIDTH])
-    with pytest.raises(ConfigError, match="an XLNet has no ONNX") as caught:
+    with pytest.raises(ConfigError, match="an XLNet cannot be exported to ONNX") as caught:
         exported(tmp_path / "xlnet", tmp_path / "out", ONNX)
     assert "leave out --onnx" in (caught.value.hint or "")
     joint = make_finetuned(tmp_path / "joint", own=replace(SPANS, settings={"head": "joint"}))
-    with pytest.raises(ConfigError, match="JointHead has no ONNX: the end of an answer depends") as caught:
+    with pytest.raises(ConfigError, match="JointHead cannot be exported to ONNX: the end of an answer depends") as caught:
         export_task(joint, out=tmp_path / "out", serving=ONNX, progress=Silent())
     assert "task.head=span" in (caught.value.hint or "")
     assert not (tmp_path / "out").exists()

@@ -104,8 +104,8 @@ def test_the_rules_of_c4_keep_sentences() -> None:
     [
         (["wrods:5"], "unknown filter 'wrods'"),
         (["words=5"], "unknown filter 'words=5'"),
-        (["words"], "needs the number of words"),
-        (["words:x"], "needs the number of words"),
+        (["words"], "needs a number of words"),
+        (["words:x"], "needs a number of words"),
         (["c4:3"], "takes no argument"),
         (["c4", "c4"], "given twice"),
     ],

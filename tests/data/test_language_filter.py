@@ -70,10 +70,10 @@ def test_only_the_beginning_is_read() -> None:
 @pytest.mark.parametrize(
     ("name", "says", "hint"),
     [
-        ("language", "needs codes of languages", "language:de"),
-        ("language:", "needs codes of languages", "language:de"),
-        ("language:de,en", "needs codes of languages", "language:de+en"),
-        ("language:de:high", "needs codes of languages", "language:de"),
+        ("language", "needs language codes", "language:de"),
+        ("language:", "needs language codes", "language:de"),
+        ("language:de,en", "needs language codes", "language:de+en"),
+        ("language:de:high", "needs language codes", "language:de"),
         ("language:de:1.5", "confidence of the filter language is 1.5", "at least 0.8"),
         ("language:de:0", "confidence of the filter language is 0,", "at least 0.8"),
         ("language:german", "unknown language 'german'", "'de' (German)"),

@@ -185,11 +185,11 @@ def test_the_input_and_the_data_set_stand_apart(text: Path) -> None:
 
 def test_another_data_set_is_not_overwritten_unless_told(text: Path) -> None:
     first = prepare(**request(text), progress=Silent()).manifest
-    with pytest.raises(ConfigError, match=r"other settings \(heldout: 0.1 -> 0.2\)") as error:
+    with pytest.raises(ConfigError, match=r"different settings \(heldout: 0.1 -> 0.2\)") as error:
         prepare(**request(text, heldout=0.2), progress=Silent())
     assert "--overwrite" in str(error.value)
     (text / "new.txt").write_text("A new document.")
-    with pytest.raises(ConfigError, match="made of other text"):
+    with pytest.raises(ConfigError, match="made from different text"):
         prepare(**request(text), progress=Silent())
     assert TokenData.open(text.parent / "data").manifest == first
     prepare(**request(text, heldout=0.2, overwrite=True), progress=Silent())

@@ -39,11 +39,11 @@ with join_ranks("cpu") as ranks:
 
     other = "b" if ranks.rank == 2 else "a"
     said = refused(ConfigError, lambda: agreement.check_ranks(ranks, out, TrainConfig(), tokenizer=other))
-    assert said.startswith("process 2 on ") and "tokenizer: a there, b here" in said, said
+    assert said.startswith("process 2 on ") and "tokenizer: a in process 0, b in process 2" in said, said
 
     config = TrainConfig(max_steps=7 if ranks.rank == 1 else 8)
     said = refused(ConfigError, lambda: agreement.check_ranks(ranks, out, config, tokenizer="a"))
-    assert said.startswith("process 1 on ") and "max_steps: 8 there, 7 here" in said, said
+    assert said.startswith("process 1 on ") and "max_steps: 8 in process 0, 7 in process 1" in said, said
 
     for rank, difference, way in ((1, -40, "behind"), (2, 40, "ahead of")):
         clock = lambda: time.time() + difference * (ranks.rank == rank)

@@ -77,7 +77,7 @@ def test_a_process_that_was_stopped_may_go_on() -> None:
 
 def test_a_process_that_does_not_answer_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("discern.training.launch._LAST_WORDS", 0.1)
-    with pytest.raises(RanksError, match="a process did not respond"):
+    with pytest.raises(RanksError, match="a process has not responded"):
         start(f"sys.exit({LOST_CONTACT}) if rank == 0 else time.sleep(60)")
 
 

@@ -37,7 +37,7 @@ def test_another_task_or_model_or_setting_in_the_same_folder_is_refused(request_
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
         run(replace(few, overrides=(*few.overrides, "optimizer.learning_rate=1e-5")))
     make_run(tmp_path / "other", overrides=["model.hidden_size=16", "model.num_heads=2"])
-    with pytest.raises(DataError, match="another model"):
+    with pytest.raises(DataError, match="a different model"):
         run(replace(few, model=str(tmp_path / "other")))
     glue = tmp_path / "RTE"
     glue.mkdir()
@@ -140,7 +140,7 @@ def test_the_same_weights_with_another_tokenizer_or_other_heads_are_another_mode
     run(few)
     tokenizer = (few.out / "tokenizer.json").read_bytes()
     for name, changed, says in (
-        ("tokenizer.json", ('"lowercase":true', '"lowercase":false'), "another tokenizer"),
+        ("tokenizer.json", ('"lowercase":true', '"lowercase":false'), "a different tokenizer"),
         ("config.json", ('"num_attention_heads": 2', '"num_attention_heads": 1'), "num_heads was 2, is 1"),
     ):
         text = (folder / name).read_text()

@@ -155,11 +155,11 @@ def test_texts_alone_are_learned_from_by_dropout(work: Path, tmp_path: Path) -> 
     raw = replace(request(work, tmp_path / "out", "train.csv", "judged.csv"), seeds=1)
     raw = replace(raw, overrides=(*raw.overrides, f"files.train='{tmp_path / 'raw.txt'}'", "train.max_steps=2"))
     assert finetune(raw, Silent())["metric"] == "spearman"
-    with pytest.raises(ConfigError, match="dropout is 0, but texts alone") as caught:
+    with pytest.raises(ConfigError, match="dropout is 0, but training on single texts") as caught:
         prepare_finetuning(replace(raw, overrides=(*raw.overrides, "finetune.dropout=0")), Silent())
     assert "task.positives=crop" in (caught.value.hint or "")
     alone = replace(raw, overrides=("files.task=pairs", f"files.train='{tmp_path / 'raw.txt'}'"))
-    with pytest.raises(ConfigError, match="has texts alone, so none of it can be held out"):
+    with pytest.raises(ConfigError, match="has single texts rather than pairs, so none of it can be held out"):
         prepare_finetuning(alone, Silent())
 
 
@@ -186,7 +186,7 @@ def test_wrong_settings_are_refused_before_training(work: Path, tmp_path: Path) 
         "task.matryoshka=[64]": "the vectors of this model have 32",
         "train.micro_batch_size=4": "compares all rows of a step",
         "files.words=anchor": "--words is not a column of pairs",
-        "task.positives=crop": "is for texts alone",
+        "task.positives=crop": "is for single texts",
         "finetune.layers=5": "the encoder has 2",
     }
     for setting, said in cases.items():

@@ -85,7 +85,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path, overrides: list[str], message
 def test_a_class_a_row_is_refused_unless_it_is_asked_for(tmp_path: Path, kind: str, hint: str) -> None:
     path = write(tmp_path / "a.csv", "text,label", *(f"text {n},{kind}{n}" for n in range(30)))
     files = described(f"files.train={path}")
-    with pytest.raises(DataError, match=r"30 different labels in 30 examples, such as .*: too many to be classes") as caught:
+    with pytest.raises(
+        DataError, match=r"30 different labels in 30 examples, such as .*, which is too many for classes"
+    ) as caught:
         files.definition.source.read(path, "train")
     assert hint in str(caught.value.hint)
     assert len(files.definition.source.read(path, "dev").examples) == 30
@@ -145,7 +147,7 @@ def test_the_columns_of_named_tasks_are_refused_and_theirs_named(tmp_path: Path)
     config = load_finetune_config([files.definition], 32, given_settings(None, ["task.tag_column=1"])).config
     with pytest.raises(ConfigError, match=r"task\.tag_column is 1") as caught:
         files.definition.source.configured(config.task_config("own"))
-    assert caught.value.hint == "for your own files: --tags 1"
+    assert caught.value.hint == "for your own files, use --tags 1"
     usual = load_finetune_config([files.definition], 32, given_settings(None, ["task.tag_column=-1"])).config
     assert files.definition.source.configured(usual.task_config("own")) == files.definition.source
 
@@ -166,7 +168,7 @@ def test_tables_and_columns_may_stand_side_by_side_where_names_tell(tmp_path: Pa
     from_table = UserFileSource(TaggingColumns("words", "tags"))
     assert len(from_table.read(conll, "dev").examples) == 2
     table = write(tmp_path / "dev.csv", "words,tags", "it rains,O B-X")
-    with pytest.raises(ConfigError, match="is a table by its name") as caught:
+    with pytest.raises(ConfigError, match="is a table, judging by its name") as caught:
         UserFileSource(NumberedColumns(), "conll").read(table, "dev")
     assert "one format" in str(caught.value.hint)
 

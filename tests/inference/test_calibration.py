@@ -351,7 +351,7 @@ def test_a_model_without_a_generator_is_refused(tmp_path: Path, data: Path) -> N
 
 def test_data_of_another_tokenizer_is_refused(tmp_path: Path, data: Path) -> None:
     make_run(tmp_path / "run")
-    with pytest.raises(DataError, match="another tokenizer") as caught:
+    with pytest.raises(DataError, match="a different tokenizer") as caught:
         found(tmp_path / "run", data, 0.5)
     assert "--tokenizer" in str(caught.value.hint)
 

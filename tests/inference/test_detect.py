@@ -68,8 +68,8 @@ def test_what_has_no_room_is_left_out_and_said(
     monkeypatch.setattr(work, "MAX_TOKENS", 5)
     (tmp_path / "a.txt").write_text("The town.\nThe river.\nThe sea.\n\n")
     detect_command(SHIPPED, tmp_path / "a.txt", html=tmp_path / "page.html", out=tmp_path / "found.jsonl")
-    assert "shows the first 1 texts; 3 more have no room" in capsys.readouterr().err
-    assert "3 more have no room" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "shows the first 1 texts; 3 more do not fit" in capsys.readouterr().err
+    assert "3 more do not fit" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 4
 
 

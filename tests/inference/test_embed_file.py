@@ -84,7 +84,7 @@ def test_a_failure_leaves_the_old_vectors(work: Path, tmp_path: Path) -> None:
             run(work, tmp_path / source, out=tmp_path / "a.npy")
         assert (tmp_path / "a.npy").read_bytes() == before
         assert (tmp_path / "a.npy.json").exists()
-    with pytest.raises(ConfigError, match="has no suffix of a format of vectors"):
+    with pytest.raises(ConfigError, match="names no vector format"):
         run(work, out=tmp_path / "a.bin")
 
 

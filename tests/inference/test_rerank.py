@@ -162,7 +162,7 @@ def test_long_texts_are_told(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tune_length": True}, "--tune-length without lists"),
+        ({"tune_length": True}, "--tune-length needs lists"),
         ({"dev": "nbest.jsonl", "tune_length": True, "length_weight": 1.0}, "both given"),
         ({"dev": "nbest.jsonl", "weight": 1.0}, "--dev and --lambda are both given"),
         ({"dev": "nbest.jsonl", "metric": "wed"}, "unknown metric 'wed'"),

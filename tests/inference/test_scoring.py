@@ -313,7 +313,7 @@ def test_sentences_longer_than_the_model_are_told_of(runs: Path, tmp_path: Path)
     assert whole == "2 of 4 sentences were scored in several windows"
 
 
-@pytest.mark.parametrize(("line", "why"), [("", "is empty"), ("  \t", "is empty"), ("\u200b", "has nothing that the")])
+@pytest.mark.parametrize(("line", "why"), [("", "is empty"), ("  \t", "is empty"), ("\u200b", "contains nothing that the")])
 def test_an_empty_line_ends_the_scoring_after_what_stands_before_it(runs: Path, tmp_path: Path, line: str, why: str) -> None:
     (tmp_path / "a").write_text(f"the chef\ncats\n{line}\nthe meal\n")
     scorer = load_scorer(runs / "electric", device="cpu", warn=pytest.fail)

@@ -37,7 +37,7 @@ def test_the_rate_stays_where_no_end_is_set() -> None:
 
 @pytest.mark.parametrize("lone", [{"mask_probability_end": 0.3}, {"mask_probability_steps": 100}])
 def test_an_end_without_its_step_is_refused(lone: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="set both, or neither"):
+    with pytest.raises(ValidationError, match="set both or neither"):
         config(**lone)
 
 

@@ -313,7 +313,7 @@ def test_another_beginning_is_another_run(world: Path, tmp_path: Path) -> None:
         overrides=["train.max_steps=32"],
         progress=Silent(),
     )
-    with pytest.raises(CheckpointError, match="at step 32 has other weights"):
+    with pytest.raises(CheckpointError, match="at step 32 has different weights"):
         go(world, out, model=tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="began with random weights"):
         go(world, Path(shutil.copytree(world / "run", tmp_path / "begun")), data=general)
@@ -339,7 +339,7 @@ def test_what_the_weights_fix_cannot_be_set(
 
 def test_data_that_does_not_fit(world: Path, tmp_path: Path) -> None:
     other = write_data(tmp_path / "other", DOMAIN, TokenizerChoice(train="bpe", vocab_size=300))
-    with pytest.raises(DataError, match="another tokenizer") as caught:
+    with pytest.raises(DataError, match="a different tokenizer") as caught:
         go(world, tmp_path / "out", data=other)
     assert f"--tokenizer {world / 'run' / 'tokenizer.json'}" in (caught.value.hint or "")
     with pytest.raises(DataError, match="cannot be mixed"):

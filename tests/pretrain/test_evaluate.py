@@ -99,7 +99,7 @@ def test_a_data_set_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     folder = exported(tmp_path / "run", tmp_path / "out", all_networks=True)
     data = prepared(tmp_path / "data", tmp_path / "other" / "tokenizer.json")
     for model, tokenizer in ((folder, folder), (tmp_path / "run", tmp_path / "run" / "tokenizer.json")):
-        with pytest.raises(DataError, match="was made with another tokenizer") as caught:
+        with pytest.raises(DataError, match="was made with a different tokenizer") as caught:
             figures(model, data)
         assert f"discern prepare TEXT --out DATA --tokenizer {tokenizer}" in str(caught.value.hint)
 

@@ -74,6 +74,6 @@ def test_a_discriminator_alone_is_refused(tmp_path: Path) -> None:
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
-    with pytest.raises(DataError, match="another tokenizer") as caught:
+    with pytest.raises(DataError, match="a different tokenizer") as caught:
         start_generator(fresh(tmp_path / "run"), tmp_path / "run", "0" * 64, pytest.fail)
     assert "discern prepare" in (caught.value.hint or "")

@@ -195,7 +195,7 @@ def test_rows_may_be_longer_than_any_in_pre_training(run: Path, tmp_path: Path) 
     notes = Notes()
     longer = prepare_finetuning(request(run, tmp_path, "task.sequence_length=200"), notes)
     assert longer.config.task_config("own").sequence_length == 200 > longer.loaded.encoder.config.max_positions
-    assert any("from 32 on were not pre-trained" in line for line in notes.lines)
+    assert any("from 32 on were not trained in pre-training" in line for line in notes.lines)
     make_run(tmp_path / "electra")
     with pytest.raises(ConfigError, match=r"sequence_length is 200, but the model has 128 positions"):
         prepare_finetuning(request(tmp_path / "electra", tmp_path, "task.sequence_length=200"), Silent())

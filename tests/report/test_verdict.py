@@ -101,9 +101,9 @@ def test_the_last_evaluation_is_compared_with_guessing_and_with_what_is_usual() 
         Finding("replaced_fraction", 0.1, (0.06, 0.15), "unknown", "too early to tell"),
     ]
     assert how_good(metrics, findings) == (
-        "Held out, it classifies 95.3% of the tokens correctly (always 'original': 88.7%), it predicts words 1.25 nats better "
-        "than their frequencies alone, and 1 of 2 diagnosed metrics are in their usual range."
+        "Held out, it classifies 95.3% of the tokens correctly (always answering 'original': 88.7%), it predicts words 1.25 nats "
+        "better than word frequencies alone, and 1 of 2 diagnosed metrics are in their usual range."
     )
     worse = [Finding("mlm_gain", -0.05, (0.1, float("inf")), "low", "")]
-    assert "predicts words 0.05 nats worse than their frequencies alone" in how_good({}, worse)
+    assert "predicts words 0.05 nats worse than word frequencies alone" in how_good({}, worse)
     assert how_good({}, []) == ""

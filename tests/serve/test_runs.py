@@ -144,7 +144,7 @@ def test_a_run_that_vanishes_stays_on_the_page_and_a_new_one_joins(run: Path) ->
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         RunsWatcher([tmp_path / "nothing"])
     with pytest.raises(DataError, match="there is no run in"):
         RunsWatcher([tmp_path])

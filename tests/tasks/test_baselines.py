@@ -193,6 +193,6 @@ def test_one_that_fails_is_told_and_large_files_are_cut(monkeypatch: pytest.Monk
     monkeypatch.setattr(base, "TRAINING_EXAMPLES", 7)
     found = list(measure_baselines(task, examples, examples, warnings.append))
     assert [(each.name, each.train_examples) for each in found] == [("majority", 7)]
-    assert warnings == ["no baseline from a broken one: no such thing"]
+    assert warnings == ["baseline left out: a broken one: no such thing"]
     monkeypatch.setattr(base, "EVALUATED_EXAMPLES", 5)
     assert not list(measure_baselines(task, examples, examples, print))

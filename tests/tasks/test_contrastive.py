@@ -242,7 +242,7 @@ def test_what_cannot_be_learned_from_is_refused() -> None:
         Contrastive.learn(Reading(same, "made.csv"), ContrastiveConfig(), ())
     with pytest.raises(ConfigError, match="size 64, but the vectors of this model have 32"):
         Contrastive.check_encoder(ContrastiveConfig(matryoshka=(64,)), encoder().config)
-    with pytest.raises(ConfigError, match="trained alone, and there are 2 tasks"):
+    with pytest.raises(ConfigError, match="trained alone, but there are 2 tasks"):
         supervised(encoder(), {"pairs": task(), "more": task()})
     with pytest.raises(ValueError, match="greater than 0"):
         ContrastiveConfig(temperature=0)

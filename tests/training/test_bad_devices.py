@@ -99,7 +99,7 @@ def test_a_batch_that_does_not_fit(tmp_path: Path, options: dict[str, Any], says
 
 
 def test_when_not_even_one_row_fits(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="and not for a single one") as caught:
+    with pytest.raises(ConfigError, match="nor for a single one") as caught:
         train(context(tmp_path, hungry(0)), State())
     assert "gradient_checkpointing" in str(caught.value.hint)
 

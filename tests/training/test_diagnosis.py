@@ -308,7 +308,7 @@ def test_it_is_too_early_to_tell_before_a_run_has_settled() -> None:
     (recall,) = diagnose_metrics({"discriminator_recall": 0.0}, RTD)
     early = too_early(recall, 209, 1000)
     assert (early.verdict, early.knob, early.value) == ("unknown", "", 0.0)
-    assert early.cause == "too early to tell at step 209; this can be judged from step 1,000 on"
+    assert early.cause == "too early to tell at step 209; wait until step 1,000"
     assert too_early(recall, 1000, 1000) is recall
     (fine,) = diagnose_metrics({"discriminator_recall": 0.5}, RTD)
     (duplicates,) = diagnose_duplicates(10, 9)

@@ -55,7 +55,7 @@ def test_a_tracker_that_fails_costs_no_record(tmp_path: Path, calls: list[tuple[
     for step in (1, 2, 3):
         log.write({"step": step, "loss": 13})
     log.close()
-    assert warnings == ["train.tracker: trackio failed and gets no more records: no network"]
+    assert warnings == ["train.tracker: trackio failed and receives no more records: no network"]
     assert [each["step"] for each in read_metrics(tmp_path)] == [1, 2, 3]
     assert [each[0] for each in calls] == ["init"]
 

@@ -320,7 +320,7 @@ def finetune(
     Args:
         model: a run, an export, a Hugging Face folder, or the name of a preset.
         out: output folder; interrupted work in it is resumed.
-        task: name of a task, or several to train jointly; 'pairs' trains vectors of texts on `train`.
+        task: name of a task, or several to train jointly; 'pairs' trains text embeddings on `train`.
         data: folder with the files of the task, one for each task.
         train: your own labeled file to train on, instead of a task.
         dev: file to evaluate on, for pairs also a folder of queries and documents; None: a part of `train` is held out.

@@ -223,7 +223,7 @@ class FinetunedFolder(ModelFolder):
     def _not_pretrained(self) -> DataError:
         return DataError(
             f"{self.folder} is a fine-tuned model; it outputs task predictions",
-            hint=f"discern predict {self.folder} INPUT, or give the model that it was made from",
+            hint=f"discern predict {self.folder} INPUT, or give the model that it was fine-tuned from",
         )
 
 
@@ -342,7 +342,7 @@ def read_results(folder: Path) -> dict[str, Any]:
         raise DataError(
             f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to continue"
         )
-    return read_record(path, _Results, hint=f"remove {path}, then run the same `discern finetune` command: it writes it again")
+    return read_record(path, _Results, hint=f"remove {path}, then run the same `discern finetune` command, which writes it again")
 
 
 def _refuse_failed(folder: Path, seed: int) -> None:
@@ -353,7 +353,7 @@ def _refuse_failed(folder: Path, seed: int) -> None:
         others = sorted(int(path.parent.name.removeprefix("seed-")) for path in folder.glob(f"seed-*/{MODEL_FILE}"))
         raise DataError(
             f"seed {seed} of {folder} {failure}; it left no weights",
-            hint=f"take another: --seed {others[0]}"
+            hint=f"use another seed: --seed {others[0]}"
             if others
             else "lower the learning rate: `discern finetune` with --set optimizer.learning_rate=..., in another --out",
         )

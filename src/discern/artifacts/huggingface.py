@@ -123,7 +123,7 @@ class HuggingFaceFolder(ModelFolder):
     def networks_to_train(self) -> Mapping[str, Network]:
         if self.config_json["model_type"] not in ENCODER_TYPES:
             raise ConfigError(
-                f"{self.folder} has only the two towers, and such training can only be continued from a run",
+                f"{self.folder} has only the two towers, from which training cannot be continued",
                 hint="give the run itself, or an ELECTRA, BERT, XLNet or ModernBERT folder",
             )
         if "objective" in self.mark:
@@ -174,7 +174,7 @@ class HuggingFaceFolder(ModelFolder):
     def task_model(self, seed: int | None = None) -> TaskModel:
         if seed is not None:
             raise ConfigError(
-                f"{self.folder} is a Hugging Face model, which has the weights of one seed", hint="leave out --seed"
+                f"{self.folder} is a Hugging Face model, which has a single set of weights", hint="leave out --seed"
             )
         config = read_huggingface_config(self.folder, ENCODER_TYPES)
         if not self.has_task_head:

@@ -36,6 +36,6 @@ def open_model(folder: Path, *, warn: Callable[[str], None]) -> ModelFolder:
     state = "does not exist" if not folder.exists() else f"holds neither a run nor a {CONFIG_NAME}"
     raise DataError(
         f"{folder} {state}",
-        hint="give a run, a fine-tuned model (`discern finetune MODEL --out OUT` makes one), what `discern export RUN --out DIR` "
-        "wrote, or a Hugging Face model",
+        hint="give a run, a fine-tuned model (made by `discern finetune MODEL --out OUT`), an export (made by `discern export "
+        "RUN --out DIR`), or a Hugging Face model",
     )

@@ -168,7 +168,8 @@ class RunFolder(ModelFolder):
         if contents is None:
             raise CheckpointError(
                 f"{self.folder} has no checkpoint yet",
-                hint="let `discern pretrain` reach train.checkpoint_every_steps, or stop it with Ctrl-C",
+                hint="let `discern pretrain` reach train.checkpoint_every_steps, or stop it with Ctrl-C, which saves a "
+                "checkpoint",
             )
         # Checked first, because a damaged record could ask for a table that does not fit into memory.
         if all(tensor.shape[:1] != (vocabulary.size,) for tensor in contents.model.values()):
@@ -233,7 +234,7 @@ def check_words(config: PretrainConfig, data: TokenData) -> None:
             f"objective.masking '{objective.word_masking}' chooses whole words, but in {data.folder} nearly every token is one "
             f"({found:.3f} tokens per word)",
             hint="Chinese: prepare the data again with --segmenter jieba, which does not change the ids; "
-            "otherwise set objective.masking=uniform, which does the same here",
+            "otherwise set objective.masking=uniform, which is equivalent here",
         )
 
 
@@ -284,7 +285,7 @@ def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: tor
         sizes = ", ".join(f"model.{name}={getattr(config.model, name)}" for name in named)
         raise ConfigError(
             f"{count:,} parameters ({sizes}) take {count * _BYTES_A_PARAMETER / 1e9:,.1f} GB with gradients and optimizer state, "
-            f"and {'this machine' if device.type == 'cpu' else device} has {present / 1e9:,.1f} GB",
+            f"but {'this machine' if device.type == 'cpu' else device} has {present / 1e9:,.1f} GB",
             hint="lower one of these sizes; `discern pretrain --dry-run` shows what a configuration needs",
         )
 
@@ -297,7 +298,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     if not is_run(folder):
         state = "does not exist" if not folder.exists() else f"holds no {CONFIG_FILE} and {RECORD_FILE}"
-        raise DataError(f"{folder} is not a run: it {state}", hint="a run is what `discern pretrain --out RUN` makes")
+        raise DataError(
+            f"{folder} is not a run: it {state}", hint="give the folder of a run, made by `discern pretrain --out RUN`"
+        )
     hint = "copy the file back, or train the run again: the checkpoints cannot be used without it"
     return read_record_of(folder / RECORD_FILE, _Run, hint=hint, version=FORMAT)
 

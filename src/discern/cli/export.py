@@ -82,7 +82,7 @@ def export(
             "for servers other than sentence-transformers), or the state of [CLS] (cls).",
         ),
     ] = None,
-    normalize: Annotated[bool, typer.Option("--normalize", help="Scale vectors of texts to length 1.")] = False,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale text embeddings to length 1.")] = False,
     onnx: Annotated[
         bool,
         typer.Option("--onnx", help="Also write model.onnx, which onnxruntime runs without torch (needs discern-nlp[onnx])."),

@@ -59,7 +59,7 @@ def after_finetune(out: Path, tasks: Sequence[str], *, embeds: bool = False) -> 
     """Apply the fine-tuned model, evaluate it, look at its mistakes, and export it.
 
     Args:
-        embeds: whether it was trained for vectors of texts.
+        embeds: whether it was trained for text embeddings.
     """
     quoted = _quoted(out)
     if embeds:

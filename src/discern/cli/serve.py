@@ -16,9 +16,7 @@ from discern.errors import ConfigError
 def serve(
     models: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="MODEL", help="A run, an export, a fine-tuned model, or a model on the Hub; or two of them."
-        ),
+        typer.Argument(metavar="MODEL", help="A run, an export, a fine-tuned model, or a model on the Hub; or two of them."),
     ],
     *,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8765,

@@ -206,7 +206,7 @@ def _changes(plan: ComparisonPlan, unit: Unit) -> list[str]:
     ]
     done = unit.pretraining()
     if done is not None and done["data_fingerprint"] != plan.data.fingerprint:
-        lines.append(f"{unit.label}: pre-trained on another data set than {plan.data.folder}")
+        lines.append(f"{unit.label}: pre-trained on a different data set from {plan.data.folder}")
     if done is not None and done["network"] != unit.run.network:
         lines.append(f"{unit.label}: network was {done['network']}, is {unit.run.network}")
     lines += _other_budget(plan, unit, done)
@@ -250,7 +250,7 @@ def curve(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _read(path: Path, form: type[Record]) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    return read_record(path, form, hint="remove it, and that part is repeated", version=FORMAT)
+    return read_record(path, form, hint="remove it, and run the same command to repeat that part", version=FORMAT)
 
 
 class _Pretraining(Record):

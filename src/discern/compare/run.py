@@ -156,7 +156,7 @@ def _work(plan: ComparisonPlan, every: list[Unit], progress: Progress) -> None:
         if reason is not None:
             progress.note(reason)
         if reference is not None:
-            progress.note(f"{label}: waits for {reference.label}, in progress in another process")
+            progress.note(f"{label}: waiting for {reference.label}, which another process is running")
             waiting.append((unit, reference, label))
         elif not _take(plan, unit, label, progress):
             progress.note(f"{label}: in progress in another process")

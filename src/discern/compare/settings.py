@@ -27,14 +27,14 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 class RunSpec(Section):
     """One row of the comparison: its differences from the settings that all rows share."""
 
-    name: str = Field(description="Name of the row and of its folders.")
+    name: str = Field(description="Name of the run: of its row in the results, and of its folders.")
     preset: str | None = Field(None, description="Preset to start from (default: the one that all runs share).")
     config: Path | None = Field(
         None, description="TOML file over the preset, relative to this file (default: the one that all runs share)."
     )
     set: dict[str, Any] = Field(default_factory=dict, description="Settings of this run; they override all others.")
     budget: float = Field(1.0, gt=0, description="Fraction of the comparison's budget that this run gets.")
-    network: str | None = Field(None, description="Network to fine-tune (default: the one that export takes).")
+    network: str | None = Field(None, description="Network to fine-tune (default: the one that `discern export` exports).")
 
     @field_validator("name")
     @classmethod

@@ -56,7 +56,7 @@ def find_task_folders(names: Iterable[str], root: Path | None, given: Mapping[st
     return [TaskFolder(task, folder, _hashed(task, folder)) for task, folder in folders.items() if folder is not None]
 
 
-_HINT = "--task-data FOLDER, which holds a folder for each task; or in the TOML: [task_data] rte = 'path/to/RTE'"
+_HINT = "--task-data FOLDER, which holds one folder per task; or in the TOML file: [task_data] rte = 'path/to/RTE'"
 
 
 def _find(task: str, below: Iterable[Path]) -> Path | None:
@@ -95,7 +95,7 @@ def _bare(name: str) -> str:
 
 def _where(root: Path | None, below: list[Path]) -> str:
     if root is None:
-        return "neither --task-data nor a folder is given for these tasks:"
+        return "neither --task-data nor a [task_data] folder is given for these tasks:"
     held = ", ".join(path.name for path in below[1:21]) or "no folders"
     return f"{root} contains no folder with a training file of these tasks (it contains {held}):"
 

@@ -198,7 +198,7 @@ def _existing(path: Path) -> Path:
             raise ConfigError(f"{path} is a folder without config.toml", hint="give a TOML file or the folder of a run")
         return path / "config.toml"
     if not path.exists():
-        known = f"'{path}' is a preset: type --preset {path}" if str(path) in preset_names() else "check the path"
+        known = f"'{path}' is a preset; give it as --preset {path}" if str(path) in preset_names() else "check the path"
         raise ConfigError(f"there is no configuration file {path}", hint=known)
     return path
 

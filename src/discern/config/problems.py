@@ -100,7 +100,7 @@ def _likeliest_key(section: str, name: str, schema: Schema) -> str:
     name in this section, the most similar name in any section, all names in this section.
     """
     if renamed := RENAMED.get(f"{section}.{name}"):
-        return f"the key is called '{renamed}' now"
+        return f"the key is now called '{renamed}'"
     if known := _has_other_name(section, name, schema):
         return f"did you mean '{section}.{known}'?"
     by_name = {known.rpartition(".")[2]: known for known in reversed(list(schema.fields))}

@@ -117,7 +117,7 @@ def export(
     check_target(out, source)
     serving.check()
     if serving.form is not None and all_networks:
-        raise ConfigError("--all-networks writes networks for discern, and --as for others", hint="leave out one of them")
+        raise ConfigError("--all-networks writes networks for discern, --as one for other software", hint="leave out one of them")
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision '{precision}'", hint=did_you_mean(precision, PRECISIONS))
     progress.start("exporting", 2, "parts")

@@ -33,7 +33,7 @@ _OF_A_RUN = ("objective", "networks", "gives", "head")
 def check_form(form: str) -> None:
     """Raise a ConfigError if there is no such form."""
     if form not in FORMS:
-        raise ConfigError(f"no model can be exported as '{form}'", hint=f"possible are {', '.join(FORMS[:-1])} and {FORMS[-1]}")
+        raise ConfigError(f"no model can be exported as '{form}'", hint=f"choose {', '.join(FORMS[:-1])} or {FORMS[-1]}")
 
 
 def in_form(model: HuggingFaceModel, form: Form) -> HuggingFaceModel:
@@ -52,7 +52,7 @@ def in_form(model: HuggingFaceModel, form: Form) -> HuggingFaceModel:
         return model
     if form != "bert" or natural != "electra":
         raise ConfigError(
-            f"this model is of the type '{natural}', and as '{form}' its weights would compute something else",
+            f"this model is of the type '{natural}', and as '{form}' its weights would compute something different",
             hint=f"use --as {natural}, which is the default" + (", or --as bert" if natural == "electra" else ""),
         )
     return _as_bert(model)

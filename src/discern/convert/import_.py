@@ -87,7 +87,8 @@ def import_model(
     check_target(out, *sources)
     if not 1 <= len(sources) <= 2:
         raise ConfigError(
-            f"{len(sources)} sources were specified", hint="specify one, or a discriminator and its generator from Hugging Face"
+            f"{len(sources)} sources were specified",
+            hint="specify one source, or two: a discriminator and its generator from Hugging Face",
         )
     read = [_read_source(source, tokenizer, lowercase, heads, progress) for source in sources]
     found = read[0][1]
@@ -160,7 +161,7 @@ def _join(read: Sequence[tuple[ImportedModel, FoundTokenizer]], sources: Sequenc
         raise ConfigError(
             f"{sources[0]} contains the {' and '.join(one.models)}, {sources[1]} the {' and '.join(other.models)}; two sources "
             "must be the discriminator and the generator of one model",
-            hint="import each by itself, or specify the two that were trained together",
+            hint="import each separately, or specify the two that were trained together",
         )
     if its_tokenizer.tokenizer.get_vocab() != other_tokenizer.tokenizer.get_vocab():
         raise DataError(

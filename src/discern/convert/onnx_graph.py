@@ -245,9 +245,9 @@ def check_graph(model_type: str) -> None:
     """Raise a ConfigError if the models of this type in config.json have no graph."""
     if model_type == "xlnet":
         raise ConfigError(
-            "an XLNet has no ONNX: its attention is relative to the positions of each row, it reads padding on the left, and its "
-            "head predicts from a second stream, which depends on the order that is asked for",
-            hint="leave out --onnx, and serve it with transformers; encoders 'bert' and 'modernbert' have ONNX",
+            "an XLNet cannot be exported to ONNX: its attention is relative to the positions of each row, it reads padding on "
+            "the left, and its head predicts from a second stream, which depends on the order that is asked for",
+            hint="leave out --onnx, and serve it with transformers; encoders 'bert' and 'modernbert' can be exported to ONNX",
         )
 
 
@@ -256,6 +256,6 @@ def check_head(head: nn.Module) -> None:
     if type(head) not in (ClassificationHead, TaggingHead, SpanHead):
         searches = ": the end of an answer depends on its start, which takes a search" if isinstance(head, JointHead) else ""
         raise ConfigError(
-            f"a head of the class {type(head).__name__} has no ONNX{searches}",
+            f"a head of the class {type(head).__name__} cannot be exported to ONNX{searches}",
             hint="leave out --onnx; for questions, fine-tune with --set task.head=span",
         )

@@ -74,9 +74,9 @@ class Serving:
         if self.pooling is not None:
             check_pooling(self.pooling)
         if (self.pooling is not None or self.normalize) and not self.sentence_transformers:
-            raise ConfigError("--pooling and --normalize are for vectors of texts", hint="add --sentence-transformers")
+            raise ConfigError("--pooling and --normalize are for text embeddings", hint="add --sentence-transformers")
         if self.int8 and not self.onnx:
-            raise ConfigError("--int8 is the precision of an ONNX file, and none is to be written", hint="add --onnx")
+            raise ConfigError("--int8 is the precision of an ONNX file, and --onnx is not given", hint="add --onnx")
         if self.max_loss is not None and not self.int8:
             raise ConfigError("--max-loss limits what --int8 loses, and --int8 is not given", hint="add --onnx --int8")
         if self.max_loss is not None and not 0 <= self.max_loss <= 1:
@@ -135,7 +135,7 @@ class Serving:
         found = compare(served, rows, ours, outputs_on(written, served, rows))
         if not found.largest <= _TOLERANCE * max(1.0, found.spread):  # not a number is not close either
             raise NumericsError(
-                f"the ONNX file computes other numbers than the model: they differ by up to {found.largest:.2g}",
+                f"the outputs of the ONNX file differ from those of the model by up to {found.largest:.2g}",
                 hint="please report this with the versions of torch, onnxscript and onnxruntime; or leave out --onnx",
             )
         parity = Parity(found, served.graph.decision, len(rows), source, sizes={"float32": path.stat().st_size})
@@ -152,7 +152,8 @@ class Serving:
             what = f"of {parity.metric}" if parity.scores else "of the agreement with float32"
             raise NumericsError(
                 f"eight bits lose {parity.loss:.4f} {what} on {source}, more than --max-loss {self.max_loss:g}",
-                hint="nothing was written; allow more, leave out --int8, or --compare-on FILE with texts like those it will read",
+                hint="nothing was written; allow a larger --max-loss, leave out --int8, or give --compare-on FILE with texts "
+                "like those that the model will read",
             )
         with path.open("rb") as file:
             sync_file(file)
@@ -167,7 +168,7 @@ class Serving:
             texts = list(islice((line for line in lines if line), _MOST_TEXTS))
             if not texts:
                 raise ConfigError(
-                    f"{self.texts} has no text to compare on", hint="give a file with one text a line: --compare-on FILE"
+                    f"{self.texts} has no text to compare on", hint="give a file with one text per line: --compare-on FILE"
                 )
             return sample_rows(served, texts), self.texts.name
         return sample_rows(served), _SOURCE

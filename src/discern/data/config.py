@@ -40,10 +40,10 @@ class DataConfig(Section):
         0.05,
         ge=0,
         le=1,
-        description="'segments' only: fraction of examples with a random shorter target length. Released code: 0.05.",
+        description="'segments' only: fraction of examples with a random shorter target length. The released code: 0.05.",
     )
     single_segment_probability: float = Field(
-        0.1, ge=0, le=1, description="'segments' only: fraction of examples built as one segment. Released code: 0.1."
+        0.1, ge=0, le=1, description="'segments' only: fraction of examples built as one segment. The released code: 0.1."
     )
     reuse_length: int | None = Field(
         None,

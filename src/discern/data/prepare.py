@@ -305,7 +305,7 @@ def _publish(
     )
     unchanged = before is not None and before.fingerprint == manifest.fingerprint
     if before is not None and not unchanged:
-        raise other_data_set(asked.out, "made of other text")
+        raise other_data_set(asked.out, "made from different text")
     repaired = repair(folder, before, manifest) if before is not None else ()
     if before is None:
         if overwrite and asked.target.is_dir():
@@ -318,7 +318,7 @@ def _refuse_search(against: EvaluationFiles | None) -> None:
     if against is not None:
         raise ConfigError(
             "--against needs the whole text in one process",
-            hint="look for evaluation files in a run of its own: discern prepare INPUT --check --against FILE",
+            hint="look for evaluation files in a separate command: discern prepare INPUT --check --against FILE",
         )
 
 
@@ -344,6 +344,6 @@ def _advising_on_interruption(out: Path, progress: Progress, *, goes_on: bool = 
         yield
     except (KeyboardInterrupt, SystemExit):
         progress.finish()
-        again = "go on from the finished tasks" if goes_on else "prepare it"
+        again = "continue from the finished tasks" if goes_on else "prepare it"
         progress.note(f"interrupted: {out} is unchanged. Run the same command again to {again}.")
         raise

@@ -120,7 +120,7 @@ def warnings_of(manifest: Manifest) -> list[str]:
     elif heldout.num_documents < FEW_HELDOUT_DOCUMENTS:
         number = "one document is" if heldout.num_documents == 1 else f"{heldout.num_documents} documents are"
         found.append(
-            f"only {number} held out ({heldout.num_tokens:,} tokens), so held-out metrics depend on that text more than on "
-            "the model: hold out more documents with a larger --heldout fraction, or with --documents line"
+            f"only {number} held out ({heldout.num_tokens:,} tokens), so held-out metrics depend more on that text than on the "
+            f"model: hold out more documents with a larger --heldout fraction, or with --documents line"
         )
     return found

@@ -104,7 +104,7 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
     if list(old["tasks"]) != list(record["tasks"]):
         raise DataError(f"{out} holds results of {', '.join(old['tasks'])}, not of {', '.join(record['tasks'])}", hint=hint)
     if old["encoder_fingerprint"] != record["encoder_fingerprint"]:
-        raise DataError(f"{out} was fine-tuned from another model ({old['model']}) than {record['model']}", hint=hint)
+        raise DataError(f"{out} was fine-tuned from a different model ({old['model']}), not from {record['model']}", hint=hint)
     _refuse_other_reading(out, old, record, hint)
     if old.get("debug", record["debug"]) != record["debug"]:
         how = "with --debug, on a hundred examples of each file" if old["debug"] else "without --debug, on the whole files"
@@ -122,7 +122,7 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
     if "finetune.recipe" in differing:
         hint = f"to continue with the earlier settings: --recipe {before['finetune.recipe']}; otherwise choose another --out"
     if differing:
-        raise ConfigError(f"{out} was fine-tuned with other settings: {', '.join(differing)}", hint=hint)
+        raise ConfigError(f"{out} was fine-tuned with different settings: {', '.join(differing)}", hint=hint)
     changed = [
         f"{name}: {split}"
         for name, entry in record["tasks"].items()
@@ -131,7 +131,7 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
     ]
     if changed:
         raise DataError(
-            f"{out} was fine-tuned on other examples: the files have changed since ({', '.join(changed)})",
+            f"{out} was fine-tuned on different examples: the files have changed since ({', '.join(changed)})",
             hint=f"choose another --out, or remove {out}",
         )
 
@@ -158,7 +158,7 @@ def _refuse_other_reading(out: Path, old: dict[str, Any], record: dict[str, Any]
     before = old.get("tokenizer_fingerprint") or fingerprint(load_tokenizer(out / TOKENIZER_FILE))
     if before != record["tokenizer_fingerprint"]:
         raise DataError(
-            f"{out} was fine-tuned with another tokenizer ({before[:12]}) than that of {record['model']} "
+            f"{out} was fine-tuned with a different tokenizer ({before[:12]}) from that of {record['model']} "
             f"({record['tokenizer_fingerprint'][:12]})",
             hint=hint,
         )
@@ -167,7 +167,7 @@ def _refuse_other_reading(out: Path, old: dict[str, Any], record: dict[str, Any]
     shared = _COMPUTES & there.keys() & now.keys()
     differing = [f"{key} was {there[key]}, is {now[key]}" for key in shared if there[key] != now[key]]
     if differing:
-        raise DataError(f"{out} was fine-tuned with another encoder: {'; '.join(sorted(differing))}", hint=hint)
+        raise DataError(f"{out} was fine-tuned with a different encoder: {'; '.join(sorted(differing))}", hint=hint)
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -24,11 +24,13 @@ def without_own_task(names: Sequence[str], *, has_data: bool, has_train: bool) -
     if not own:
         return list(names), []
     if len(names) > 1:
-        raise ConfigError(f"task '{own[0]}' is trained alone, and {len(names)} tasks are given", hint="leave out the others")
+        raise ConfigError(
+            f"task '{own[0]}' can only be trained alone, but {len(names)} tasks are given", hint="leave out the others"
+        )
     if has_data or not has_train:
         found = "a folder of a task" if has_data else "no file"
         raise ConfigError(
-            f"task '{own[0]}' trains on a file of your own, and {found} is given",
+            f"task '{own[0]}' trains on a file of your own, but {found} is given",
             hint=f"discern finetune MODEL --task {own[0]} --train pairs.csv --dev judged.csv --out OUT",
         )
     return [], [f"files.task={own[0]}"]

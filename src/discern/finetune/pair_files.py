@@ -65,7 +65,7 @@ class PairsSource(Source[TextGroup]):
         training = split == "train"
         if training and self.settings.positives == "crop" and not self.alone:
             raise ConfigError(
-                f"task.positives is 'crop', which is for texts alone, and {path} has pairs",
+                f"task.positives is 'crop', which is for single texts, but {path} has pairs",
                 hint="leave it out, or train on a file with the single column 'text'",
             )
         if path.is_dir():
@@ -85,7 +85,7 @@ class PairsSource(Source[TextGroup]):
         )
         if not training and len(reading.examples[0].texts) < 2:
             raise ConfigError(
-                f"{path} has single texts, and an evaluation needs pairs",
+                f"{path} has single texts, but an evaluation needs pairs",
                 hint="give pairs (anchor, positive), judged pairs (sentence1, sentence2, score), or a folder of queries",
             )
         return reading
@@ -110,7 +110,7 @@ def pairs_definition(
     found = group_columns(open_table(train, format), columns)
     if found.positive is None and dev is None:
         raise ConfigError(
-            f"{train} has texts alone, so none of it can be held out to evaluate on",
+            f"{train} has single texts rather than pairs, so none of it can be held out to evaluate on",
             hint="--dev FILE: judged pairs (sentence1, sentence2, score), pairs (anchor, positive), or a folder of queries",
         )
     if dev is None:  # what is held out keeps its scores unless they chose the positives

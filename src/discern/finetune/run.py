@@ -189,7 +189,7 @@ def resolve_finetuning(
         source = each.source.configured(resolved.config.task_config(each.name))
         if source.needs_dropout and not resolved.config.finetune.dropout:
             raise ConfigError(
-                "finetune.dropout is 0, but texts alone are learned from by encoding them twice with different dropout",
+                "finetune.dropout is 0, but training on single texts encodes each text twice, with different dropout",
                 hint="--set finetune.dropout=0.1, or --set task.positives=crop for paragraphs of text",
             )
         each.family.check_encoder(resolved.config.task_config(each.name), loaded.encoder.config)
@@ -317,7 +317,7 @@ def _refuse_files(config: FinetuneConfig, user_set: frozenset[str]) -> None:
     if given:
         raise ConfigError(
             f"a named task has its own files and columns, but the settings contain {', '.join(given)}",
-            hint="leave out --task, or [files] in the file of settings",
+            hint="leave out --task, or remove [files] from the settings file",
         )
 
 
@@ -357,7 +357,7 @@ def _fit_lengths(
             notes.append(f"{name}: sequence length {loaded.max_length}, which the model was trained on, instead of {length}")
             task = task.model_copy(update={"sequence_length": loaded.max_length})
         elif length > loaded.max_length:
-            notes.append(f"{name}: positions from {loaded.max_length} on were not pre-trained")
+            notes.append(f"{name}: positions from {loaded.max_length} on were not trained in pre-training")
         updates[name] = task
     if several:
         section = getattr(config, "tasks").model_copy(update=updates)  # noqa: B009

@@ -52,7 +52,7 @@ class FilesConfig(Section):
 
     task: Literal["pairs"] | None = Field(
         None,
-        description="'pairs': train vectors of texts on pairs, or on texts alone (default: the columns decide what is trained).",
+        description="'pairs': train text embeddings on pairs or on single texts (default: the columns decide what is trained).",
     )
     train: Path | None = Field(None, description="File to train on.")
     dev: Path | None = Field(None, description="File to evaluate on (default: a held-out part of the training file).")
@@ -109,8 +109,8 @@ class FinetuneSection(Section):
     )
     rate_search: bool = Field(
         False,
-        description="First run short trainings with the learning rate, a third of it and three times it, then train with the one "
-        "that scores best on held-out examples.",
+        description="First train briefly with the learning rate, with a third of it and with three times it, then train fully "
+        "with the rate that scores best on held-out examples.",
     )
     warmup_fraction: float = Field(
         0.1, ge=0, le=1, description="Fraction of the steps used for warm-up; optimizer.warmup_steps overrides it."
@@ -119,8 +119,8 @@ class FinetuneSection(Section):
     layers: int | None = Field(
         None,
         ge=1,
-        description="Number of layers of the encoder that are kept, counted from the embeddings (default: all). For vectors of "
-        "texts, the last layers of a small encoder may do harm (docs/howto/embeddings.md).",
+        description="Number of layers of the encoder that are kept, counted from the embeddings (default: all). For text "
+        "embeddings, the last layers of a small encoder may reduce quality (docs/howto/embeddings.md).",
     )
     reduction: Literal["mean", "sum"] = Field(
         "mean",
@@ -129,8 +129,8 @@ class FinetuneSection(Section):
     )
     frame: FrameName = Field(
         "cls-first",
-        description="Order of the encoder's input. 'cls-first': [CLS] A [SEP] B [SEP], padded on the right. 'cls-last': A "
-        "[SEP] B "
+        description="Order of the parts of the encoder's input. 'cls-first': [CLS] A [SEP] B [SEP], padded on the right. "
+        "'cls-last': A [SEP] B "
         "[SEP] [CLS], padded on the left, the default for XLNet.",
     )
     task_alpha: float = Field(
@@ -229,7 +229,7 @@ def _chosen_recipe(given: Settings, asked: Recipe) -> Recipe:
         return asked
     if asked not in ("auto", named):
         raise ConfigError(
-            f"--recipe {asked}, but finetune.recipe is {named} ({setting.origin.where})", hint="leave one of the two out"
+            f"--recipe {asked}, but finetune.recipe is {named} ({setting.origin.where})", hint="leave out one of the two"
         )
     recipe: Recipe = named
     return recipe
@@ -249,7 +249,7 @@ def _refuse_growing_batch(config: FinetuneConfig) -> None:
     """Raise a ConfigError for a batch schedule, which counts the positions of rows that all have one length."""
     if config.train.batch_schedule:
         raise ConfigError(
-            "train.batch_schedule is for pre-training; fine-tuning has updates of the same number of rows",
+            "train.batch_schedule is for pre-training; in fine-tuning, all updates have the same number of rows",
             hint="leave it out, and set train.sequences_per_step",
         )
 

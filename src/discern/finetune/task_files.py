@@ -145,7 +145,7 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
         dev_name = HELD_OUT
         notes.append(f"no dev file: {len(dev.examples):,} of the training examples are held out to evaluate on")
     elif dev_name == "test":
-        notes.append("no dev file: the test file is evaluated")
+        notes.append("no dev file: evaluating on the test file")
     task = definition.family(definition.name, config, definition.metrics, labels)
     further = {name: source.read(paths[name], name) for name in definition.report_splits if name in paths and name != dev_name}
     readings = {dev_name: dev, **{name: reading for name, reading in further.items() if has_labels(reading)}}
@@ -268,7 +268,10 @@ def _selection_note(dev_name: str, chosen: Reading[Any] | None) -> str:
         return "too few examples to select the best weights: the last weights are kept"
     count = len(chosen.examples)
     if dev_name == "dev":
-        return f"the weights are selected on the dev file ({count:,} of its examples), so the score on it is slightly optimistic"
+        return (
+            f"the weights are selected on the dev file ({count:,} of its examples), so the score on that file is slightly "
+            "optimistic"
+        )
     return f"{count:,} of the training examples are held out to select the best weights"
 
 

@@ -88,7 +88,7 @@ class UserFileSource(Source[Any]):
             given = getattr(config, key, None)
             if given not in (None, getattr(usual, key)):
                 raise ConfigError(
-                    f"task.{key} is {given}, but it applies to named tasks only", hint=f"for your own files: {option} {given}"
+                    f"task.{key} is {given}, but it applies to named tasks only", hint=f"for your own files, use {option} {given}"
                 )
         return self
 
@@ -122,8 +122,8 @@ def _refuse_too_many_classes(reading: Reading[ClassificationExample]) -> None:
         return
     numbers = all(number_in(name) is not None for name in classes)
     raise DataError(
-        f"{reading.source}: {len(classes):,} different labels in {examples:,} examples, such as '{next(iter(classes))}': "
-        "too many to be classes",
+        f"{reading.source}: {len(classes):,} different labels in {examples:,} examples, such as '{next(iter(classes))}', which "
+        f"is too many for classes",
         hint=("--set files.label_kind=number for a score" if numbers else "choose another column: --label COLUMN")
         + "; if they are classes: --set files.label_kind=label",
     )
@@ -137,7 +137,7 @@ def has_word_per_line(path: Path, format: str | None) -> bool:
 def _read_word_per_line(path: Path, columns: NumberedColumns, split: str, *, labeled: bool) -> Reading[Any]:
     if suffix_of(path) in _TABLES:
         raise ConfigError(
-            f"{path} is a table by its name, but the training file has one word per line",
+            f"{path} is a table, judging by its name, but the training file has one word per line",
             hint="give all files in one format; `discern predict` takes any",
         )
     reading = ConllSource(columns.words, columns.tags).read(path, split, labeled=labeled)

@@ -299,7 +299,7 @@ def calibrate(
     loaded = load_detection_model(model, warn)
     if loaded.proposer is None:
         raise ConfigError(
-            f"{model} has no generator, which is needed to corrupt the text to calibrate on",
+            f"{model} has no generator, which is needed to corrupt the calibration text",
             hint="give the run, or export it again: discern export RUN --out DIR --all-networks",
         )
     data_set, stream = _heldout(data, model, loaded)
@@ -367,7 +367,7 @@ def _heldout(folder: Path, model: Path, loaded: DetectionModel) -> tuple[TokenDa
     data = TokenData.open(folder)
     if data.tokenizer_fingerprint not in loaded.tokenizer_fingerprints:
         raise DataError(
-            f"{folder} was made with another tokenizer than {model}",
+            f"{folder} was made with a different tokenizer from that of {model}",
             hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {model} --heldout 0.5",
         )
     split = data.split("heldout")
@@ -389,7 +389,10 @@ def _keep(model: Path, values: Mapping[str, Any], weights: str, warn: Callable[[
         else:
             write_text(model / CALIBRATION_NAME, text)
     except OSError as problem:
-        warn(f"the threshold is not stored: {model / CALIBRATION_NAME}: {problem.strerror}; set it with --threshold")
+        warn(
+            f"the threshold could not be stored in {model / CALIBRATION_NAME}: {problem.strerror}; give it with --threshold "
+            f"instead"
+        )
         return False
     return True
 

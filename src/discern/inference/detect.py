@@ -160,8 +160,8 @@ def write_page(
     ]
     notes = []
     if texts.left_out:
-        warn(f"{out} shows the first {len(texts.kept):,} texts; {texts.left_out:,} more have no room on a page")
-        notes.append(f"This page shows the first {len(texts.kept):,} texts; {texts.left_out:,} more have no room on it.")
+        warn(f"{out} shows the first {len(texts.kept):,} texts; {texts.left_out:,} more do not fit on a page")
+        notes.append(f"This page shows the first {len(texts.kept):,} texts; {texts.left_out:,} more do not fit on it.")
     tokens = [probability for _, found in texts.kept for probability in found.replaced_probability]
     facts = [
         ("Model", name),

@@ -182,7 +182,10 @@ def filled(filler: Filler, text: str, top: int, warn: Callable[[str], None]) -> 
     """Like `fill`, with a loaded model."""
     found = fill_masks(filler, text, top, warn)
     if len(found) > 1 and isinstance(filler.network.encoder, TwoTowerEncoder):
-        warn("this generator was trained on text without [MASK]; with several, each prediction depends on the other masks too")
+        warn(
+            "this generator was trained on text without [MASK]; with several masks, each prediction also depends on the other "
+            "masks"
+        )
     return found
 
 

@@ -193,4 +193,4 @@ def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None
             found = read_blimp_results(run) | found
         write_text(run / BLIMP_FILE, json.dumps(found, indent=1) + "\n")
     except OSError as problem:
-        warn(f"the results are not stored for the report: {run / BLIMP_FILE}: {problem.strerror}")
+        warn(f"the results could not be stored for the report: {run / BLIMP_FILE}: {problem.strerror}")

@@ -71,7 +71,7 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
 
 
 def _trained_vectors(tuned: TaskModel) -> VectorSettings:
-    """The settings of a model that was fine-tuned for vectors of texts; the usual ones for another task."""
+    """The settings of a model that was fine-tuned for text embeddings; the usual ones for another task."""
     config = next((task.config for task in tuned.objective.tasks.values() if task.labels.kind == "vectors"), None)
     if not isinstance(config, ContrastiveConfig):
         return VectorSettings()
@@ -147,7 +147,7 @@ class Model:
         Args:
             pooling: 'mean': the mean over the tokens without [CLS] and [SEP], zeros for a text without tokens; 'mean-all':
                 the mean over all tokens; 'cls' or 'first': the state of [CLS]; 'none': one array per text, with a row for each
-                token. 'auto': as the model was trained, 'mean' if it was not trained for vectors of texts. With 'mean-all' and
+                token. 'auto': as the model was trained, 'mean' if it was not trained for text embeddings. With 'mean-all' and
                 'cls', long texts are truncated.
             normalize: scale each vector to length 1; None: as the model was trained, for others not.
             size: number of first components to keep, before vectors are normalized; None: all.

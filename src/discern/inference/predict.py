@@ -176,7 +176,7 @@ def examples_of(task: Task[Any], record: Mapping[str, Any], texts: Iterable[Any]
         raise ConfigError("expected a list of texts, found a single text", hint="put it into a list: [text]")
     if task.labels.kind == "vectors":
         raise ConfigError(
-            f"'{task.name}' predicts no labels: the model was trained for vectors of texts", hint="use encode(texts)"
+            f"'{task.name}' predicts no labels: the model was trained for text embeddings", hint="use encode(texts)"
         )
     of_tags = _characters if _reads_characters(task) else _tagging
     make = {"tags": of_tags, "spans": _question}.get(task.labels.kind, _classification)

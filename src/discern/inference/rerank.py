@@ -276,7 +276,7 @@ def rerank(
 
 def _check_tuning(dev: Path | None, weight: float | None, length_weight: float | None, *, tune_length: bool) -> None:
     if dev is None and tune_length:
-        raise ConfigError("--tune-length without lists to tune on", hint="add --dev FILE, n-best lists with references")
+        raise ConfigError("--tune-length needs lists to tune on", hint="add --dev FILE, n-best lists with references")
     if tune_length and length_weight is not None:
         raise ConfigError("--tune-length and --length-weight are both given", hint="give one of them")
     if dev is not None and weight is not None and not tune_length:

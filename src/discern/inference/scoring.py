@@ -378,7 +378,7 @@ def _too_long(score: Score, scorer: TextScorer) -> str:
 
 
 def _nothing(name: str, number: int, text: str) -> DataError:
-    why = "has nothing that the tokenizer keeps" if text.strip() else "is empty"
+    why = "contains nothing that the tokenizer keeps" if text.strip() else "is empty"
     return DataError(
         f"{name}:{number}: the line {why}, so there is nothing to score",
         hint="remove it, so that sentences and scores stay aligned: grep '[^[:space:]]' FILE removes empty lines",

@@ -34,10 +34,10 @@ def check_vectors_path(out: Path) -> None:
     """
     if out.suffix not in _SUFFIXES:
         raise ConfigError(
-            f"{out} has no suffix of a format of vectors", hint=f"use {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
+            f"the suffix of {out} names no vector format", hint=f"use {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         )
     if out.suffix == ".npy" and is_stream(out):
-        raise ConfigError(f"{out} is a pipe or a device, and the header of .npy is written last", hint="write .jsonl to it")
+        raise ConfigError(f"{out} is a pipe or a device, but the header of .npy is written last", hint="write .jsonl to it")
     if out.suffix == ".parquet":
         _arrow(out)
 
@@ -148,7 +148,9 @@ def opened_vectors(path: Path) -> tuple[NDArray[np.float32], dict[str, Any]]:
     except (OSError, ValueError) as problem:
         raise DataError(f"{path} cannot be read: {problem}", hint=_AGAIN) from problem
     if not where.is_file():
-        raise DataError(f"{path} has no record of its model ({where.name})", hint=f"copy the record beside it, or {_AGAIN}")
+        raise DataError(
+            f"{path} has no record of its model ({where.name})", hint=f"copy the record to the same folder, or {_AGAIN}"
+        )
     return vectors, read_object(where, hint=_AGAIN)
 
 

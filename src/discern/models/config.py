@@ -56,12 +56,20 @@ class ModelConfig(Section):
     )
     num_heads: int = Field(4, ge=1, le=_MAX_WIDTH, description="Attention heads; must divide hidden_size.")
     feedforward_size: int = Field(1024, ge=1, le=16 * _MAX_WIDTH, description="Inner width of the feed-forward layers.")
-    max_positions: int = Field(512, ge=3, le=LONGEST_SEQUENCE, description="Rows of the position table: the longest sequence.")
-    num_token_types: int = Field(2, ge=2, le=1024, description="Rows of the segment table.")
+    max_positions: int = Field(
+        512, ge=3, le=LONGEST_SEQUENCE, description="Rows of the position table, that is, the longest sequence."
+    )
+    num_token_types: int = Field(2, ge=2, le=1024, description="Rows of the segment table, that is, the number of token types.")
     hidden_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of the embeddings and of each sub-layer's output.")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of the attention probabilities.")
-    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of the normal, truncated at two of them.")
-    layer_norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance. BERT and ELECTRA: 1e-12.")
+    initializer_range: float = Field(
+        0.02,
+        gt=0,
+        description="Standard deviation of the normal distribution of initial weights, truncated at two standard deviations.",
+    )
+    layer_norm_epsilon: float = Field(
+        1e-12, gt=0, description="Epsilon that LayerNorm adds to the variance. BERT and ELECTRA: 1e-12."
+    )
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> ModelConfig:

@@ -33,7 +33,7 @@ def module_flops(module: nn.Module, length: int) -> float:
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     raise ConfigError(
         f"the FLOPs of {name} are unknown",
-        hint=f"give {type(module).__name__} a method forward_flops(length) that returns them, per token of a row",
+        hint=f"give {type(module).__name__} a method forward_flops(length) that returns the FLOPs per token of a row",
     )
 
 

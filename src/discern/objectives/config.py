@@ -120,10 +120,10 @@ class PositionsConfig(ObjectiveConfig):
         None,
         gt=0,
         lt=1,
-        description="Fraction that mask_probability changes to, linearly over the first mask_probability_steps steps. "
-        "Held-out metrics are always at mask_probability, so that they can be compared.",
+        description="If given, mask_probability changes to this value, linearly over the first mask_probability_steps steps. "
+        "Held-out metrics always use mask_probability, so that they can be compared.",
     )
-    mask_probability_steps: int | None = Field(None, ge=1, description="Steps until mask_probability_end is reached.")
+    mask_probability_steps: int | None = Field(None, ge=1, description="Number of steps until mask_probability_end is reached.")
     rarity_exponent: float = Field(
         0.5, ge=0, le=2, description="'rarity' only: a token is drawn with weight count^-exponent. 0: evenly; word2vec: 0.5."
     )
@@ -135,7 +135,7 @@ class PositionsConfig(ObjectiveConfig):
         "entropy of the generator's (of 'mlm': the encoder's) predictions of this token. 0: evenly.",
     )
     span_stop_probability: float = Field(
-        0.2, gt=0, lt=1, description="'span' only: chance that a span ends after each of its words. SpanBERT: 0.2."
+        0.2, gt=0, lt=1, description="'span' only: probability that a span ends after each of its words. SpanBERT: 0.2."
     )
     span_max_words: int = Field(10, ge=1, description="'span' only: maximum number of words of a span. SpanBERT: 10.")
 
@@ -187,7 +187,7 @@ def check_ramp(config: ObjectiveConfig, name: str) -> None:
         ValueError: one of them is missing.
     """
     if (getattr(config, f"{name}_end") is None) != (getattr(config, f"{name}_steps") is None):
-        raise ValueError(f"{name}_end and {name}_steps go together: set both, or neither")
+        raise ValueError(f"{name}_end and {name}_steps go together: set both or neither")
 
 
 class MaskingConfig(PositionsConfig):

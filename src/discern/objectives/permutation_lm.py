@@ -52,7 +52,7 @@ class PermutationLMConfig(ObjectiveConfig):
     prediction_ratio: int = Field(
         6,
         ge=2,
-        description="One of this many tokens is predicted. XLNet's K: 6.",
+        description="One in this many tokens is predicted. XLNet's K: 6.",
         json_schema_extra={OTHER_NAME: "mask_probability"},
     )
     span_targets: bool = Field(
@@ -64,8 +64,8 @@ class PermutationLMConfig(ObjectiveConfig):
     next_sentence_weight: float = Field(
         0.0,
         ge=0,
-        description="Factor of the next-sentence loss, whether B follows A; 0: no such loss. XLNet: 0, as it did not help; the "
-        "paper's ablation: 1.",
+        description="Factor of the next-sentence loss, for predicting whether segment B follows segment A; 0: no such loss. "
+        "XLNet: 0, as it did not help; the paper's ablation: 1.",
     )
 
     @property

@@ -38,14 +38,14 @@ class GeneratorConfig(MaskingConfig):
         1.0, gt=0, le=1, description="Depth of the generator, a fraction of the encoder's. ELECTRA keeps the depth."
     )
     generator_weight: float = Field(1.0, ge=0, description="Factor of the generator's loss.")
-    temperature: float = Field(1.0, gt=0, description="Divides the generator's logits before sampling, not in its loss.")
+    temperature: float = Field(1.0, gt=0, description="Divisor of the generator's logits for sampling; its loss does not use it.")
     temperature_end: float | None = Field(
         None,
         gt=0,
-        description="Temperature that changes from temperature to this value, linearly over the first temperature_steps steps. "
-        "Fast-ELECTRA lets that of a frozen generator fall. Held-out metrics are always at temperature.",
+        description="If given, the temperature changes to this value, linearly over the first temperature_steps steps. "
+        "Fast-ELECTRA lowers the temperature of a frozen generator. Held-out metrics always use temperature.",
     )
-    temperature_steps: int | None = Field(None, ge=1, description="Steps until temperature_end is reached.")
+    temperature_steps: int | None = Field(None, ge=1, description="Number of steps until temperature_end is reached.")
 
     def temperature_at(self, step: int) -> float:
         """Temperature of the samples at this step, counted from 0."""

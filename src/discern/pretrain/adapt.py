@@ -179,8 +179,8 @@ def _check_word_loss(resolved: ResolvedRun, model: Path) -> None:
     metrics = objective.evaluator().compute()
     if not any(name in metrics for name in _WORD_LOSSES):
         raise ConfigError(
-            f"objective '{resolved.config.objective.name}' has no loss over words, which the gain is measured by",
-            hint=f"discern pretrain --init-from {model} starts in the same way, without measurements",
+            f"objective '{resolved.config.objective.name}' has no loss over words, by which the gain could be measured",
+            hint=f"discern pretrain --init-from {model} starts in the same way, but measures nothing",
         )
 
 
@@ -323,9 +323,9 @@ def _forms(data: TokenData, tokenizer: Tokenizer, added: AddedTokens, target: Pa
     else:
         assert added.number is not None
         found = frequent_splits(_count_words(data.manifest, tokenizer, target, progress), tokenizer, added.number)
-        reason = f"in the text of {data.folder}, no word that occurs at least three times is split or unknown"
+        reason = f"no word that occurs at least three times in the text of {data.folder} is split or unknown"
     if not found:
-        raise ConfigError(f"there is no token to add: {reason}", hint="leave out --add-tokens")
+        raise ConfigError(f"there are no tokens to add: {reason}", hint="leave out --add-tokens")
     return found
 
 

@@ -336,6 +336,6 @@ def _out_of_memory(config: PretrainConfig, world: int) -> ConfigError:
     rows = config.train.micro_batch_size or config.train.sequences_per_step // world
     smaller = f"--set train.micro_batch_size={max(1, rows // 4)}, or " if rows > 1 else ""
     return ConfigError(
-        f"there is not enough memory for {rows} sequences of {config.data.sequence_length} at once",
+        f"there is not enough memory for {rows} sequences of {config.data.sequence_length} tokens at once",
         hint=f"{smaller}--set train.gradient_checkpointing=true, or a shorter data.sequence_length",
     )

@@ -79,22 +79,23 @@ def open_start(path: Path, data_fingerprint: str, warn: Callable[[str], None]) -
     record, config = read_record(run), read_written_config(run / CONFIG_FILE)
     if "replay" in record:
         raise ConfigError(
-            f"{run} mixes in other text (--replay), which --decay-from cannot", hint="give a run of discern pretrain"
+            f"{run} mixes in other text (--replay), which --decay-from cannot", hint="give a run that `discern pretrain` made"
         )
     if record["data_fingerprint"] != data_fingerprint:
         raise DataError(
-            f"{run} was trained on another data set ({record['data']}) than --data",
-            hint=f"give the same: --data {record['data']}",
+            f"{run} was trained on a different data set ({record['data']}) from --data",
+            hint=f"give the data set of the run: --data {record['data']}",
         )
     if step is not None and not path.is_dir():
         names = ", ".join(each.name for each in checkpoint.found(run / CHECKPOINTS)) or "none"
         raise CheckpointError(
-            f"{run} has no checkpoint of step {step}; it has {names}", hint=f"--decay-from {run} takes the newest"
+            f"{run} has no checkpoint of step {step}; it has {names}", hint=f"--decay-from {run} continues from the newest"
         )
     contents = checkpoint.load_newest(run / CHECKPOINTS, warn) if step is None else checkpoint.load(path)
     if contents is None:
         raise CheckpointError(
-            f"{run} has no checkpoint yet", hint="let it reach train.checkpoint_every_steps, or stop it with Ctrl-C"
+            f"{run} has no checkpoint yet",
+            hint="let it reach train.checkpoint_every_steps, or stop it with Ctrl-C, which saves a checkpoint",
         )
     start = DecayStart(run, record, config, contents)
     _refuse_unstable(start)
@@ -169,7 +170,7 @@ def decay_settings(
     allowed = (may_change | {"optimizer.decay_steps", "optimizer.decay_fraction"}) - {"train.max_hours"}
     wrong = sorted(key for key in now if key in given and now[key] != before.get(key) and key not in allowed)
     if wrong:
-        lines = [f"  {key}: {before.get(key)} there, {now[key]} now" for key in wrong]
+        lines = [f"  {key}: {before.get(key)} in that run, {now[key]} now" for key in wrong]
         raise ConfigError(
             "\n".join([f"a decay continues {folder} with its own settings, but these differ:", *lines]),
             hint="leave them out; optimizer.decay_steps sets the number of steps",
@@ -235,6 +236,6 @@ def write_start(out: Path, start: DecayStart, keep: int) -> None:
         write_text(out / METRICS_FILE, "".join(lines))
     except OSError as problem:
         raise CheckpointError(
-            f"could not write {out / METRICS_FILE}: {problem}", hint="free some space and run it again"
+            f"could not write {out / METRICS_FILE}: {problem}", hint="free some space, then run the same command again"
         ) from problem
     checkpoint.save(out / CHECKPOINTS, start.contents, keep)

@@ -181,13 +181,16 @@ def examine_machine(folder: Path) -> Diagnosis:
             torch.get_num_threads(),
             (1, cores),
             fine=f"this process may use {cores} cores",
-            high=(f"more threads than the {cores} cores that this process may use: they wait for each other", "OMP_NUM_THREADS"),
+            high=(
+                f"more threads than the {cores} cores that this process may use, so they wait for each other",
+                "OMP_NUM_THREADS",
+            ),
         ),
         finding_in_range(
             "cpu_kernels",
             float(loaded.library is not None),
             (1, 1),
-            fine="the fused kernels are used for networks on the CPU",
+            fine="the fused kernels are in use for networks on the CPU",
             low=(
                 f"the fused kernels are not in use: {loaded.reason}",
                 "install a C compiler (gcc or clang), or set CC; Linux only",
@@ -199,8 +202,8 @@ def examine_machine(folder: Path) -> Diagnosis:
             (2 * 2**30, float("inf")),
             fine="enough space for checkpoints; each has three times the size of the weights",
             low=(
-                "less than 2 GiB are free here: a run stops when a checkpoint cannot be written",
-                "--out on another disk",
+                "less than 2 GiB is free here: a run stops when a checkpoint cannot be written",
+                "--out with a folder on another disk",
             ),
         ),
     ]

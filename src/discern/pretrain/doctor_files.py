@@ -137,7 +137,9 @@ def accept_folder(folder: Path, tell: Callable[[Accepted], None]) -> list[Accept
             if changes and after:
                 write_checksums(each, after)
     except OSError as problem:
-        raise DataError(f"cannot write to {folder}: {problem.strerror or problem}", hint="check its permissions") from problem
+        raise DataError(
+            f"cannot write to {folder}: {problem.strerror or problem}", hint="check the permissions of the folder"
+        ) from problem
     return [change for _, _, changes in found for change in changes]
 
 
@@ -180,7 +182,7 @@ def _of_opened(data: TokenData) -> Iterator[tuple[str, _Check]]:
             for suffix, file in shard.files.items():
                 name = f"{shard.name}.{suffix}"
                 yield name, partial(_compare_file, data, name, file)
-            yield f"{shard.name}, its indices", partial(_indices, opened)
+            yield f"the indices of {shard.name}", partial(_indices, opened)
 
 
 def _compare_file(data: TokenData, name: str, expected: FileInfo) -> None:

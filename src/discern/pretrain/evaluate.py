@@ -85,7 +85,7 @@ def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None
     try:
         write_text(run / EVALUATION_FILE, json.dumps(found, indent=1) + "\n")
     except OSError as problem:
-        warn(f"the metrics are not stored for the report: {run / EVALUATION_FILE}: {problem.strerror}")
+        warn(f"the metrics could not be stored for the report: {run / EVALUATION_FILE}: {problem.strerror}")
 
 
 def open_data(model: Path, trained: ModelFolder, data: Path | None) -> TokenData:
@@ -94,13 +94,13 @@ def open_data(model: Path, trained: ModelFolder, data: Path | None) -> TokenData
     prepare = f"discern prepare TEXT --out DATA --tokenizer {trained.tokenizer_path} --heldout 0.5"
     if folder is None:
         raise ConfigError(
-            f"no data set is given, and {model} is an export, which does not record the one it was trained on",
+            f"no data set is given, and {model} is an export, which does not record what it was trained on",
             hint=f"add --data DATA; made by: {prepare}",
         )
     opened = TokenData.open(folder)
     if opened.tokenizer_fingerprint not in trained.tokenizer_fingerprints:
         raise DataError(
-            f"{folder} was made with another tokenizer ({opened.tokenizer_fingerprint[:12]}) than {model} "
+            f"{folder} was made with a different tokenizer ({opened.tokenizer_fingerprint[:12]}) from that of {model} "
             f"({trained.tokenizer_fingerprints[0][:12]})",
             hint=f"prepare it again: {prepare}",
         )

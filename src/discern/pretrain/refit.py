@@ -36,7 +36,7 @@ def check_refit(wanted: bool, network: str | None, data: object) -> None:
         ConfigError: a data set is given and no head is to be fitted, or the network has no such head.
     """
     if data is not None and not wanted:
-        raise ConfigError("--data is for --refit-head, and no head is to be fitted", hint="add --refit-head, or leave out --data")
+        raise ConfigError("--data is for --refit-head, which is not given", hint="add --refit-head, or leave out --data")
     if wanted and network not in (None, NETWORK):
         raise ConfigError(f"--refit-head is for the {NETWORK}, not the {network}", hint="leave out --refit-head")
 
@@ -79,7 +79,7 @@ def refit_head(
     heldout = heldout_stream(opened, config)
     if heldout is None:
         raise DataError(
-            f"{opened.folder} has no held-out split, on which to measure what the head costs",
+            f"{opened.folder} has no held-out split, on which to measure how much the new head costs",
             hint="give a data set that has one: --data DATA; made by: discern prepare TEXT --out DATA --heldout 0.5",
         )
     ranks = Ranks(0, 1, choose_device("auto"))

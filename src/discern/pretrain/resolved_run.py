@@ -198,8 +198,8 @@ def _open_replay(replay: Replay, config: PretrainConfig, data: TokenData) -> Tok
     same = replayed.tokenizer_fingerprint == data.tokenizer_fingerprint
     if not same and pieces_of_added(replayed.tokenizer(), data.tokenizer()) is None:
         raise DataError(
-            f"{replayed.folder} was made with another tokenizer ({replayed.tokenizer_fingerprint[:12]}) than {data.folder} "
-            f"({data.tokenizer_fingerprint[:12]}): they cannot be mixed",
+            f"{replayed.folder} was made with a different tokenizer ({replayed.tokenizer_fingerprint[:12]}) from that of "
+            f"{data.folder} ({data.tokenizer_fingerprint[:12]}): they cannot be mixed",
             hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {data.folder / TOKENIZER_NAME}",
         )
     return replayed
@@ -248,13 +248,13 @@ def refuse_another_run(run: ResolvedRun) -> None:
     record = read_record(out)
     hint = NEW_RUN
     if record["data_fingerprint"] != data.fingerprint:
-        raise DataError(f"{out} was trained on another data set ({record['data']}) than {data.location}", hint=hint)
+        raise DataError(f"{out} was trained on a different data set ({record['data']}) from {data.location}", hint=hint)
     _refuse_another_start(run, record, hint)
     old, new = flatten(read_written_config(out / CONFIG_FILE)), flatten(config)
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in MAY_CHANGE)
     if differing:
-        lines = [f"  {key}: {old.get(key)} there, {new.get(key)} now" for key in differing]
-        raise ConfigError("\n".join([f"{out} holds a run with another configuration:", *lines]), hint=hint)
+        lines = [f"  {key}: {old.get(key)} in that run, {new.get(key)} now" for key in differing]
+        raise ConfigError("\n".join([f"{out} holds a run with a different configuration:", *lines]), hint=hint)
 
 
 def _refuse_another_start(run: ResolvedRun, record: Mapping[str, Any], hint: str) -> None:
@@ -263,7 +263,7 @@ def _refuse_another_start(run: ResolvedRun, record: Mapping[str, Any], hint: str
     there, here = record.get("start"), now.get("start")
     if (there and there["weights"]) != (here and here["weights"]):
         began = "with random weights" if there is None else f"with {there['description']}"
-        wanted = "no model is given now" if here is None else f"{here['description']} has other weights"
+        wanted = "no model is given now" if here is None else f"{here['description']} has different weights"
         more = "" if there is None or here is not None else f"add --init-from {there['model']}, or "
         raise CheckpointError(f"{out} began {began}, but {wanted}", hint=more + hint)
     replays = [each.get("replay") or {} for each in (record, now)]

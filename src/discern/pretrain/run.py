@@ -205,7 +205,7 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
     if last is not None and state.step <= last[1] and not state.interrupted and ranks.writes:
         progress.note(
             f"warning: the time budget was used up after {state.step:,} steps; phase '{last[0]}' begins after {last[1]:,}, so "
-            "nothing of it has been trained. To continue, use the same command with a larger train.max_hours"
+            f"that phase has not been trained. To continue, run the same command with a larger train.max_hours"
         )
     return record
 
@@ -376,9 +376,9 @@ def notes_on_rows(data: TokenData, config: PretrainConfig) -> list[str]:
     if share > _LEAST_FOLLOWING:
         return []
     return [
-        f"B follows A in about {share:.0%} of the rows, not in half: A ends with a sentence, and in most rows no sentence "
-        "ends early enough, so 'no' is nearly always right. Prepare the text with one sentence per line, or set a longer "
-        "data.sequence_length, or objective.next_sentence_weight=0"
+        f"next-sentence prediction: segment B follows segment A in about {share:.0%} of the rows instead of half. A must end "
+        f"with a sentence, and in most rows no sentence ends early enough, so the answer 'no' is nearly always right. Prepare "
+        f"the text with one sentence per line, or set a longer data.sequence_length, or objective.next_sentence_weight=0"
     ]
 
 

@@ -124,10 +124,10 @@ def _sizes(start: ModelFolder, settings: Settings) -> Settings:
         found[key] = Setting(value, origin)
         if setting is not None and setting.origin.by_user and setting.value != value:
             text = (
-                f"{setting.origin.where}: {key} is {quoted(setting.value)}, but the weights of {start.folder} are of "
+                f"{setting.origin.where}: {key} is {quoted(setting.value)}, but the weights of {start.folder} have "
                 f"{quoted(value)}"
             )
-            problems.append(Problem(key, text, f"leave out {key}: the sizes come from the model"))
+            problems.append(Problem(key, text, f"leave out {key}: the model determines the sizes"))
     if problems:
         raise InvalidConfigError(problems)
     return found
@@ -219,7 +219,7 @@ def added_pieces(start: ModelFolder, data: TokenData) -> list[list[int]]:
     found = pieces_of_added(start.tokenizer, data.tokenizer())
     if found is None:
         raise DataError(
-            f"{data.folder} was made with another tokenizer ({data.tokenizer_fingerprint[:12]}) than {start.folder} "
+            f"{data.folder} was made with a different tokenizer ({data.tokenizer_fingerprint[:12]}) from that of {start.folder} "
             f"({start.tokenizer_fingerprints[0][:12]}): the same ids stand for other tokens",
             hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {start.tokenizer_path}",
         )
@@ -314,7 +314,7 @@ def _values(
     if source.bilinear is not None and network.bilinear is None and type(source.head) is type(network.head):
         raise ConfigError(
             f"the {name} of {start.folder} has a bilinear term in its head, which the configured objective does not have: "
-            "without it the head would compute something else",
+            "without it, the head would compute something different",
             hint="set objective.discriminator_head=bilinear",
         )
     own, theirs = named_parameters(network), named_parameters(source)
@@ -327,8 +327,10 @@ def _values(
         there = str(tuple(theirs[key].shape)) if key in theirs else "absent"
         raise ConfigError(
             f"the {name} of {start.folder} ({_sizes_text(source)}) does not fit the configured one ({_sizes_text(network)}): "
-            f"{len(differing)} weights differ, the first is {key}, {there} there and {tuple(own[key].shape)} here",
-            hint="leave out what sets [model], objective.generator_size, generator_depth and tying: they come from the model",
+            f"{len(differing)} weights differ, the first is {key}, of shape {there} in the model and {tuple(own[key].shape)} "
+            f"here",
+            hint="leave out the settings of [model], and objective.generator_size, generator_depth and tying: the model "
+            "determines them",
         )
     return values
 
@@ -432,8 +434,8 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
         there, here = (str(tuple(each[name].shape)) if name in each else "absent" for each in (values, own))
         raise ConfigError(
             f"the generator of {folder} ({_sizes_text(source)}) does not fit this one ({_sizes_text(target)}): "
-            f"{len(differing)} weights differ, the first is {name}, {there} there and {here} here",
-            hint="set [model] and objective.generator, generator_size, generator_depth and tying as they were there",
+            f"{len(differing)} weights differ, the first is {name}, of shape {there} in the model and {here} here",
+            hint="set [model] and objective.generator, generator_size, generator_depth and tying to the values of that model",
         )
     for name, parameter in own.items():
         parameter.copy_(values[name])
@@ -444,7 +446,8 @@ def _check_generator_tokenizer(folder: Path, loaded: ModelFolder, wanted: str) -
     found = loaded.tokenizer_fingerprints
     if wanted not in found:
         raise DataError(
-            f"the generator of {folder} was trained with another tokenizer ({found[0][:12]}) than the data set's ({wanted[:12]})",
+            f"the generator of {folder} was trained with a different tokenizer ({found[0][:12]}) from that of the data set "
+            f"({wanted[:12]})",
             hint=f"prepare the data again: discern prepare TEXT --out DATA --tokenizer {loaded.tokenizer_path}",
         )
 

@@ -136,7 +136,7 @@ def _scores(found: Found) -> Table:
         for row in found["runs"]
         if columns
     ]
-    note = "Median over the pre-training seeds, with the lowest and the highest; failed fine-tuning seeds count like any other."
+    note = "Median over the pre-training seeds, with the lowest and the highest; failed fine-tuning seeds are included."
     return Table("Scores after fine-tuning", ["run", *heads, "seeds"], rows, note)
 
 
@@ -265,9 +265,9 @@ def _notes(found: Found) -> list[str]:
     notes = [*found["notes"], *significance_notes(found)]
     if found["equal"] == "seconds":
         notes.append(
-            f"'{found['reference']}' ran to its train.max_steps; the others were given the time that it took with the same "
-            "seed, on this machine under the load of the moment. Their learning rate decays with time from the first step on, "
-            "that of the reference after the warm-up."
+            f"'{found['reference']}' ran to its train.max_steps; each other run was given the time that the reference took with "
+            f"the same seed, on this machine and under its load at that time. Their learning rate decays with time from the "
+            f"first step on, that of the reference after the warm-up."
         )
     else:
         notes.append(

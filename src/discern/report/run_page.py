@@ -161,11 +161,11 @@ def how_good(metrics: Mapping[str, float], findings: Sequence[Finding]) -> str:
     parts = []
     right, replaced = metrics.get("discriminator_accuracy"), metrics.get("replaced_fraction")
     if right is not None and replaced is not None:
-        parts.append(f"it classifies {right:.1%} of the tokens correctly (always 'original': {1 - replaced:.1%})")
+        parts.append(f"it classifies {right:.1%} of the tokens correctly (always answering 'original': {1 - replaced:.1%})")
     gain = next((each for each in findings if each.name.endswith("_gain") and each.value is not None), None)
     if gain is not None and gain.value is not None:
         compared = f"{gain.value:.2f} nats better" if gain.value >= 0 else f"{-gain.value:.2f} nats worse"
-        parts.append(f"it predicts words {compared} than their frequencies alone")
+        parts.append(f"it predicts words {compared} than word frequencies alone")
     judged = [each for each in findings if each.usual is not None and each.verdict != "unknown"]
     if judged:
         fine = sum(each.verdict == "fine" for each in judged)

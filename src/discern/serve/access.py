@@ -85,10 +85,12 @@ class Gate:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if not self._is_known(host):
-            return problem(403, "this server is not reached under that name", "start it with --name NAME to allow another name")
+            return problem(
+                403, "this server is not reached under that name", "to allow another name, start the server with --name NAME"
+            )
         origin = headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            return problem(403, "a page of another site may not use this server")
+            return problem(403, "pages of other sites may not use this server")
         client = scope["client"][0] if scope.get("client") else ""
         seconds = self._rates.wait(client)
         if seconds:

@@ -169,7 +169,7 @@ class ServedModel:
             ConfigError: the model has none.
         """
         if part is None:
-            raise ConfigError(self.lacks.get(verb, f"the model cannot {verb}"), hint="GET /models tells what each model can do")
+            raise ConfigError(self.lacks.get(verb, f"the model cannot {verb}"), hint="GET /models lists what each model can do")
         return part
 
 
@@ -223,7 +223,7 @@ def load_served(path: Path, *, device: str = "auto", warn: Callable[[str], None]
         lacks=lacks,
     )
     if len(lacks) == len(VERBS):
-        raise ConfigError(f"{path} can do nothing that is served: {lacks['embed']}", hint="give a run or an export")
+        raise ConfigError(f"{path} can do nothing that this server offers: {lacks['embed']}", hint="give a run or an export")
     return model
 
 

@@ -110,7 +110,10 @@ _OPERATIONS = (
         {"text": "The chef ate the purple meal.", "start": 17, "end": 23},
     ),
     Operation(
-        "/models", "get", "The models, and what each can do.", {"models": "name, verbs, reasons for those it lacks, tasks"}
+        "/models",
+        "get",
+        "The models, and what each can do.",
+        {"models": "its name, its verbs, the reason for each verb that it lacks, and its tasks"},
     ),
     Operation("/health", "get", "Whether the server answers; needs no token.", {"status": "ok", "waiting": "waiting requests"}),
 )
@@ -156,7 +159,11 @@ def document(version: str) -> dict[str, Any]:
         paths[operation.path] = {operation.method: described}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "discern", "version": version, "description": "Answers are those of the commands with --json."},
+        "info": {
+            "title": "discern",
+            "version": version,
+            "description": "Answers have the form that the commands print with --json.",
+        },
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],

@@ -42,7 +42,7 @@ class TextsRequest(ApiRequest):
     """One text, or several."""
 
     text: str | None = Field(None, description="One text.")
-    texts: list[str] | None = Field(None, description="Several texts; give this or `text`.")
+    texts: list[str] | None = Field(None, description="Several texts, instead of `text`.")
     model: int | str = Field(0, description="Number of the model, from 0 in the order of the command, or its name.")
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ class TextsRequest(ApiRequest):
 class FillRequest(TextsRequest):
     """Texts with [MASK]."""
 
-    top: int = Field(5, ge=1, le=100, description="Number of tokens per mask.")
+    top: int = Field(5, ge=1, le=100, description="Number of predictions per mask.")
 
 
 class ScoreRequest(TextsRequest):
@@ -91,8 +91,8 @@ class PredictRequest(TextsRequest):
     text: Readable | None = Field(  # type: ignore[assignment]
         None, description="A text; a pair of texts; a list of words to tag; or {'question': ..., 'context': ...}."
     )
-    texts: list[Readable] | None = Field(None, description="Several of them.")  # type: ignore[assignment]
-    task: str | None = Field(None, description="Task to predict, if the model was fine-tuned on several.")
+    texts: list[Readable] | None = Field(None, description="Several inputs, instead of `input`.")  # type: ignore[assignment]
+    task: str | None = Field(None, description="Task to apply, if the model was fine-tuned on several.")
 
 
 class AlternativesRequest(ApiRequest):
@@ -107,7 +107,7 @@ class AlternativesRequest(ApiRequest):
     @model_validator(mode="after")
     def _inside(self) -> AlternativesRequest:
         if not self.start < self.end <= len(self.text):
-            raise ValueError(f"start {self.start} and end {self.end} are no word of a text of {len(self.text)} characters")
+            raise ValueError(f"start {self.start} and end {self.end} do not mark a word in a text of {len(self.text)} characters")
         return self
 
     @property

@@ -277,7 +277,7 @@ class RunsWatcher:
     def __init__(self, paths: Sequence[Path]) -> None:
         for path in paths:
             if not path.is_dir():
-                raise DataError(f"{path} is no folder", hint="give a run, or a folder of runs")
+                raise DataError(f"{path} is not a folder", hint="give a run, or a folder of runs")
         self._paths = tuple(paths)
         self._runs: dict[Path, WatchedRun] = {}
         self.left_out = 0

@@ -2,7 +2,7 @@
 
 A named task is a `Definition` in the module of its data set, registered below. `base` has the contracts; `classification`,
 `tagging` and `questions` are the families that do the work, and `supervised` trains them with the loop of pre-training.
-`contrastive` trains vectors of texts, by the objective of `contrastive_objective`.
+`contrastive` trains text embeddings, by the objective of `contrastive_objective`.
 """
 
 from __future__ import annotations

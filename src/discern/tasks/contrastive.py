@@ -43,19 +43,21 @@ class ContrastiveConfig(TaskConfig):
 
     pooling: Literal["mean-all", "mean", "cls"] = Field(
         "mean-all",
-        description="Vector of a text. 'mean-all': the mean of the states of all its tokens, [CLS] and [SEP] included, the only "
-        "mean that other servers have. 'mean': without these two. 'cls': the state of [CLS].",
+        description="How the vector of a text is computed. 'mean-all': the mean of the states of all its tokens, [CLS] and [SEP] "
+        "included, the only mean that other servers have. 'mean': without these two. 'cls': the state of [CLS].",
     )
     positives: Literal["dropout", "crop"] = Field(
         "dropout",
-        description="For a training file of texts alone: what the two texts of a pair are. 'dropout': twice the same text, with "
-        "different dropout (SimCSE). 'crop': two random spans of the text, each a tenth to a half of it, drawn anew in every "
+        description="For a training file of single texts: what the two texts of a pair are. 'dropout': the same text twice, with "
+        "different dropout (SimCSE). 'crop': two random spans of the text, each a tenth to a half of it, drawn again in every "
         "pass (Contriever); the texts should be paragraphs rather than sentences.",
     )
     temperature: float = Field(0.05, gt=0, description="Divisor of the cosines in the softmax. SimCSE: 0.05.")
-    symmetric: bool = Field(False, description="Also train each positive to find its anchor.")
+    symmetric: bool = Field(
+        False, description="Train in both directions: each anchor to find its positive, and each positive to find its anchor."
+    )
     matryoshka: tuple[PositiveInt, ...] = Field(
-        (), description="Smaller sizes of the vectors, whose first components are trained to be vectors of their own: [64, 32]."
+        (), description="Smaller sizes at which a vector can be cut off and still be used, such as [64, 32]; each is trained too."
     )
     texts_per_pass: int = Field(
         0,
@@ -69,7 +71,7 @@ class ContrastiveConfig(TaskConfig):
         "others are left out (default: all pairs are trained on, so that their cosines are in the order of the scores; CoSENT).",
     )
     unjudged: Literal["refuse", "leave-out"] = Field(
-        "refuse", description="Queries without a relevant document, in a folder of queries and documents."
+        "refuse", description="What to do with queries that have no relevant document, in a folder of queries and documents."
     )
 
 
@@ -120,8 +122,8 @@ class Contrastive(Task[TextGroup]):
         different = {example.texts[:2] for example in train.examples}
         if len(different) < 2:
             raise DataError(
-                f"{train.source} has a single pair to learn from; the other pairs of a batch are what it is contrasted with",
-                hint="give at least two different pairs, and better some hundreds",
+                f"{train.source} has a single pair to learn from, but each pair is contrasted with the other pairs of its batch",
+                hint="give at least two different pairs, preferably some hundreds",
             )
         scores = {example.score for example in train.examples}
         if len(scores) == 1 and None not in scores:

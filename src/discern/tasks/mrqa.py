@@ -22,8 +22,8 @@ from discern.tasks.squad import DEFAULTS, QuestionSource, answers_by_id
 
 MRQA_FILES: dict[str, tuple[str, ...]] = {split: (f"{split}.jsonl", f"{split}.jsonl.gz") for split in ("train", "dev", "test")}
 _SHAPE = (
-    'expected a line {"context": ..., "qas": [{"qid": ..., "question": ..., "answers": [...], '
-    '"detected_answers": [{"text": ..., "char_spans": [[start, end]]}]}]} each'
+    'expected on each line: {"context": ..., "qas": [{"qid": ..., "question": ..., "answers": [...], '
+    '"detected_answers": [{"text": ..., "char_spans": [[start, end]]}]}]}'
 )
 
 

@@ -67,7 +67,7 @@ def input_examples(
     """
     if task.labels.kind == "vectors":
         raise ConfigError(
-            f"'{task.name}' predicts no labels: the model was trained for vectors of texts",
+            f"'{task.name}' predicts no labels: the model was trained for text embeddings",
             hint="discern embed MODEL INPUT --out vectors.npy",
         )
     definition = known_definition(task)

@@ -56,16 +56,20 @@ class QuestionConfig(TaskConfig):
         "the same width, GELU and a LayerNorm, as in ModernBERT, for which it is the default. 'joint': as in ELECTRA, used by "
         "--recipe paper and google; the end depends on the start, and separate layers predict whether there is an answer.",
     )
-    max_query_length: int = Field(64, ge=1, description="Maximum number of tokens of a question, at most a third of the row.")
+    max_query_length: int = Field(64, ge=1, description="Maximum number of tokens in a question, at most a third of the row.")
     doc_stride: int = Field(
-        128, ge=1, description="Tokens between the starts of windows; fewer if windows would overlap by less than an answer."
+        128,
+        ge=1,
+        description="Tokens between the starts of successive windows; fewer if windows would overlap by less than an answer.",
     )
     n_best: int = Field(20, ge=1, description="Number of answers kept per question.")
     beam_size: int = Field(
-        20, ge=1, description="Number of starts per window, and of ends per start, in the search of the joint head."
+        20, ge=1, description="Number of starts considered per window, and of ends per start, in the search of the joint head."
     )
     max_answer_length: int = Field(30, ge=1, description="Maximum number of tokens of an answer.")
-    answerable_weight: float = Field(0.5, ge=0, description="Weight of the loss of whether there is an answer. Joint head only.")
+    answerable_weight: float = Field(
+        0.5, ge=0, description="Weight of the loss for predicting whether there is an answer. Joint head only."
+    )
     no_answer_threshold: float | None = Field(
         None,
         description="The answer is empty if `no_answer`, in logits, exceeds this threshold (default: -2.75 for the joint head, "
@@ -101,7 +105,7 @@ class Questions(Task[QuestionExample]):
         if not any(example.answers for example in train.examples):
             raise DataError(
                 f"no question of {train.source} has an answer in its context: there is nothing to learn",
-                hint="train on a file with answers, each of which occurs in its context exactly",
+                hint="train on a file whose answers occur in their contexts exactly",
             )
         return Labels(_NAMES if cls.has_impossible else (), "spans")
 

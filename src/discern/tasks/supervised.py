@@ -45,8 +45,9 @@ def supervised(encoder: Encoder, tasks: Mapping[str, Task[Any]], **settings: Any
     own = {name: task.objective for name, task in tasks.items() if task.objective is not None}
     if own and len(tasks) > 1:
         raise ConfigError(
-            f"task '{next(iter(own))}' has a loss over whole batches, so it is trained alone, and there are {len(tasks)} tasks",
-            hint="fine-tune on it in a run of its own",
+            f"task '{next(iter(own))}' has a loss over whole batches, so it can only be trained alone, but there are "
+            f"{len(tasks)} tasks",
+            hint="fine-tune on it in a separate run",
         )
     module, _, name = next(iter(own.values()), f"{__name__}:SupervisedObjective").partition(":")
     kind: type[SupervisedObjective] = getattr(import_module(module), name)

@@ -45,7 +45,9 @@ class TaggingConfig(TaskConfig):
         description="'linear': one linear layer on the state of every token. 'prediction': preceded by a layer of the same "
         "width, GELU and a LayerNorm, as in ModernBERT, for which it is the default.",
     )
-    overlap: int = Field(64, ge=0, description="Overlap in tokens of the windows of a long sentence, at most half a window.")
+    overlap: int = Field(
+        64, ge=0, description="Overlap, in tokens, between the windows of a long sentence; at most half a window."
+    )
 
 
 class TaggingHead(TaskHead):
@@ -124,8 +126,8 @@ class Tagging(Task[TaggingExample]):
         for tag, count in _counts(reading).items():
             if self._marks_spans and not _is_mark(tag):
                 raise DataError(
-                    f"{_place_of(reading, tag)}: tag '{tag}' ({count:,} in the file) is neither 'O' nor of the form 'B-TYPE', as "
-                    "the tags of the training file are",
+                    f"{_place_of(reading, tag)}: tag '{tag}' ({count:,} in the file) is neither 'O' nor of the form 'B-TYPE', "
+                    f"unlike the tags of the training file",
                     hint=f"check the column of the tags ({_TAG_COLUMN}), or correct the tag",
                 )
             if self._unit(tag) not in known:

@@ -61,7 +61,7 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, str]) -> None:
         differing = [name for name in sorted(first.keys() | other.keys()) if first.get(name) != other.get(name)]
         if not differing:
             continue
-        lines = [f"  {name}: {first.get(name)} there, {other.get(name)} here" for name in differing[:_SHOWN]]
+        lines = [f"  {name}: {first.get(name)} in process 0, {other.get(name)} in process {rank}" for name in differing[:_SHOWN]]
         more = [f"  and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
         raise ConfigError(
             "\n".join([f"process {rank} on {other_host} differs from process 0 on {host}:", *lines, *more]),
@@ -88,8 +88,8 @@ def check_clocks(ranks: Ranks, now: Callable[[], float] = time.time) -> None:
             raise ConfigError(
                 f"the clock of process {rank} on {host} is at least {max(ahead, behind):,.0f} seconds "
                 f"{'ahead of' if ahead > behind else 'behind'} that of process 0 on {second[0][0]}",
-                hint="set the clocks of all machines by NTP (`timedatectl` shows whether they are): torchrun takes a machine for "
-                f"dead whose clock differs by more than {_MOST_APART:.0f} seconds",
+                hint="set the clocks of all machines by NTP (`timedatectl` shows whether they are): torchrun considers a machine "
+                "dead if its clock differs by more than {_MOST_APART:.0f} seconds",
             )
 
 
@@ -117,8 +117,8 @@ def check_shared(ranks: Ranks, folder: Path) -> None:
     for rank, (host, visible) in enumerate(seen):
         if not visible:
             raise ConfigError(
-                f"process {rank} on {host} does not see what process 0 on {seen[0][0]} writes to {mark.parent}: it is not the "
-                "same folder on both machines",
+                f"process {rank} on {host} does not see what process 0 on {seen[0][0]} writes to {mark.parent}: the folder is "
+                f"not the same on both machines",
                 hint="set --out to a folder on storage that all machines share, such as NFS or Lustre",
             )
 

@@ -283,7 +283,7 @@ def _stop_at_failed_evaluation(
         except CheckpointError as another:
             context.progress.note(f"warning: {another.message}")
     found = problem.message if isinstance(problem, DataError) else f"{type(problem).__name__}: {' '.join(str(problem).split())}"
-    mend = "restore the missing or damaged file, usually a held-out file of the data set"
+    mend = "restore the missing or damaged file, which is usually a held-out file of the data set"
     if isinstance(problem, DataError) and problem.hint:
         mend = problem.hint
     then = f"repeats only the evaluation, as the weights of step {state.step} are saved" if saved else "continues"

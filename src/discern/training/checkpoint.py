@@ -199,10 +199,10 @@ def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True
             return load(path, carry=carry)
         except CheckpointError as problem:
             newest = newest or problem.message
-            warn(f"{problem.message}; trying the one before")
+            warn(f"{problem.message}; trying the checkpoint before it")
     if candidates:
         raise CheckpointError(
-            f"none of the {len(candidates)} checkpoints in {folder} is sound; the newest: {newest}",
+            f"none of the {len(candidates)} checkpoints in {folder} is intact; the newest: {newest}",
             hint="start over with --resume never, or restore the folder from a copy",
         )
     return None

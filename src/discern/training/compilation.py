@@ -125,7 +125,7 @@ def choose(
         if device.type != "cuda":
             return Compilation(reason="train.compile = 'auto' compiles on a GPU only, as a CPU has kernels of its own")
         if workload.steps is not None and workload.steps < _LEAST_STEPS:
-            return Compilation(reason=f"a run of {workload.steps:,} steps ends before that has paid off")
+            return Compilation(reason=f"a run of {workload.steps:,} steps ends before compiling has paid off")
         return fastest(workload, device, timer or measure)
     mode: Mode = kept or ("blocks" if device.type == "cuda" else "networks")
     problem = None if mode == "off" else compiler_problem(device)

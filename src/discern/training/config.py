@@ -30,9 +30,11 @@ class OptimizerConfig(Section):
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment. Muon's momentum is always 0.95.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
-    epsilon: float = Field(1e-6, gt=0, description="Added outside the square root. ELECTRA: 1e-6.")
+    epsilon: float = Field(1e-6, gt=0, description="Epsilon of AdamW, added outside the square root. ELECTRA: 1e-6.")
     bias_correction: bool = Field(True, description="Correct the bias of Adam's moments. The released code does not.")
-    clip_norm: float = Field(1.0, ge=0, description="Largest global gradient norm, over all networks together; 0: no clipping.")
+    clip_norm: float = Field(
+        1.0, ge=0, description="Gradients are clipped to this norm, over all networks together; 0: no clipping."
+    )
     schedule: Literal["linear", "released", "constant", "wsd"] = Field(
         "linear",
         description="'linear': warm-up, then linear decay to zero at the end. 'released': decay from step 0 times warm-up, "
@@ -87,7 +89,7 @@ class TrainConfig(Section):
         "the average.",
     )
     evaluate_every_steps: int = Field(5000, ge=0, description="Steps between evaluations on held-out text; 0: only at the end.")
-    evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows of a periodic evaluation; 0: all.")
+    evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows in each periodic evaluation; 0: all.")
     log_every_steps: int = Field(50, ge=1, description="Steps between records in metrics.jsonl.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
@@ -104,7 +106,7 @@ class TrainConfig(Section):
         "ddp",
         description="How several processes share the work. Each computes with its part of the rows. 'ddp': each has the whole "
         "model. 'fsdp': weights, gradients and moments are divided among all of them (FSDP2). 'hsdp': they are divided among the "
-        "processes of a group, and each group has the whole model. The numbers are those of one process, up to rounding.",
+        "processes of a group, and each group has the whole model. The results are those of one process, up to rounding.",
     )
     shard_ranks: int | None = Field(
         None, ge=2, description="Number of processes in a group of 'hsdp' (default: the processes of one machine)."
@@ -112,9 +114,11 @@ class TrainConfig(Section):
     compile: bool | Literal["auto"] = Field(
         False,
         description="Compile the networks with torch.compile. auto: if that is faster; on a GPU it is timed when the run begins, "
-        "and run.json keeps the choice; on a CPU they are not compiled. If the compiler fails, the run goes on without it.",
+        "and run.json keeps the choice; on a CPU they are not compiled. If the compiler fails, the run continues without it.",
     )
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass, which saves memory and costs time."
+    )
     tensorboard: bool = Field(False, description="Also write TensorBoard events (extra 'track').")
     tracker: TrackerName = Field(
         "none",

@@ -325,8 +325,8 @@ def diagnose_waiting(record: Mapping[str, object], peak_share: float | None = No
                 (0.0, _DATA_SHARE),
                 fine="fraction of the time in which the run waits for data",
                 high=(
-                    f"{data:.0%} of the time, the run waits for data: rows are read more slowly than they are computed with",
-                    "a data set on a faster disk, and fewer other programs on this machine",
+                    f"{data:.0%} of the time, the run waits for data: rows are read more slowly than the device processes them",
+                    "a data set on a faster disk, or fewer other programs on this machine",
                 ),
             )
         )
@@ -347,7 +347,11 @@ def diagnose_waiting(record: Mapping[str, object], peak_share: float | None = No
         held_back = max(found, key=lambda each: each.value or 0.0, default=None)
         waits = held_back is not None and held_back.verdict == "high"
         what = {"data_share": "waiting for data", "host_share": "waiting for the host"}
-        cause = what[held_back.name] if held_back is not None and waits else "the rest is not spent waiting, but on other work"
+        cause = (
+            what[held_back.name]
+            if held_back is not None and waits
+            else "the rest of the time goes into other work, not into waiting"
+        )
         said = f"{peak_share:.0%} of the speed of large matrix products on this device: {cause}"
         found.append(Finding("speed_share", peak_share, None, "unknown", said))
     return found

@@ -106,7 +106,8 @@ class DividedWriter:
         partial = checkpoint.partial_folder(Path(self._gather(str(folder.absolute()))[0]), step)
         if problem is None and not partial.is_dir():
             problem = (
-                f"{self._name(dist.get_rank())} does not see {partial}; the folder of a run must be on storage that all share"
+                f"{self._name(dist.get_rank())} does not see {partial}; the folder of a run must be on storage that all machines "
+                f"share"
             )
         if not any(self._gather(problem)):
             try:

@@ -34,7 +34,7 @@ def too_early(finding: Finding, step: int, settled: int) -> Finding:
     depends = finding.name in _OF_PROGRESS or finding.name.endswith(_OF_PROGRESS_ENDINGS)
     if step >= settled or not depends or finding.verdict not in ("low", "high"):
         return finding
-    cause = f"too early to tell at step {step:,}; this can be judged from step {settled:,} on"
+    cause = f"too early to tell at step {step:,}; wait until step {settled:,}"
     return replace(finding, verdict="unknown", cause=cause, knob="")
 
 

@@ -179,7 +179,7 @@ def _culprit(ranks: list[_RankProcess], longest: list[_RankProcess], reported: s
     if any(rank.code not in (None, 0, LOST_CONTACT) for rank in ranks):
         return None  # it has reported the error itself
     return RanksError(
-        reported or f"a process did not respond to the others for {ranks_timeout():,.0f} seconds",
+        reported or f"a process has not responded to the others for {ranks_timeout():,.0f} seconds",
         hint=f"{again}. If a step takes longer than that, set {TIMEOUT_VARIABLE} to more seconds",
     )
 

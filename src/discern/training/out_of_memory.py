@@ -54,10 +54,10 @@ def out_of_memory(context: TrainContext, step: int, fitting: Callable[[int], boo
                 f"step {step}: there is not enough memory on {context.ranks.device} for {_rows(size)} at once; "
                 f"{_rows(rows)} would fit",
                 hint=f"start again in a new folder with --set train.micro_batch_size={_setting(context, step, rows)}, which "
-                "computes each step in smaller parts",
+                f"computes each step in smaller batches",
             )
     return ConfigError(
-        f"step {step}: there is not enough memory on {context.ranks.device} for {_rows(size)} at once, and not for a single one",
+        f"step {step}: there is not enough memory on {context.ranks.device} for {_rows(size)} at once, nor for a single one",
         hint="--set train.gradient_checkpointing=true, a shorter data.sequence_length, or a smaller model",
     )
 

@@ -134,12 +134,12 @@ def choose_device(name: str) -> torch.device:
     if name == "meta":
         raise ConfigError(
             "device 'meta' computes no numbers, so nothing can be trained on it",
-            hint="cpu or cuda; `discern bench --device meta` counts the FLOPs and the memory of a training step",
+            hint="use cpu or cuda; `discern bench --device meta` counts the FLOPs and the memory of a training step",
         )
     try:
         device = torch.device(name)
     except RuntimeError as problem:
-        raise ConfigError(f"unknown device '{name}'", hint="auto, cpu, cuda, cuda:1, ...") from problem
+        raise ConfigError(f"unknown device '{name}'", hint="use --device auto, cpu, cuda, cuda:1, ...") from problem
     there = _devices()
     if device.type == "cuda" and len(there) == 1:
         raise ConfigError(
@@ -183,7 +183,8 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         count = torch.cuda.device_count()
         if own.local_world_size > count:  # the same on all ranks, so that rank 0 can report it
             raise ConfigError(
-                f"{own.local_world_size} processes need as many GPUs; torch sees {count}", hint=f"use at most --nproc {count}"
+                f"{own.local_world_size} processes need {own.local_world_size} GPUs, but torch sees {count}",
+                hint=f"use at most --nproc {count}",
             )
         chosen = torch.device("cuda", own.local_rank)
         torch.cuda.set_device(chosen)

@@ -158,5 +158,5 @@ def _seconds(name: str, default: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ConfigError(f"the environment has {name}={found!r}, expected seconds above 0", hint=f"unset {name}")
+        raise ConfigError(f"the environment has {name}={found!r}, expected a number of seconds above 0", hint=f"unset {name}")
     return seconds

@@ -71,7 +71,8 @@ def fitted_schedule(config: OptimizerConfig, train: TrainConfig, user_set: Conta
     if train.max_hours is not None and config.decay_steps is not None:
         if steps_key in user_set:
             raise ConfigError(
-                f"{steps_key} is {config.decay_steps:,}, but how many steps train.max_hours allows is not known in advance",
+                f"{steps_key} is {config.decay_steps:,}, but the number of steps that train.max_hours allows is not known in "
+                f"advance",
                 hint=f"set {fraction_key} instead, for example {fraction_key}=0.2",
             )
         return {steps_key: None}

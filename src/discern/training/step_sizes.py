@@ -107,8 +107,8 @@ def step_sizes(train: TrainConfig, data: DataConfig) -> StepSizes:
         rows = tokens // length
         if rows < 1:
             raise ValueError(
-                f"an update of {tokens:,} tokens cannot hold a row of {length:,}, from token {begin:,} on; set larger numbers "
-                f"of tokens in {BATCH_KEY}, or shorter rows in {LENGTH_KEY}"
+                f"from token {begin:,} on, an update of {tokens:,} tokens cannot hold a row of {length:,}; set larger numbers of "
+                f"tokens in {BATCH_KEY}, or shorter rows in {LENGTH_KEY}"
             )
         if not found:
             found.append(Stretch(0, rows, length))

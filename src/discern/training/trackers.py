@@ -91,7 +91,9 @@ class Service(Tracker):
         except Exception as problem:  # of any kind: the service is not ours
             self._failed = True
             with suppress(Exception):
-                self._warn(f"train.tracker: {self._name} failed and gets no more records: {' '.join(str(problem).split())[:200]}")
+                self._warn(
+                    f"train.tracker: {self._name} failed and receives no more records: {' '.join(str(problem).split())[:200]}"
+                )
             return None
 
 

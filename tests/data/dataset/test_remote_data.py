@@ -79,7 +79,7 @@ def test_from_a_bucket_to_a_bucket_and_back(bucket: Path, tmp_path: Path, monkey
     assert far.manifest.fingerprint == near.manifest.fingerprint
     assert not any("outgoing" in str(path) for path in (tmp_path / "cache").rglob("*.tokens"))
     assert make(tmp_path, "s3://bucket/data", "s3://bucket/text").unchanged
-    with pytest.raises(ConfigError, match=r"s3://bucket/data holds a data set made with other settings"):
+    with pytest.raises(ConfigError, match=r"s3://bucket/data holds a data set made with different settings"):
         make(tmp_path, "s3://bucket/data", "s3://bucket/text", seed=1)
 
     local = TokenData.open(tmp_path / "near").split("train")

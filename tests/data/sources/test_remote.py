@@ -152,7 +152,7 @@ def test_a_file_on_a_server_that_has_changed(server: str, tmp_path: Path, monkey
     work = tmp_path / ".data.parts"
     plan = read_plan(work)
     assert plan is not None
-    with pytest.raises(DataError, match=r"input http://127.*/text.gz has changed since the work was begun: version one -> two"):
+    with pytest.raises(DataError, match=r"input http://127.*/text.gz has changed since the work was started: version one -> two"):
         perform(str(work), plan.fingerprint, ("pieces", 1))
 
 

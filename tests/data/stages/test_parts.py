@@ -142,9 +142,9 @@ def test_an_input_of_the_same_size_that_has_changed(text: Path) -> None:
     run_part(text, 0)
     work = work_folder(text.parent / "parts")
     touched(text / "1.txt")
-    with pytest.raises(ConfigError, match=r"input that was different \(input .*1\.txt has changed since: modified 20") as raised:
+    with pytest.raises(ConfigError, match=r"different input \(input .*1\.txt has changed since: modified 20") as raised:
         run_part(text, 1)
-    assert raised.value.hint == f"begin again: rm -r '{work}'"
+    assert raised.value.hint == f"to start over: rm -r '{work}'"
     prepare(**request(text, "parts", overwrite=True, build=BuildOptions(workers=1, near_duplicates=0.9)))
     (text / "new.txt").write_text("a cat")
     run_part(text, 0, out="more")
@@ -158,7 +158,7 @@ def test_an_input_that_changes_before_its_task(text: Path) -> None:
         run_part(text, part)
     shutil.rmtree(work_folder(text.parent / "parts") / "pieces" / "000001")
     touched(text / "1.txt")
-    with pytest.raises(DataError, match=r"input .*1\.txt has changed since the work was begun: modified 20"):
+    with pytest.raises(DataError, match=r"input .*1\.txt has changed since the work was started: modified 20"):
         do(text, ("pieces", 0), ("pieces", 1), ("pieces", 2))
     (text / "1.txt").unlink()
     with pytest.raises(DataError, match=r"1\.txt cannot be read"):

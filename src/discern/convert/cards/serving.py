@@ -35,7 +35,7 @@ def serving_card(
 
     Args:
         parity: report of the ONNX file; None: there is none.
-        pooling: pooling of the vectors of texts; None: it is no model of sentence-transformers.
+        pooling: pooling of the text embeddings; None: it is not a sentence-transformers model.
         inputs, outputs: names of those of the ONNX file.
         pad_id: id of the padding.
     """

@@ -52,7 +52,7 @@ def existing_data_set(out: Path, configuration: dict[str, Setting], overwrite: b
         return None
     if not out.is_dir() or not is_data_set(out):
         raise ConfigError(
-            f"{out} exists and is {'not a data set' if out.is_dir() else 'a file'}; it is not changed",
+            f"{out} exists and is {'not a data set' if out.is_dir() else 'a file'}; it was not changed",
             hint="give another --out",
         )
     if overwrite:
@@ -63,7 +63,7 @@ def existing_data_set(out: Path, configuration: dict[str, Setting], overwrite: b
     differing = sorted(key for key in before.keys() | configuration.keys() if before.get(key) != configuration.get(key))
     if differing:
         changes = ", ".join(f"{key}: {before.get(key)} -> {configuration.get(key)}" for key in differing)
-        raise other_data_set(out, f"made with other settings ({changes})")
+        raise other_data_set(out, f"made with different settings ({changes})")
     return manifest
 
 

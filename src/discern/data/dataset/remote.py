@@ -106,7 +106,7 @@ class RemoteFolder:
         if largest > size:
             raise ConfigError(
                 f"the largest file of {shown(address)} has {largest:,} bytes, more than the cache may hold ({size:,})",
-                hint=f"allow more: export {VARIABLE}={-(-largest // 10**9) + 1}GB",
+                hint=f"allow a larger cache: export {VARIABLE}={-(-largest // 10**9) + 1}GB",
             )
         return found
 

@@ -90,4 +90,4 @@ def no_argument(name: str, argument: str | None) -> None:
         ConfigError: it is given one.
     """
     if argument is not None:
-        raise ConfigError(f"the filter {name} takes no argument, and '{argument}' is given", hint=f"--filter {name}")
+        raise ConfigError(f"the filter {name} takes no argument, but '{argument}' is given", hint=f"--filter {name}")

@@ -38,7 +38,7 @@ def language(argument: str | None) -> Rule:
     """
     match = _ARGUMENT.fullmatch(argument or "")
     if match is None:
-        raise ConfigError(f"the filter language needs codes of languages, and '{argument or ''}' is given", hint=_EXAMPLE)
+        raise ConfigError(f"the filter language needs language codes, but '{argument or ''}' is given", hint=_EXAMPLE)
     least = float(match[2]) if match[2] else LEAST_CONFIDENCE
     if not 0 < least <= 1:
         raise ConfigError(

@@ -19,9 +19,7 @@ def words(argument: str | None) -> Rule:
     """
     match = _RANGE.fullmatch(argument or "")
     if match is None:
-        raise ConfigError(
-            f"the filter words needs the number of words, and '{argument or ''}' is given", hint="--filter words:20"
-        )
+        raise ConfigError(f"the filter words needs a number of words, but '{argument or ''}' is given", hint="--filter words:20")
     least, most = int(match[1]), int(match[2]) if match[2] else None
 
     def rule(document: Document) -> Document | str:

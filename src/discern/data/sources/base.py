@@ -193,5 +193,5 @@ def record_lines(record: Mapping[str, Any], field: str, where: str, problems: Pr
 def missing_field(field: str, where: str, names: list[str]) -> ConfigError:
     return ConfigError(
         f"{where} has no field '{field}'; its fields: {', '.join(names) or 'none'}",
-        hint="name the field of the text with --text-field",
+        hint="name the field that holds the text: --text-field NAME",
     )

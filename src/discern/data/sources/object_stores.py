@@ -48,7 +48,7 @@ _IN_WORDS = {
     "SLOW_DOWN": "the server is busy",
     "THROTTLING": "the server is busy",
     "SERVICE_UNAVAILABLE": "the server is not available",
-    "INTERNAL_FAILURE": "the server has failed",
+    "INTERNAL_FAILURE": "the server failed",
     "REQUEST_TIME_TOO_SKEWED": "the clock of this machine and that of the server differ",
 }
 

@@ -147,11 +147,11 @@ def _other_path(name: str, problem: OSError) -> str | None:
         return None
     path = Path(name)
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent}; paths start at {Path.cwd()}"
+        return f"there is no folder {path.parent}; relative paths start at {Path.cwd()}"
     with suppress(OSError):
         if match := nearest(path.name, os.listdir(path.parent)):
             return f"did you mean {path.parent / match}?"
-    return f"check the path; it starts at {Path.cwd()}"
+    return f"check the path; relative paths start at {Path.cwd()}"
 
 
 def _damaged(name: str, problem: Exception) -> DataError:

@@ -168,7 +168,7 @@ def _chosen(columns: Sequence[str], rows: list[list[str]], field: str | None, na
     found = f": {' or '.join(repr(columns[place]) for place in plausible)}" if plausible else ""
     raise ConfigError(
         f"{name} is a table, and it is not clear which column holds the text{found}; its columns: {listed}",
-        hint=f"name it: --text-field '{columns[plausible[0]] if plausible else columns[0]}'",
+        hint=f"name it, for example: --text-field '{columns[plausible[0]] if plausible else columns[0]}'",
     )
 
 

@@ -155,8 +155,8 @@ def read_plan(work: Path) -> Plan | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise DataError(f"{work / PLAN_NAME} is damaged", hint=f"begin again: rm -r '{work}'") from problem
-    raise DataError(f"{work} holds unfinished work of another version of discern", hint=f"begin again: rm -r '{work}'")
+        raise DataError(f"{work / PLAN_NAME} is damaged", hint=f"to start over: rm -r '{work}'") from problem
+    raise DataError(f"{work} holds unfinished work of another version of discern", hint=f"to start over: rm -r '{work}'")
 
 
 @lru_cache(maxsize=2)
@@ -175,12 +175,12 @@ def plan_of_task(work: str, fingerprint: str) -> tuple[Plan, Tokenizer]:
         raise DataError(f"{here} sees another plan in {folder}", hint=shared)
     if plan.versions != (found := library_versions(plan.filters)):
         raise DataError(
-            f"{here} has {_listed(found)}, but the work was begun with {_listed(plan.versions)}",
+            f"{here} has {_listed(found)}, but the work was started with {_listed(plan.versions)}",
             hint="install the same versions on every machine",
         )
     content = (folder / TOKENIZER_NAME).read_bytes()
     if hashlib.sha256(content).hexdigest() != plan.tokenizer:
-        raise DataError(f"{folder / TOKENIZER_NAME} is not the tokenizer that the work was begun with", hint=shared)
+        raise DataError(f"{folder / TOKENIZER_NAME} is not the tokenizer that the work was started with", hint=shared)
     return plan, prepared(Tokenizer.from_str(content.decode()), "the tokenizer")
 
 
@@ -237,7 +237,7 @@ def check_unchanged(work: Path, inputs: Iterable[Input]) -> None:
         known = None not in (item.version, now.version)  # a server may have been too busy to tell
         if known and (what := _changed(item, now)) is not None:
             raise DataError(
-                f"input {item.name} has changed since the work was begun: {what}", hint=f"begin again: rm -r '{work}'"
+                f"input {item.name} has changed since the work was started: {what}", hint=f"to start over: rm -r '{work}'"
             )
 
 

@@ -79,7 +79,7 @@ class RayEngine(Engine):
                 if lost > _LOST_CONNECTIONS:
                     raise DataError(
                         f"the connection to the Ray cluster was lost {lost} times without a task finished",
-                        hint="run the same command again to go on from the finished tasks; the logs of Ray are in /tmp/ray",
+                        hint="run the same command again to continue from the finished tasks; Ray's logs are in /tmp/ray",
                     ) from problem
                 continue
             new = []
@@ -145,7 +145,7 @@ class _Cluster:
     def _processors(self) -> int:
         found = int(self._ray.cluster_resources().get("CPU", 0))
         if found < 1:
-            raise DataError("the Ray cluster has no processors for tasks", hint="add a machine: ray start --address HEAD:6379")
+            raise DataError("the Ray cluster has no CPUs for tasks", hint="add a machine: ray start --address HEAD:6379")
         return found
 
     def _finished(self, reference: Any) -> Task:
@@ -155,7 +155,8 @@ class _Cluster:
         except self._ray.exceptions.RayError as failure:
             raise DataError(
                 f"task {task[1]} of the stage '{task[0]}' failed on the Ray cluster: {failure}",
-                hint="run the same command again to go on from the finished tasks; is discern installed on every machine?",
+                hint="check that discern is installed on every machine, then run the same command again to continue from the "
+                "finished tasks",
             ) from failure
         if problem is not None:
             raise problem
@@ -192,5 +193,5 @@ def _check_answers(address: str) -> None:
 def _silent(address: str) -> DataError:
     return DataError(
         f"no Ray cluster answers at {ADDRESS}={address}",
-        hint=f"ray status --address {address} shows whether it runs; without {ADDRESS}, Ray starts on this machine",
+        hint=f"ray status --address {address} shows whether it is running; without {ADDRESS}, Ray starts on this machine",
     )

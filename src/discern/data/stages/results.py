@@ -25,7 +25,7 @@ from discern.storage.checksums import checksum, digest_of
 from discern.storage.files import cannot_write, sync_folder, write_file
 
 DONE_NAME = "done.json"
-RUN_AGAIN = "run the same command again: what is damaged is made again"
+RUN_AGAIN = "run the same command again, which makes the damaged part again"
 
 
 class Aside:

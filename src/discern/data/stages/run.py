@@ -138,8 +138,8 @@ class Work:
             parts = sorted({index % of for index in missing})
             names = ", ".join(f"{part}/{of}" for part in parts[:_SHOWN]) + (", ..." if len(parts) > _SHOWN else "")
             raise DataError(
-                f"{len(missing):,} of {len(plan.pieces):,} pieces of {target} are missing, of parts {names}",
-                hint=f"prepare them with the command of the other parts and --part {parts[0]}/{of}",
+                f"{len(missing):,} of {len(plan.pieces):,} pieces of {target} are missing, from parts {names}",
+                hint=f"prepare them with the same command as the other parts, and --part {parts[0]}/{of}",
             )
         return cls(folder, plan, tokenizer)
 
@@ -204,8 +204,8 @@ def _earlier(folder: Path, *, overwrite: bool) -> tuple[Plan | None, bool]:
     if not overwrite:
         now = replace(before, versions=library_versions(before.filters))
         raise ConfigError(
-            f"{folder} holds unfinished work of other versions ({'; '.join(differences(before, now))})",
-            hint=f"go on with the versions of before, or begin again: rm -r '{folder}'",
+            f"{folder} holds unfinished work of different versions ({'; '.join(differences(before, now))})",
+            hint=f"install those versions to continue, or start over: rm -r '{folder}'",
         )
     return None, True
 
@@ -214,10 +214,10 @@ def _other_work(folder: Path, before: Plan, now: Plan) -> ConfigError:
     """The error of unfinished work that is not that of this command."""
     what, again = "; ".join(differences(before, now)), f"rm -r '{folder}'"
     if replace(before, pieces=now.pieces) == now:
-        return ConfigError(f"{folder} holds unfinished work on input that was different ({what})", hint=f"begin again: {again}")
+        return ConfigError(f"{folder} holds unfinished work on different input ({what})", hint=f"to start over: {again}")
     return ConfigError(
-        f"{folder} holds the unfinished work of another command ({what})",
-        hint=f"give the same command to go on with it, or begin again: {again}",
+        f"{folder} holds unfinished work of a different command ({what})",
+        hint=f"run that command to continue it, or start over: {again}",
     )
 
 

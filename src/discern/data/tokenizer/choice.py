@@ -44,7 +44,7 @@ class TokenizerChoice:
             ConfigError: both or neither of path and kind are given, or the vocabulary is too small.
         """
         if self.path is not None and self.train is not None:
-            raise ConfigError("both --tokenizer and --train-tokenizer are given", hint="omit one of them")
+            raise ConfigError("both --tokenizer and --train-tokenizer are given", hint="leave out one of them")
         if self.path is None and self.train is None:
             raise ConfigError(
                 "no tokenizer is given",

@@ -42,8 +42,8 @@ def extend_tokenizer(tokenizer: Tokenizer, forms: Sequence[str]) -> Tokenizer:
         _add_merges(tokenizer, whole["model"], new, first)
     else:
         raise ConfigError(
-            f"a tokenizer of kind {type(tokenizer.model).__name__} cannot be extended",
-            hint="those of kind WordPiece, Unigram and BPE can; or leave out --add-tokens",
+            f"a tokenizer of type {type(tokenizer.model).__name__} cannot be extended",
+            hint="WordPiece, Unigram and BPE tokenizers can; otherwise leave out --add-tokens",
         )
     return prepared(Tokenizer.from_str(json.dumps(whole)), "the extended tokenizer")
 
@@ -83,7 +83,7 @@ def word_form(tokenizer: Tokenizer, word: str) -> str:
     if _is_too_long(tokenizer, found[0]):
         raise ConfigError(
             f"'{word[:40]}{'...' if len(word) > 40 else ''}' cannot be added as a token: it has {len(found[0])} characters, and "
-            f"this tokenizer encodes words of more than {tokenizer.model.max_input_chars_per_word} as [UNK]",
+            f"this tokenizer encodes words with more than {tokenizer.model.max_input_chars_per_word} as [UNK]",
             hint="leave it out",
         )
     return found[0]

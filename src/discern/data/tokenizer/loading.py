@@ -164,7 +164,10 @@ def _tokenizer_file(path: Path) -> Path:
     for name in ("tokenizer.json", "vocab.txt"):
         if (path / name).is_file():
             return path / name
-    raise DataError(f"tokenizer folder {path} has neither tokenizer.json nor vocab.txt", hint=f"name the file, {TRAIN_HINT}")
+    raise DataError(
+        f"tokenizer folder {path} has neither tokenizer.json nor vocab.txt",
+        hint=f"give the path of the tokenizer file, {TRAIN_HINT}",
+    )
 
 
 def _read(file: Path) -> str:

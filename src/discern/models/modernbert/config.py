@@ -27,18 +27,18 @@ class ModernBertConfig(ModelConfig):
     )
     hidden_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the embeddings and of each sub-layer's output.")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the attention probabilities.")
-    layer_norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance. ModernBERT: 1e-5.")
+    layer_norm_epsilon: float = Field(1e-5, gt=0, description="Epsilon that LayerNorm adds to the variance. ModernBERT: 1e-5.")
     full_attention_every: int = Field(
         3,
         ge=1,
-        description="Every so many layers, beginning with the first, a token attends to its whole document; in the other layers "
-        "it attends to a window around it. 1: no windows.",
+        description="In every n-th layer, beginning with the first, a token attends to its whole document; in the other layers, "
+        "to a window around it. 1: no windows.",
     )
     local_window: int = Field(
         128,
         ge=2,
         le=LONGEST_SEQUENCE,
-        description="Width of that window in tokens: a token attends to those at most half as far away, on either side.",
+        description="Width of that window in tokens: a token attends to half as many on either side.",
     )
     full_rope_theta: float = Field(
         160_000.0, gt=1, description="Base of the rotary frequencies in layers of full attention. ModernBERT: 160,000."
@@ -49,7 +49,7 @@ class ModernBertConfig(ModelConfig):
     attention_bias: bool = Field(False, description="Biases in the projections of attention. initialization 'local' needs them.")
     feedforward_bias: bool = Field(False, description="Biases in the feed-forward layers.")
     norm_bias: bool = Field(False, description="Biases in the LayerNorms.")
-    classifier_bias: bool = Field(False, description="A bias in the dense layer of the heads.")
+    classifier_bias: bool = Field(False, description="Bias in the dense layer of the heads.")
     initialization: Literal["released", "local"] = Field(
         "released",
         description="Weights at step 0. 'released': as ModernBERT's. 'local': the biases of queries and keys make each attention "

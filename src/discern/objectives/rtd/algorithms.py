@@ -177,7 +177,7 @@ class TwoStage(Algorithm):
             if not 0 < first < max_steps:
                 raise ConfigError(
                     f"objective.two_stage_steps = {steps:g} gives the generator {first} of train.max_steps {max_steps}, "
-                    "and the discriminator needs some too",
+                    "which leaves none for the discriminator",
                     hint="set objective.two_stage_steps to a fraction like 0.5, or train.max_steps higher",
                 )
         self._switch = first

@@ -36,8 +36,8 @@ class RTDConfig(GeneratorConfig):
         "embeddings",
         description="What generator and discriminator share. 'embeddings': words, positions, segments and their LayerNorm; "
         "'token': words only; 'none': nothing; 'all': the whole encoder, so that only the heads differ (needs equal sizes); "
-        "'gradient-disentangled': the discriminator reads the generator's embeddings without sending gradient back, and adds "
-        "a difference of its own (DeBERTaV3).",
+        "'gradient-disentangled': the discriminator reads the generator's embeddings without sending gradient back, and adds a "
+        "learned difference of its own (DeBERTaV3).",
     )
     discriminator_head: Literal["dense", "bilinear"] = Field(
         "dense",
@@ -46,7 +46,7 @@ class RTDConfig(GeneratorConfig):
     )
     algorithm: str = Field(
         "joint",
-        description="How the two are trained, by its name in the registry of algorithms. 'joint': together, from step 0; "
+        description="How the two networks are trained, by name in the registry of algorithms. 'joint': together, from step 0; "
         "'two-stage': the generator, then the discriminator; 'adversarial': the generator to fool the discriminator (REINFORCE).",
     )
     two_stage_steps: float = Field(
@@ -75,8 +75,8 @@ class RTDConfig(GeneratorConfig):
     generator_warmup_steps: int = Field(
         0,
         ge=0,
-        description="Updates at the start that train the generator alone, without the weights it shares: for a new generator "
-        "beside a trained discriminator. The schedule then starts again for both.",
+        description="Number of updates at the start that train the generator alone, without the weights that it shares: for a "
+        "new generator beside a trained discriminator. The schedule then starts again for both.",
     )
     top_p: float = Field(
         1.0,
@@ -90,11 +90,14 @@ class RTDConfig(GeneratorConfig):
     sentence_contrastive_weight: float = Field(
         0.0,
         ge=0,
-        description="Factor of a further loss: whether any token of the text was replaced, predicted from its first token. "
-        "ELECTRA, appendix G: slightly worse; 0: none.",
+        description="Factor of an additional loss, for predicting from the first token whether any token of the text was "
+        "replaced. ELECTRA, appendix G: slightly worse; 0: none.",
     )
     sentence_clean_probability: float = Field(
-        0.2, gt=0, lt=1, description="Fraction of the texts that this loss leaves unchanged. ELECTRA, appendix G: 0.2."
+        0.2,
+        gt=0,
+        lt=1,
+        description="Fraction of the texts that are left unchanged for the sentence-contrastive loss. ELECTRA, appendix G: 0.2.",
     )
 
     @property

@@ -75,7 +75,7 @@ def measure_baselines(
         try:
             predictions = baseline.predict(train, examples)
         except (ValueError, MemoryError, np.linalg.LinAlgError) as problem:
-            warn(f"no baseline from {baseline.title}: {problem}")
+            warn(f"baseline left out: {baseline.title}: {problem}")
             continue
         if predictions is not None:
             scores = task.score(examples, predictions).values

@@ -1,4 +1,4 @@
-"""The baseline of vectors of texts: TF-IDF of their words and characters."""
+"""The baseline for text embeddings: TF-IDF of their words and characters."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _mean_best(
         if not example.golds:
             raise DataError(
                 f"question {example.id} has no gold answer",
-                hint="questions without an answer are scored as SQuAD 2.0: --task squad2",
+                hint="use --task squad2 for questions without an answer, which are scored as in SQuAD 2.0",
             )
         prediction = predictions.get(example.id)
         exacts.append(0.0 if prediction is None else max(exact(prediction, gold) for gold in example.golds))

@@ -123,7 +123,9 @@ def split_file(folder: Path, names: tuple[str, ...], what: str) -> Path:
         return found
     held = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     listed = ", ".join(held[:20]) + (", ..." if len(held) > 20 else "") or "nothing"
-    raise DataError(f"{folder} has no {what} file: expected {' or '.join(names)}, found {listed}", hint=f"put {names[0]} there")
+    raise DataError(
+        f"{folder} has no {what} file: expected {' or '.join(names)}, found {listed}", hint=f"put {names[0]} into the folder"
+    )
 
 
 def optional_split_file(folder: Path, names: tuple[str, ...]) -> Path | None:

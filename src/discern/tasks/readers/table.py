@@ -102,7 +102,7 @@ def open_table(path: Path, format: str | None = None) -> Table:
     found = format or _format(path, first[1])
     lines = itertools.chain([first], lines)
     if found == "parquet":
-        raise DataError(f"{name} is not a parquet file", hint="write it again, or use the suffix of its format")
+        raise DataError(f"{name} is not a parquet file", hint="write the file again, or rename it with the suffix of its format")
     if found in ("jsonl", "json"):
         return _json(lines, name, cast(TableFormat, found))
     if found == "text":

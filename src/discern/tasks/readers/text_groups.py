@@ -142,7 +142,7 @@ def read_groups(
         shown = "; ".join(map(str, problems.summary())) or "a header but no rows"
         raise DataError(
             f"{table.name} has no pairs to use: {shown}",
-            hint="the two texts of a pair have to differ; to learn from texts alone, give a file with the single column 'text'",
+            hint="the two texts of a pair must differ; to train on single texts, give a file with the single column 'text'",
         )
     found = {"anchor": columns.anchor, "positive": columns.positive, "score": columns.score}
     found |= {f"negative {place}": name for place, name in enumerate(columns.negatives, start=1)}
@@ -197,7 +197,10 @@ def read_retrieval(
     for where, query, document, grade in _relevance(path):
         for what, name, known in (("query", query, queries), ("document", document, documents)):
             if name not in known:
-                raise DataError(f"{where}: there is no {what} '{name}'", hint="the ids are those of `_id` in the other two files")
+                raise DataError(
+                    f"{where}: there is no {what} '{name}'",
+                    hint="use the values of `_id` in queries.jsonl and corpus.jsonl as ids",
+                )
         if grade > 0:
             before = relevant.setdefault(query, {}).setdefault(document, grade)
             if before != grade:
