@@ -40,7 +40,7 @@ class BudgetProgress:
         listener: listener that the fraction, the time and the steps are reported to.
         seconds: budget in seconds.
         used: seconds that are already used.
-        max_units: units after which the work ends although time is left.
+        max_units: units after which the work ends even if time is left.
         clock: returns the current time in seconds.
     """
 

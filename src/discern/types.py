@@ -1,4 +1,4 @@
-"""The values that are passed between the rooms: batches, loss terms, special tokens. All are frozen.
+"""The values that are passed between the packages: batches, loss terms, special tokens. All are frozen.
 
 Dimensions: B sequences, L positions, V vocabulary, M masked positions in the batch, D hidden size.
 """

@@ -107,7 +107,7 @@ def test_the_folder_is_temporary_or_the_users(model: Path, tmp_path: Path) -> No
     ("texts", "labels", "says"),
     [
         ("one text", ["a"], "found a single text"),
-        (["a", "b"], ["x"], "2 rows and y has shape"),
+        (["a", "b"], ["x"], "2 rows, but y has shape"),
         (["a", None], ["x", "y"], "row 1 of X is None"),
         ([("a", "b", "c")], ["x"], "has 3 columns"),
         (["a", ("b", "c")], ["x", "y"], "row 1 of X has 2 columns"),
@@ -124,5 +124,5 @@ def test_hints_speak_of_python(model: Path) -> None:
     with pytest.raises(discern.DataError, match="too few to hold") as caught:
         discern.TextClassifier(model).fit(["a", "a"], ["x", "y"])
     assert "eval_set=" in str(caught.value.hint)
-    with pytest.raises(discern.ConfigError, match="'z', which y lacks"):
+    with pytest.raises(discern.ConfigError, match="'z', which does not occur in y"):
         discern.TextClassifier(model).fit(["a", "b"], ["x", "y"], eval_set=(["c"], ["z"]))

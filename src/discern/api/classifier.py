@@ -38,7 +38,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         settings: settings of the fine-tuning, over its recipe: `{"finetune.epochs": 5}`.
         seeds: number of seeds to train; the best on the held-out texts is used.
         tokenizer: tokenizer of a preset, which has none of its own.
-        untrained: use the model's sizes with fresh weights.
+        untrained: start from random weights instead of the model's.
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
         out: output folder, for `discern predict`, `report` and `export`; None: a temporary folder, which is removed with the
             estimator.
@@ -46,7 +46,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
 
     Attributes:
         classes_: (C,) the labels, sorted.
-        results_: contents of results.json: scores on the held-out texts and others.
+        results_: contents of results.json: scores on the held-out texts, settings and others.
         model_: the fine-tuned `discern.Model`.
 
     Example:
@@ -89,7 +89,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         """
         rows, labels = rows_of(X), np.asarray(y)
         if labels.ndim != 1 or len(labels) != len(rows):
-            raise ConfigError(f"X has {len(rows)} rows and y has shape {labels.shape}", hint="give one label for each text")
+            raise ConfigError(f"X has {len(rows)} rows, but y has shape {labels.shape}", hint="give one label for each text")
         classes = np.unique(labels)
         names = _names_of(classes)
         held = None
@@ -97,7 +97,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
             held_rows, held_labels = rows_of(eval_set[0]), np.asarray(eval_set[1])
             unknown = sorted(map(str, set(held_labels.tolist()) - set(classes.tolist())))
             if unknown:
-                raise ConfigError(f"eval_set has the label {unknown[0]!r}, which y lacks", hint="give examples of it in y")
+                raise ConfigError(
+                    f"eval_set has the label {unknown[0]!r}, which does not occur in y", hint="add examples of it to X and y"
+                )
             held = [(row, names[label]) for row, label in zip(held_rows, held_labels.tolist(), strict=True)]
         train = [(row, names[label]) for row, label in zip(rows, labels.tolist(), strict=True)]
         temporary = tempfile.TemporaryDirectory(prefix="discern-") if self.out is None else None

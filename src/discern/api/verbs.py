@@ -89,8 +89,8 @@ def prepare(
         against: evaluation files to look for in the text, for `overlap` in the result and the model cards.
         against_field: fields or columns of those files to read; empty: all.
         filters: rules that leave out documents, such as 'words:20' or 'gopher-quality'.
-        near_duplicates: similarity from which a document is removed as a near-duplicate of an earlier one, such as 0.8.
-        engine: what does the work: processes of this machine ('local') or a Ray cluster ('ray').
+        near_duplicates: similarity, such as 0.8, at which a document is removed as a near-duplicate of an earlier one.
+        engine: where the work runs: in processes on this machine ('local') or on a Ray cluster ('ray').
 
     Returns:
         Counts of the data set: `documents`, `tokens`, `vocab_size`, `unknown_fraction` and others.
@@ -156,8 +156,8 @@ def pretrain(
         preset: name of the recipe to start from; `discern config presets` lists them.
         settings: settings that override preset and file: `{"train.max_steps": 1000}`.
         init_from: model whose weights initialize the run; no preset is needed then.
-        decay_from: run of schedule 'wsd' or 'constant', or one of its checkpoints, to continue in `out` with a decay of the
-            learning rate over `optimizer.decay_steps`; the settings are those of the run.
+        decay_from: run with schedule 'wsd' or 'constant', or one of its checkpoints, to continue in `out` while the learning rate
+            decays over `optimizer.decay_steps`; the settings are those of the run.
         resume: 'auto' resumes an existing run, 'never' starts over (the old run is moved aside), 'must' requires an existing run.
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
         dry_run: don't train; return `parameters`, `flops`, `memory_bytes` and other estimates.
@@ -208,7 +208,7 @@ def adapt(
         model: a run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT.
         data: data set of your text, made with the model's tokenizer.
         out: folder of the new run.
-        replay: data set of general text, to mix in and to measure forgetting.
+        replay: data set of general text, to mix into the training and to measure forgetting.
         replay_share: fraction of the examples that come from the general text; 0: only evaluate on it.
         add_tokens: number of words of your text to add to the vocabulary, or a file with the words, one per line.
         sequences: number of held-out rows to evaluate on; 0: all.
@@ -460,14 +460,14 @@ def export(
         task: task of a fine-tuned model with several tasks.
         seed: seed of a fine-tuned model whose weights are exported; None: the best.
         precision: data type of the stored weights.
-        refit_head: fit a dense head on the frozen states of a discriminator with a bilinear term first, so that transformers
+        refit_head: first fit a dense head on the frozen states of a discriminator with a bilinear term, so that transformers
             loads it whole; the model card states both AUCs.
         data: data set for it; None: the one that the run was trained on.
         form: architecture of the exported model, `--as` of the command: 'electra', 'bert' or 'modernbert'; None: its own.
         sentence_transformers: also write the files of a sentence-transformers model, with `pooling` ('mean', 'mean-all' or
             'cls') and `normalize`.
         onnx: also write model.onnx, with matrices of eight bits if `int8`.
-        max_loss: most that eight bits may lose of the task's score, or of the agreement with float32; otherwise it fails.
+        max_loss: largest drop that eight bits may cause in the task's score, or in the agreement with float32; more is an error.
         compare_on: texts, or labeled examples for a fine-tuned model, to compare eight bits with float32 on.
 
     Returns:
@@ -547,5 +547,5 @@ def _path(path: PathLike | None) -> Path | None:
 
 
 def _model(path: PathLike | None, listener: Progress) -> Path | None:
-    """Return the folder of a model that may be given by its name on the Hugging Face Hub."""
+    """Return the folder of a model, which may be given by its name on the Hugging Face Hub."""
     return None if path is None else local_model(path, listener.note)

@@ -31,7 +31,7 @@ class LoadedEncoder:
             it can take.
         description: the origin of the weights, in words.
         source_fingerprint: SHA-256 of the weights.
-        trained: whether the encoder has been trained; if not, each seed of a fine-tuning draws its weights anew.
+        trained: whether the encoder has been trained; if not, each fine-tuning seed draws its own weights.
         language: code of the language of the training text; None if unknown.
         text_license: license of that text, as stated by whoever prepared it; None if unknown.
     """

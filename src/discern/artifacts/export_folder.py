@@ -68,7 +68,7 @@ def publish(out: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a new folder, then replace `out` with it; on failure `out` is unchanged.
 
     Raises:
-        DataError: `out` cannot be written, is being written by another process, or has become something else than an export.
+        DataError: `out` cannot be written, is being written by another process, or has become something other than an export.
     """
     try:
         with OutputFolder(out).staged() as folder:

@@ -168,7 +168,7 @@ class FinetunedFolder(ModelFolder):
 
     @cached_property
     def encoder(self) -> LoadedEncoder:
-        """The encoder of the best seed, without the heads of its tasks: what another fine-tuning starts from."""
+        """The encoder of the best seed, without the heads of its tasks, from which further fine-tuning starts."""
         tuned = self.task_model()
         return loaded_encoder(
             tuned.objective.encoder,

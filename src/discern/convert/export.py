@@ -99,7 +99,7 @@ def export(
     """Write networks of a run or of an export, with tokenizer, settings and model card.
 
     Args:
-        source: folder of a run, whose newest sound checkpoint is exported, or what `discern export` or `discern import` wrote.
+        source: folder of a run, whose newest intact checkpoint is exported, or what `discern export` or `discern import` wrote.
         out: new or empty folder, or an earlier export, which is replaced as a whole.
         network: name of the network; None: the first of the objective, which is the one to fine-tune.
         all_networks: also write the other networks, each in a folder of its name, so that the export can be evaluated.
@@ -111,8 +111,8 @@ def export(
     Raises:
         ConfigError: there is no network of that name, transformers has no class for it, or the precision is unknown.
         DataError: `source` is not a run, or `out` holds something else or cannot be written.
-        CheckpointError: the run has no sound checkpoint, or the weights of the export are missing or damaged.
-        NumericsError: a weight is not finite, or too large for the precision; or eight bits lose more than they may.
+        CheckpointError: the run has no intact checkpoint, or the weights of the export are missing or damaged.
+        NumericsError: a weight is not finite, or too large for the precision; or eight bits lose more than is allowed.
     """
     check_target(out, source)
     serving.check()

@@ -107,7 +107,7 @@ def export_task(
         ConfigError: there is no such task or precision, or transformers has no such head or encoder.
         DataError: the folder is not a fine-tuned model, or `out` holds something else or cannot be written.
         CheckpointError: the weights are missing or damaged.
-        NumericsError: a weight is not finite, or too large for the precision; or eight bits lose more than they may.
+        NumericsError: a weight is not finite, or too large for the precision; or eight bits lose more than is allowed.
     """
     check_target(out, source)
     serving.check()

@@ -1,4 +1,4 @@
-"""The same weights as a model of another architecture of transformers, which other servers take: ELECTRA's body is a BERT."""
+"""The same weights as another architecture of transformers, which more servers support: ELECTRA's body is a BERT."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
 def quantize(source: Path, out: Path, *, per_channel: bool) -> None:
     """Write a copy whose matrices have eight bits, and whose products are computed in integers.
 
-    The inputs of the products are quantized as they come ("dynamic quantization"); LayerNorm, softmax and GELU stay in float32.
+    The inputs of the products are quantized at run time ("dynamic quantization"); LayerNorm, softmax and GELU stay in float32.
 
     Args:
         per_channel: one scale for each column of a matrix, rather than one for the whole matrix.

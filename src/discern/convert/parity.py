@@ -92,10 +92,10 @@ class Parity:
 def sample_rows(served: Served, texts: Sequence[str] | None = None) -> list[Row]:
     """Rows to compare a model and its copies on.
 
-    A network that tells or predicts tokens is given something to do: 15% of the tokens are replaced by random ones, or masked.
+    For a network that detects or predicts tokens, 15% of the tokens are replaced by random ones, or masked.
 
     Args:
-        texts: one a row; None: some English sentences, or random tokens if the vocabulary lacks their words.
+        texts: one per row; None: some English sentences, or random tokens if the vocabulary lacks their words.
     """
     special, tokenizer, random = served.special, served.tokenizer, np.random.default_rng(_SEED)
     words = tokenizer.get_vocab_size()

@@ -1,4 +1,4 @@
-"""What an export has besides its weights, so that others can serve it: files of sentence-transformers, ONNX, eight bits."""
+"""Additional files of an export, for serving it with other software: sentence-transformers, ONNX, eight bits."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Serving:
         normalize: scale vectors to length 1.
         onnx: also write the model as ONNX.
         int8: with weights of eight bits, compared with the model on `texts` or `labeled`.
-        max_loss: most that may be lost by them: of the score of the task, or of the fraction of decisions that are the same.
-        texts: file with one text a line to compare on; None: English sentences.
+        max_loss: largest drop that they may cause: in the task's score, or in the fraction of decisions that stay the same.
+        texts: file with one text per line to compare on; None: English sentences.
         labeled: examples of the task to compare on, which also give its score.
         max_length: longest text in tokens that sentence-transformers reads; None: as long as the model can.
     """
@@ -89,7 +89,7 @@ class Serving:
             check_onnx()
 
     def of_vectors(self, pooling: VectorPooling, max_length: int) -> Serving:
-        """These forms of a model that was trained to give vectors of length 1."""
+        """The same forms, for a model that was trained for vectors of length 1."""
         vectors = replace(self, sentence_transformers=True, pooling=pooling, normalize=True, max_length=max_length)
         # Eight bits of such a model are compared by the cosine of its vectors: a graph of vectors has no task to score.
         return replace(vectors, labeled=None)
@@ -105,7 +105,7 @@ class Serving:
 
         Raises:
             ConfigError: the model cannot be expressed so.
-            NumericsError: eight bits lose more than `max_loss`, or the graph computes other numbers than the model.
+            NumericsError: eight bits lose more than `max_loss`, or the outputs of the graph differ from those of the model.
         """
         pooling: VectorPooling | None = (self.pooling or "mean") if self.sentence_transformers else None
         if pooling is not None:

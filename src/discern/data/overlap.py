@@ -1,4 +1,4 @@
-"""Overlap of text to train on with evaluation sets: examples of which thirteen words in a row stand in the text.
+"""Overlap of training text with evaluation sets: examples that share thirteen words in a row with the text.
 
 Reference: Brown et al. 2020 (GPT-3), appendix C: 13-grams of lower-cased words without punctuation, and at least 8 words.
 Differs: there, n is one number for each data set, the 5th percentile of the lengths of its examples; here an example of 8 to

@@ -92,7 +92,7 @@ def prepare(
     """Make a data set from text. `out` is either complete or absent; it may be an address such as `s3://BUCKET/DATA`.
 
     With the engine `ray`, and to remove near-duplicates, the work is done in stages, whose results stay beside `out` until it
-    is complete, so that the same call goes on after an interruption. The data set does not depend on the engine.
+    is complete, so that the same call continues after an interruption. The data set does not depend on the engine.
 
     Args:
         inputs: files, folders, glob patterns, addresses (`https://`, `s3://`, `gs://`, `hf://`), `-` or `hf:NAME`.
@@ -103,7 +103,7 @@ def prepare(
         language: code of the language of the text, for model cards.
         license: license of the text, for model cards.
         against: evaluation files to look for in the text; their overlap is recorded in the manifest, for model cards.
-        engine: what does the work: processes of this machine, or a Ray cluster.
+        engine: where the work runs: in processes on this machine, or on a Ray cluster.
 
     Raises:
         ConfigError: the arguments contradict each other, the segmenter or the engine is not installed, or `out` holds something
@@ -158,7 +158,7 @@ def prepare_part(
         parts: number of shares.
 
     Raises:
-        ConfigError: as for `prepare`, or the other shares were begun with other settings.
+        ConfigError: as for `prepare`, or the other shares were started with different settings.
         DataError: as for `prepare`.
     """
     began = time.monotonic()
@@ -170,7 +170,7 @@ def prepare_part(
 
 
 def merge(out: Path, *, workers: int, overwrite: bool = False, engine: EngineName = "local", progress: Progress) -> PrepareReport:
-    """Make the data set of which every share has been prepared by `prepare_part`.
+    """Combine the shares that `prepare_part` prepared into a data set.
 
     Raises:
         ConfigError: no share has been prepared, or `out` holds something else.

@@ -28,7 +28,7 @@ _OUTGOING = "outgoing"
 
 
 def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: bool, progress: Progress) -> PrepareReport:
-    """Make a data set on this machine, and upload it. Without its manifest, which comes last, no command takes it for a data set.
+    """Make a data set on this machine, and upload it. No command accepts it before its manifest is there, which comes last.
 
     Args:
         address: address of the data set: `s3://`, `gs://` or `hf://`.

@@ -1,4 +1,4 @@
-"""Tasks that are asked for by name, although their files are the user's own."""
+"""Tasks that are requested by name, although their files are the user's own."""
 
 from __future__ import annotations
 

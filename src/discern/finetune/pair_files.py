@@ -32,7 +32,7 @@ class PairsSource(Source[TextGroup]):
         columns: columns that the user named.
         format: format of the tables; None: recognized by name and content.
         settings: settings that decide what is read.
-        alone: whether the training file has texts alone.
+        alone: whether the training file has single texts.
     """
 
     reads_folders: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class PairsSource(Source[TextGroup]):
 
     @property
     def needs_dropout(self) -> bool:
-        """Texts alone differ from themselves only by dropout (SimCSE), unless they are cropped."""
+        """Whether dropout is needed: without cropping, the two copies of a single text differ only by dropout (SimCSE)."""
         return self.alone and self.settings.positives == "dropout"
 
     @classmethod

@@ -72,7 +72,7 @@ def finetune(
         config: TOML file of settings, over the recipe.
         overrides: settings as "section.key=value", over the file.
         seeds: number of seeds, counted from `train.seed`.
-        untrained: use the model's sizes with fresh weights.
+        untrained: start from random weights instead of the model's.
         tokenizer: tokenizer of a preset, which has none of its own.
         submission: folder of the zip for the GLUE site.
         baselines: also evaluate simple predictors.
@@ -116,7 +116,7 @@ def choose_encoder(model: str, tokenizer: Path | None, *, untrained: bool, warn:
         model: folder of a run, an export, a fine-tuned model (of its best seed) or a Hugging Face model, the name of one on the
             Hub, or the name of a preset.
         tokenizer: tokenizer of a preset, which has none of its own.
-        untrained: use the sizes and the tokenizer of the model with fresh weights.
+        untrained: use the sizes and the tokenizer of the model, but random weights.
 
     Raises:
         ConfigError: a preset has no tokenizer, or one is given for a model.

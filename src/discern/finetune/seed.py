@@ -1,4 +1,4 @@
-"""Training and evaluation of one seed, and the search for a learning rate by short trainings."""
+"""Training and evaluation of one seed, and the search for a learning rate by short training runs."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ TRIALS_FILE = "trials.json"
 
 
 def search_rate(plan: FinetunePlan, ranks: Ranks, progress: Progress, stop: StopRequest) -> dict[str, Any]:
-    """The learning rate whose short training scored best on the selection, with all trials under `trials`.
+    """The learning rate whose short training run scored best on the selection, with all trials under `trials`.
 
     Each trial has its own warm-up and decay. Equal scores are decided by the lower loss. The configured rate is tried first,
     and is used if every trial diverges. Finished trials are not repeated; an interrupted one is continued.

@@ -1,4 +1,4 @@
-"""The zip file that the GLUE site takes: one TSV file per task, complete, with the columns `index` and `prediction`.
+"""The zip file that the GLUE site accepts: one TSV file per task, complete, with the columns `index` and `prediction`.
 
 The site refuses a zip that lacks a task. Tasks without predictions are filled with the most frequent answer of their training
 data (for STS-B its mean), and listed, so that the site's average is not mistaken for a result.

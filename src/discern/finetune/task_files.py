@@ -243,7 +243,7 @@ def _selection(
 
 
 def trained_on(train: Reading[Any], task: Task[Any], dev_name: str, options: ReadingOptions, digest: str) -> Sequence[Any] | None:
-    """Return the examples of an earlier training; None if the training file has changed since.
+    """Return the examples that an earlier run trained on; None if the training file has changed since.
 
     Args:
         train: the whole training file.

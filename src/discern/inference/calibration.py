@@ -172,7 +172,7 @@ class Threshold:
 
 
 def find_threshold(predictions: TokenPredictions, precision: float, min_marked: int = MIN_MARKED) -> Threshold | None:
-    """The threshold of this precision with the highest recall, or else the most precise one; None if there are too few tokens.
+    """The threshold that reaches a precision with the highest recall, or else the most precise one; None for too few tokens.
 
     Args:
         min_marked: thresholds that mark fewer tokens are ignored.

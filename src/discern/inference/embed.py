@@ -132,7 +132,7 @@ def text_vectors(
 def chosen_settings(
     trained: VectorSettings, pooling: str, normalize: bool | None, size: int | None, width: int
 ) -> VectorSettings:
-    """The settings of a model, with what the user asks for instead.
+    """The settings of a model, overridden by what the user asks for.
 
     Args:
         pooling: 'auto', or one of `POOLINGS`.

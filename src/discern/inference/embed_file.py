@@ -31,7 +31,7 @@ _TABLES = (".csv", ".tsv", ".tab", ".parquet", ".json")
 
 @dataclass(frozen=True)
 class Embedded:
-    """What was done.
+    """Result of `embed`.
 
     Attributes:
         rows: number of texts.

@@ -41,8 +41,8 @@ T = TypeVar("T")
 def load(path: str | Path, *, device: str = "auto") -> Model:
     """Load a model for use from Python, in float32.
 
-    Networks other than the encoder (a generator, an energy, the head of a task) are loaded when they are first
-    used; an error is raised if the folder has none.
+    Networks other than the encoder (a generator, an energy model, the head of a task) are loaded when they are first used; an
+    error is raised if the folder does not have them.
 
     Args:
         path: folder of a run, a fine-tuned model, an export of either, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT; or
@@ -71,7 +71,7 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
 
 
 def _trained_vectors(tuned: TaskModel) -> VectorSettings:
-    """The settings of a model that was fine-tuned for text embeddings; the usual ones for another task."""
+    """The settings of a model that was fine-tuned for text embeddings; the usual ones for other models."""
     config = next((task.config for task in tuned.objective.tasks.values() if task.labels.kind == "vectors"), None)
     if not isinstance(config, ContrastiveConfig):
         return VectorSettings()
@@ -142,14 +142,15 @@ class Model:
     def encode(
         self, texts: Sequence[str], pooling: str = "auto", *, normalize: bool | None = None, size: int | None = None
     ) -> Float[np.ndarray, "N S"] | list[Float[np.ndarray, "T D"]]:
-        """Texts as vectors: hidden states of the last layer, float32; the values that `discern embed` writes.
+        """Turn texts into vectors: hidden states of the last layer, in float32; the values that `discern embed` writes.
 
         Args:
             pooling: 'mean': the mean over the tokens without [CLS] and [SEP], zeros for a text without tokens; 'mean-all':
                 the mean over all tokens; 'cls' or 'first': the state of [CLS]; 'none': one array per text, with a row for each
                 token. 'auto': as the model was trained, 'mean' if it was not trained for text embeddings. With 'mean-all' and
                 'cls', long texts are truncated.
-            normalize: scale each vector to length 1; None: as the model was trained, for others not.
+            normalize: scale each vector to length 1; None: as the model was trained; not, if it was not trained for text
+                embeddings.
             size: number of first components to keep, before vectors are normalized; None: all.
 
         Raises:
@@ -162,7 +163,7 @@ class Model:
         return np.array(vectors, np.float32).reshape(len(vectors), size or self.hidden_size)
 
     def detect(self, text: str) -> Detection:
-        """The probability that each token of a text was replaced.
+        """Predict, for each token of a text, the probability that it was replaced.
 
         Raises:
             ConfigError: the model has no discriminator.
@@ -182,7 +183,7 @@ class Model:
         return self._by_blocks(texts, detected)
 
     def score(self, texts: Sequence[str], scorer: str | None = None) -> Float[np.ndarray, "N"]:
-        """How likely each text is, in nats; higher is likelier.
+        """Score each text by how likely it is, in nats; higher is likelier.
 
         Args:
             scorer: as in `discern score`; None: the default scorer of the model.
@@ -199,7 +200,7 @@ class Model:
         return self._by_blocks(texts, self._scorers[scorer].score)
 
     def fill(self, text: str, top: int = 5) -> list[list[FilledToken]]:
-        """The likeliest tokens at each "[MASK]" of a text, best first: one list per mask.
+        """Predict the most likely tokens at each "[MASK]" in a text, best first: one list per mask.
 
         Raises:
             ConfigError: the model has no head over the vocabulary, or the text has no mask.
@@ -207,7 +208,7 @@ class Model:
         return filled(self._filler, text, top, _warn)
 
     def predict(self, texts: Iterable[Any], *, task: str | None = None, seed: int | None = None) -> list[dict[str, Any]]:
-        """Predict for each text: a dictionary with the keys of a line of `discern predict`.
+        """Predict labels, tags or answers: for each text, a dictionary with the keys of a line of `discern predict`.
 
         - Classification: `label`, its `probability`, and `probabilities` by label. With several labels at once: `labels`
           and `probabilities`. Regression: `score`.

@@ -1,7 +1,7 @@
 """Predictions as additional columns of the input table; the other columns are kept byte for byte.
 
-CSV, TSV and JSON lines are read again as raw text, and the new values are put at the end of each record, so that quotes, spaces
-and line ends of the others survive. A JSON array and Parquet are written anew with the same values.
+CSV, TSV and JSON lines are read again as raw text, and the new values are added at the end of each record, so that quotes, spaces
+and line ends of the others are preserved. A JSON array and Parquet are rewritten with the same values.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class Reranked:
     Attributes:
         lists, hypotheses: number of lists and number of hypotheses that were ranked.
         references: number of lists with a reference.
-        changed: number of lists with a new winner.
+        changed: number of lists with a new best hypothesis.
         scorer: name of the scorer.
         weights: weights that were used.
         metrics: each metric over the lists with references; None if it could not be measured.

@@ -108,7 +108,7 @@ def adapt(
 
     Raises:
         ConfigError, DataError: the options are not compatible, or a held-out split is missing; nothing has been trained.
-        CheckpointError, NumericsError: the run had to stop; its last sound checkpoint is kept.
+        CheckpointError, NumericsError: the run had to stop; its last intact checkpoint is kept.
         KeyboardInterrupt, SystemExit(143): the run was asked to stop, and has been saved.
     """
     options: dict[str, Any] = {"out": out, "config": config, "overrides": overrides, "replay": replay, "resume": resume}

@@ -73,7 +73,7 @@ def open_start(path: Path, data_fingerprint: str, warn: Callable[[str], None]) -
     Raises:
         ConfigError: the learning rate of the run is not at its peak there, or the run mixes in other text.
         DataError: the folder is not a run, or was trained on another data set.
-        CheckpointError: it has no sound checkpoint.
+        CheckpointError: it has no intact checkpoint.
     """
     run, step = run_of(path)
     record, config = read_record(run), read_written_config(run / CONFIG_FILE)

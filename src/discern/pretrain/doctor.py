@@ -71,7 +71,7 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
 
     Raises:
         DataError: the folder is not a run.
-        CheckpointError: the run has no sound checkpoint.
+        CheckpointError: the run has no intact checkpoint.
         ConfigError: the machine has no such device.
     """
     run = load_run(folder, warn=warn)

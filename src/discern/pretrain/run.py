@@ -122,7 +122,7 @@ def pretrain(
 
     Raises:
         ConfigError, DataError: the options are not compatible; nothing has been written.
-        CheckpointError, NumericsError: the run had to stop; its last sound checkpoint is kept.
+        CheckpointError, NumericsError: the run had to stop; its last intact checkpoint is kept.
         KeyboardInterrupt, SystemExit(143): the run was asked to stop, and has been saved.
     """
     resolved = resolve_run(

@@ -1,4 +1,4 @@
-"""Who may ask: the Host and Origin of a request, its token, and how often. Pure ASGI, before anything else runs."""
+"""Access control: the Host and Origin of a request, its token, and the rate of requests. Pure ASGI, before anything else."""
 
 from __future__ import annotations
 

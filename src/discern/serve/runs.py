@@ -1,4 +1,4 @@
-"""Runs in progress, read from their folders: nothing is asked of the process that trains.
+"""Runs in progress, read from their folders, without involving the process that trains.
 
 A run may be deleted, torn or restarted while it is read. Whatever cannot be read now is left out, and read again later.
 """
@@ -36,7 +36,7 @@ _SILENT_SECONDS = 120.0  # without a record, after which a run is no longer call
 
 
 class Tail:
-    """The records of a growing file of JSON lines. It reads what was appended, and begins again if the file was replaced."""
+    """The records of a growing file of JSON lines. It reads what was appended, and starts over if the file was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -99,7 +99,7 @@ class WatchedRun:
         return f"{_STARTED}.{self._metrics.version}.{self._examples.version}.{len(self._read_from)}"
 
     def state(self, now: float) -> dict[str, Any]:
-        """Where the run is; small, for every look.
+        """Progress of the run; small, because it is sent at every refresh.
 
         Args:
             now: `time.time()`.

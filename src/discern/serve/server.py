@@ -49,7 +49,7 @@ class Address:
 
 
 def bind(host: str, port: int, *, names: tuple[str, ...] = (), token: str | None = None) -> Address:
-    """Bind a socket before any model is loaded, so that a port in use is told at once.
+    """Bind a socket before any model is loaded, so that a port in use is reported at once.
 
     Args:
         host: address to listen on.

@@ -1,4 +1,4 @@
-"""Checks before distributed training that all ranks are about to do the same: same data, settings and time, one shared folder."""
+"""Checks before distributed training that all ranks agree: on data, settings and time, and on one shared folder."""
 
 from __future__ import annotations
 

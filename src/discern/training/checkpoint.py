@@ -184,14 +184,14 @@ def found(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True) -> Contents | None:
-    """Load the newest sound checkpoint; None if there is no checkpoint. Damaged ones are reported to `warn` and skipped.
+    """Load the newest intact checkpoint; None if there is no checkpoint. Damaged ones are reported to `warn` and skipped.
 
     Args:
         carry: as in `load`.
 
     Raises:
-        CheckpointError: there are checkpoints, but none is sound.
-        NumericsError: the newest sound one has weights that are not finite. The user decides whether to go back further.
+        CheckpointError: there are checkpoints, but none is intact.
+        NumericsError: the newest intact one has weights that are not finite. The user decides whether to go back further.
     """
     candidates, newest = found(folder), ""
     for path in candidates:

@@ -105,7 +105,7 @@ class StepMeter:
             self._device.begin(waited)
 
     def waits_shown(self) -> dict[str, str]:
-        """For the progress display: how much of the interval was spent waiting for data, if that is worth a look."""
+        """For the progress display: how much of the interval was spent waiting for data, if it is worth showing."""
         share = self._data_share()
         self._shows_waits = self._shows_waits or share > _WORTH_SHOWING  # once shown, it has to be kept up to date
         return {"waiting for data": f"{share:.0%}"} if self._shows_waits else {}

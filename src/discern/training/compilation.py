@@ -1,4 +1,4 @@
-"""Whether the networks of a run are compiled, and how: measured on a GPU, and given up if the compiler fails."""
+"""Whether and how the networks of a run are compiled: measured on a GPU; they run uncompiled if the compiler fails."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _pass(workload: Workload, device: torch.device, mode: Mode) -> Callable[[], 
 
 
 def compile_networks(encoders: Iterable[Encoder], mode: Mode) -> None:
-    """Compile encoders in place for a run. What the compiler fails at runs eagerly, with a warning."""
+    """Compile encoders in place for a run. Where the compiler fails, they run eagerly, with a warning."""
     if mode == "off":
         return
     import torch._dynamo.config as settings

@@ -54,18 +54,18 @@ class DeviceClock:
         self._last_end: Any = None
 
     def begin(self, waited: float) -> None:
-        """A step begins, after the host has waited this many seconds for its rows."""
+        """Mark the beginning of a step, for whose rows the host has waited this many seconds."""
         self._steps.append(_Step(self._event(), waited, self._last_end))
 
     def end(self) -> None:
-        """The host has launched all work of the step."""
+        """Mark the end of a step: the host has launched all of its work."""
         if self._steps and self._steps[-1].end is None:
             step = self._steps[-1]
             step.ran_dry = bool(step.begin.query())
             step.end = self._last_end = self._event()
 
     def interrupt(self) -> None:
-        """Other work follows, which is not part of any step."""
+        """Mark the beginning of other work, which is not part of any step."""
         self._last_end = None
 
     def read(self) -> Shares | None:

@@ -1,4 +1,4 @@
-"""Notices that one of the processes that train together has died or hangs, and names it.
+"""Detects that one of the processes that train together has died or hangs, and names it.
 
 A thread of every rank writes a number into the store at which the ranks met, once a second. Rank 0 reads the numbers of all
 others, and they read that of rank 0. Whoever finds a rank lost writes why; all read it and end. torch, files and the network

@@ -1,4 +1,4 @@
-"""Requests to stop by a signal, which the loop handles between two steps."""
+"""Requests to stop that arrive as signals; the loop handles them between two steps."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class MetricsLog:
         folder: folder of the run.
         step: step from which the run continues; later records, of steps that will be repeated, are dropped.
         tensorboard: also write TensorBoard events under `folder/tensorboard`.
-        tracker: name of a tracker that also gets the records.
+        tracker: name of a tracker that also receives the records.
         warn: called if the tracker fails.
     """
 
@@ -83,7 +83,7 @@ class MetricsLog:
             tracker.log(record["step"], numbers)
 
     def write_examples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append the example rows of an evaluation to examples.jsonl, if there are any. They are worth no failure."""
+        """Append the example rows of an evaluation to examples.jsonl, if there are any. A failure to write them is ignored."""
         if rows:
             with suppress(OSError), self._examples.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({"step": step, "rows": rows}, separators=(",", ":")) + "\n")

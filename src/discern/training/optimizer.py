@@ -28,7 +28,7 @@ class Optimizer(torch.optim.Optimizer):
     Args:
         groups: parameter groups with `weight_decay`, `scale`, a factor of the learning rate, and `rule`; AdamW by default.
         masters: float32 copies of weights in bfloat16, which are updated in their place. Other weights in bfloat16 are updated in
-            float32 and rounded at random.
+            float32 and rounded stochastically.
         seed: of that rounding, together with the number of the update.
 
     Raises:
@@ -168,7 +168,9 @@ class Optimizer(torch.optim.Optimizer):
                 raise CheckpointError(f"the optimizer's '{key}' {tuple(value.shape)} fits no parameter of this run")
             rule: UpdateRule = rules[parameter]
             if kind not in rule.moments:
-                raise CheckpointError(f"the checkpoint has '{key}', but the weight is updated by '{rule.name}', which has none")
+                raise CheckpointError(
+                    f"the checkpoint has '{key}', but the weight is updated by '{rule.name}', which has no such moment"
+                )
             missing = [other for other in rule.moments if f"{name}.{other}" not in tensors]
             if missing:
                 raise CheckpointError(f"the optimizer has '{key}' but no '{name}.{missing[0]}'")

@@ -95,7 +95,7 @@ def is_launched() -> bool:
 
 
 def ranks_timeout() -> float:
-    """Seconds that a process waits for the others during a step; 10 minutes unless the environment sets another number.
+    """Seconds that a process waits for the others during a step; 600 unless the environment sets another number.
 
     Raises:
         ConfigError: the variable is not a number above 0.

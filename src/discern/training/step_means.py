@@ -1,4 +1,4 @@
-"""The losses of a step, and whether its update may happen, as values of the device that the host reads only now and then.
+"""The losses of a step, and whether its update may happen, as values on the device that the host reads only now and then.
 
 Between two records of the log the host learns nothing from the device: reading a value would make it wait until all work so far
 is done, and the device would then wait for the host to submit more. On the CPU, where the two are one, every step is read.

@@ -1,4 +1,4 @@
-"""Experiment trackers that also get the records of a run: TensorBoard's files, Weights & Biases, trackio."""
+"""Experiment trackers that also receive the records of a run: TensorBoard's files, Weights & Biases, trackio."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TensorBoard(Tracker):
 class Service(Tracker):
     """A package with the functions `init`, `log` and `finish`, as wandb and trackio have them.
 
-    The record is in metrics.jsonl whatever happens: an error of the service is reported once and costs no training.
+    The record is in metrics.jsonl in any case: an error of the service is reported once and does not stop the training.
 
     Args:
         name: name of the package.

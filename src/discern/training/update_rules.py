@@ -196,7 +196,7 @@ class AdamW(AdamRule):
 @final
 @dataclass(frozen=True)
 class StableAdamW(AdamRule):
-    """AdamW whose rate is divided, for each tensor apart, by the RMS of gradient / sqrt(second moment) wherever that exceeds 1.
+    """AdamW whose rate for each tensor is divided by the RMS of gradient / sqrt(second moment) wherever that exceeds 1.
 
     The RMS is large when a gradient is much larger than those before it, which the second moment does not reflect yet. Weight
     decay is multiplied by the reduced rate, too.
@@ -245,7 +245,7 @@ class Muon(UpdateRule):
 
     Args:
         parts: number of matrices of equal height that each weight holds, one below the other, such as query, key and value.
-            They are orthogonalized apart.
+            Each is orthogonalized separately.
         precision: of the Newton-Schulz iterations: 'float32' or 'bfloat16'.
 
     Reference: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Liu et al. 2025, "Muon is scalable for LLM
@@ -313,7 +313,7 @@ def orthogonalized(matrices: Float[Tensor, "N R C"], dtype: torch.dtype) -> Floa
 
 
 def adam_rule(config: OptimizerConfig) -> AdamRule:
-    """The rule for all weights, or with 'muon' for those that are no hidden matrices."""
+    """The rule for all weights, or with 'muon' for those that are not hidden matrices."""
     kind = StableAdamW if config.name == "stable-adamw" else AdamW
     return kind(config.beta1, config.beta2, config.epsilon, config.bias_correction)
 

@@ -1,4 +1,4 @@
-"""Weights in bfloat16 while a run trains: rounded at random without bias, or beside float32 copies that are updated.
+"""Weights in bfloat16 during training: rounded stochastically without bias, or beside float32 copies that are updated.
 
 Only matrices are stored so, the weights of linear layers and the tables of embeddings, which are nearly all of a network. Biases,
 norms and all moments stay float32.
@@ -91,7 +91,7 @@ def full_weights(model: nn.Module, masters: Mapping[nn.Parameter, Tensor]) -> di
 
 
 def rounded_at_random(values: Float32[Tensor, "..."], generator: torch.Generator | None = None) -> BFloat16[Tensor, "..."]:
-    """The numbers rounded up or down to bfloat16, each with the probability that makes its expected value the number itself.
+    """Stochastic rounding to bfloat16: up or down, with the probability that makes the expected value the number itself.
 
     Rounding to the nearest would lose all updates smaller than half of the spacing of bfloat16, 1/256 of a weight at most, as
     most updates are. Numbers that bfloat16 has stay as they are.

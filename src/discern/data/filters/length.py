@@ -12,7 +12,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def words(argument: str | None) -> Rule:
-    """Keeps documents of a number of words, parted by spaces: `words:20` at least 20, `words:20-5000` at most 5000, too.
+    """Keeps documents by their number of words, separated by spaces: `words:20` at least 20, `words:20-5000` also at most 5000.
 
     Raises:
         ConfigError: the argument is of another form.

@@ -150,7 +150,7 @@ def open_object(address: str) -> Callable[[int], tuple[Any, int | None]]:
 
 
 def write_object(address: str, content: Path | bytes) -> int | None:
-    """Write an object, whole or not at all; returns its size as the store tells it.
+    """Write an object, whole or not at all; returns its size as the store reports it.
 
     Raises:
         StoreError: the store does not answer, or stops in the middle.

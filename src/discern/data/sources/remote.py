@@ -215,7 +215,7 @@ def _repeated(address: str, done: str, act: Callable[[], None]) -> None:
 
 
 class ResumingStream:
-    """A stream that goes on where a broken connection ended.
+    """A stream that continues where a broken connection ended.
 
     Args:
         name: name for messages.

@@ -74,7 +74,7 @@ class Work:
         *,
         overwrite: bool = False,
     ) -> Work:
-        """Begin a data set, or go on with what an earlier command began.
+        """Begin a data set, or continue what an earlier command began.
 
         Args:
             target: folder of the data set.

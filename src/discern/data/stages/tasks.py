@@ -17,7 +17,7 @@ Task = tuple[Stage, int]
 
 
 def perform(work: str, fingerprint: str, task: Task) -> None:
-    """Do a task, unless its result is there and sound.
+    """Do a task, unless its result exists and is intact.
 
     Args:
         work: folder of the plan, at the same path on every machine.
