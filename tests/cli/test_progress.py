@@ -37,7 +37,7 @@ def test_lines_come_at_bounded_growing_intervals():
     lines.finish()
     told = stream.getvalue().splitlines()
     assert told[0] == "pre-training: 100,000 steps"
-    assert told[1] == "pre-training: 10/100,000 steps  0 %  27:46:30 left  loss 1.0"
+    assert told[1] == "pre-training: 10/100,000 steps  0%  27:46:30 left  loss 1.0"
     assert 50 < len(told) < 250
     assert told[-1] == "pre-training: 36,000/100,000 steps in 10:00:00  loss 1.0"
 
@@ -49,7 +49,7 @@ def test_the_time_left_does_not_count_what_an_earlier_run_had_done():
     lines.advance(900)
     clock.now = 10
     lines.advance(10)
-    assert stream.getvalue().splitlines()[-1] == "pre-training: 910/1,000 steps  91 %  1:30 left"
+    assert stream.getvalue().splitlines()[-1] == "pre-training: 910/1,000 steps  91%  1:30 left"
 
 
 def test_short_stages_end_silently_and_notes_stay():
@@ -142,7 +142,7 @@ def test_a_time_budget_shows_elapsed_and_total_time():
     budget.finish()
     told = stream.getvalue().splitlines()
     assert told[0] == "pre-training"
-    assert told[1] == "pre-training: 33 %  40:00 left  time 20:00/1:00:00  steps 300  loss 5.1"
+    assert told[1] == "pre-training: 33%  40:00 left  time 20:00/1:00:00  steps 300  loss 5.1"
 
 
 def test_steps_that_end_before_the_time_count():
@@ -153,7 +153,7 @@ def test_steps_that_end_before_the_time_count():
     budget.advance(0)
     clock.now = 60
     budget.advance(500)
-    assert stream.getvalue().splitlines()[1] == "pre-training: 50 %  1:00 left  time 1:00/10:00:00  steps 500/1,000"
+    assert stream.getvalue().splitlines()[1] == "pre-training: 50%  1:00 left  time 1:00/10:00:00  steps 500/1,000"
 
 
 def test_a_bar_shows_a_time_budget():
@@ -163,7 +163,7 @@ def test_a_bar_shows_a_time_budget():
     budget.start("pre-training", None, "steps")
     budget.advance(20, loss="5.1")
     budget.finish()
-    assert "50 %" in stream.getvalue()
+    assert "50%" in stream.getvalue()
     assert "time 30:00/1:00:00" in stream.getvalue()
 
 

@@ -391,5 +391,5 @@ def test_a_small_heldout_part_and_many_unknown_tokens_are_warned_of(text: Path) 
     strange = text.parent / "strange.txt"
     strange.write_text("☂ ☃\n\n☄ ★\n\n" * 20)
     unknown, *_ = warnings_of(prepare(**request(strange, "strange"), progress=Silent()).manifest)
-    assert unknown.startswith("80 of 80 tokens (100.0 %) are unknown to the vocabulary")
+    assert unknown.startswith("80 of 80 tokens (100.0%) are unknown to the vocabulary")
     assert "--train-tokenizer" in unknown

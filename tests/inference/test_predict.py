@@ -263,4 +263,4 @@ def test_what_is_cut_is_told(folders: Path, tmp_path: Path) -> None:
 
     path = csv(tmp_path / "a.txt", "hello", "the chef " * 40)
     predict(folders / "single", path, lambda _: None, Listener())
-    assert notes == ["rows 0 to 1: 1 of 2 texts were cut to 32 tokens", "unknown tokens: 0 of 31 tokens (0 %)"]
+    assert notes == ["rows 0 to 1: 1 of 2 texts were cut to 32 tokens", "unknown tokens: 0 of 31 tokens (0%)"]

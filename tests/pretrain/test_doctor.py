@@ -84,6 +84,8 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"threads", "cpu_kernels", "free_disk_bytes"} <= names
     assert shown["torch"]
     assert {finding["verdict"] for finding in shown["findings"]} <= {"fine", "low", "high"}
+    doctor(None)
+    assert "usually 2.0 GiB or more" in capsys.readouterr().out
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

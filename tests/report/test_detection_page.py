@@ -159,5 +159,5 @@ def test_a_browser_shows_what_the_generator_would_put(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--dump-dom", f"{page.as_uri()}#t0-1"], capture_output=True, text=True, timeout=120)
     shown = re.search(r'<section id="panel".*?</section>', done.stdout, flags=re.S)
     assert shown is not None, done.stderr[-500:]
-    assert "<li><bdi>&lt;/script&gt;</bdi><span>50.0 %</span>" in shown.group()
+    assert "<li><bdi>&lt;/script&gt;</bdi><span>50.0%</span>" in shown.group()
     assert '<b data-part="replaced">0.900, marked</b>' in shown.group()

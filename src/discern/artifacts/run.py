@@ -247,7 +247,7 @@ def _read_counts(folder: Path, entries: int) -> torch.Tensor | None:
     """Read what `counts_text` wrote; None for runs older than this file.
 
     Raises:
-        DataError: the file is damaged, or has another number of entries than the vocabulary.
+        DataError: the file is damaged, or its number of entries differs from that of the vocabulary.
     """
     path = folder / COUNTS_FILE
     if not path.is_file():

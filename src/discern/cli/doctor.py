@@ -95,7 +95,11 @@ def _text(found: Diagnosis) -> str:
     facts = [f"  {name:<12} {value}" for name, value in found.facts.items() if isinstance(value, str | int) and name != "run"]
     facts += [f"  {'devices':<12} {', '.join(found.facts['devices']) or 'no GPU'}"] if "devices" in found.facts else []
     number = len(unusual_findings(found.findings))
-    verdict = "nothing is out of its usual range" if number == 0 else f"{number} out of the usual range"
+    verdict = (
+        "nothing is out of its usual range"
+        if number == 0
+        else f"{number} value{'s' if number > 1 else ''} out of the usual range"
+    )
     early = sum(finding.cause.startswith("too early to tell") for finding in found.findings)
     if early:
         verdict += f"; for {early} metric{'s' if early > 1 else ''} it is too early to tell"
@@ -106,16 +110,20 @@ def _lines(finding: Finding) -> list[str]:
     """One metric: its value, usual range, likely cause and the setting to change."""
     mark = {"fine": "ok  ", "low": "LOW ", "high": "HIGH", "unknown": "-   "}[finding.verdict]
     value = "-" if finding.value is None else _number(finding.value)
-    usual = "" if finding.usual is None else f"   usually {_number(finding.usual[0])} to {_number(finding.usual[1])}"
+    usual = "" if finding.usual is None else f"   usually {_range(*finding.usual)}"
     lines = [f"{mark} {finding.name:<26} {value}{usual}", f"       {finding.cause}"]
     if finding.verdict in ("low", "high") and finding.knob:
         lines.append(f"       try: {finding.knob}")
     return lines
 
 
+def _range(low: float, high: float) -> str:
+    if high == float("inf"):
+        return f"{_number(low)} or more"
+    return _number(low) if low == high else f"{_number(low)} to {_number(high)}"
+
+
 def _number(value: float) -> str:
-    if value == float("inf"):
-        return "any"
     if value >= 2**20:
         return f"{value / 2**30:,.1f} GiB"
     return f"{value:,.0f}" if value == round(value) else f"{value:.4f}"

@@ -179,7 +179,7 @@ class _Stage:
     def line(self, now: float) -> str:
         parts = [f"{self.description}: {_amount(self.done, self.total, self.unit)}"]
         if self.total and self.unit != SHARE:
-            parts.append(f"{100 * self.done / self.total:.0f} %")
+            parts.append(f"{100 * self.done / self.total:.0f}%")
         started, base = self._first or (now, self.done)
         if self.total and self.done > base and now > started:
             parts.append(f"{duration((self.total - self.done) * (now - started) / (self.done - base))} left")
@@ -192,9 +192,9 @@ class _Stage:
 
 
 def _amount(done: float, total: float | None, unit: str) -> str:
-    """ "120/1,000 steps", "3.1 MB of 4.0 MB", "12 %"; "" if nothing is counted."""
+    """ "120/1,000 steps", "3.1 MB of 4.0 MB", "12%"; "" if nothing is counted."""
     if unit == SHARE:
-        return f"{100 * done:.0f} %"
+        return f"{100 * done:.0f}%"
     if not unit:
         return ""
     if unit == "bytes":

@@ -79,8 +79,8 @@ def score(
         }
         if not json_output:
             console.progress.note(
-                f"mean score {together.per_token:.4g} {UNIT} per token ({together.tokens:,}), "
-                f"{together.per_character:.4g} per character ({together.characters:,})"
+                f"mean score {together.per_token:.4g} {UNIT} per token ({together.tokens:,} tokens), "
+                f"{together.per_character:.4g} per character ({together.characters:,} characters)"
             )
             if name is not None:
                 console.progress.note(f"{name.replace('_', '-')} {together.perplexity:.4g} over {together.tokens:,} tokens")

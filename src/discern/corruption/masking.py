@@ -77,7 +77,7 @@ def quota(maskable: Bool[Tensor, "B L"], mask_probability: float) -> Int[Tensor,
 def uniform(batch: TokenBatch, context: MaskingContext) -> Chosen:
     """Draw positions evenly and without replacement, exactly `quota` per sequence.
 
-    Differs: the released code draws with replacement, so that 13.8 % of the tokens are chosen instead of 15 %.
+    Differs: the released code draws with replacement, so that 13.8% of the tokens are chosen instead of 15%.
     Reference: Clark et al. 2020, section 2.
     """
     maskable = maskable_positions(batch)
@@ -138,7 +138,7 @@ def _first_to_ring(maskable: Bool[Tensor, "B L"], times: Float[Tensor, "B L"], c
 def with_replacement(batch: TokenBatch, context: MaskingContext) -> Chosen:
     """Draw `draw_quota` times per sequence from all maskable positions, so that some are drawn more than once.
 
-    In a row of 128 tokens there are 19 draws of 17.7 different tokens on average: 13.8 % instead of 15 %. `draws` counts them.
+    In a row of 128 tokens there are 19 draws of 17.7 different tokens on average: 13.8% instead of 15%. `draws` counts them.
 
     Reference: google-research/electra, pretrain/pretrain_helpers.py, `mask`.
     """

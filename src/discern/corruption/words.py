@@ -83,7 +83,7 @@ def span(batch: TokenBatch, context: MaskingContext) -> Chosen:
     not be if spans ended at the ends of the row. Long words are slightly less likely, because they are skipped if they do not
     fit. A span continues after a special token.
 
-    Differs: SpanBERT draws the beginnings of its spans anew, which favors words away from the beginning of the row.
+    Differs: SpanBERT draws the beginning of each span independently, which favors words away from the beginning of the row.
     Reference: Joshi et al. 2020, section 3.1.
     """
     words, randomness = words_of(batch), context.randomness

@@ -50,7 +50,7 @@ class Banding:
 
     @classmethod
     def of(cls, similarity: float) -> Banding:
-        """The longest bands with which 99 % of the pairs of this similarity become candidates.
+        """The longest bands with which 99% of the pairs of this similarity become candidates.
 
         Raises:
             ConfigError: the similarity is not between 0.5 and 1.
@@ -58,7 +58,7 @@ class Banding:
         if not LEAST_SIMILARITY <= similarity <= 1:
             raise ConfigError(
                 f"--near-duplicates is {similarity:g}, expected a similarity from {LEAST_SIMILARITY:g} to 1",
-                hint="0.8 removes documents that share at least 80 % of their runs of five words",
+                hint="0.8 removes documents that share at least 80% of their runs of five words",
             )
         for rows in range(HASHES, 0, -1):
             bands = HASHES // rows

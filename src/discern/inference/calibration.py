@@ -35,7 +35,7 @@ from discern.storage.files import write_text
 from discern.storage.records import Record, read_record
 from discern.types import TokenBatch
 
-_QUANTILE = 1.959964  # of the normal distribution: 95 % lie between minus and plus this
+_QUANTILE = 1.959964  # of the normal distribution: 95% lie between minus and plus this
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Rates:
     hits: int
 
     def precision_interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the precision, as if the marked items were independent.
+        """95% confidence interval of the precision, as if the marked items were independent.
 
         Reference: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
         """

@@ -137,7 +137,7 @@ class Measured:
 
     Attributes:
         before, after: the metric over the corpus.
-        low, high: 95 % confidence interval of after - before.
+        low, high: 95% confidence interval of after - before.
         better: fraction of the resamples in which after is better than before.
         best_possible: error rate of the best hypothesis of each list; None for metrics that are not error rates.
     """

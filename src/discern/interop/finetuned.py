@@ -75,7 +75,7 @@ class HeadWeights:
             the outputs themselves are the prediction.
         scale: factor that undoes a normalization of the targets.
         shift: offset that undoes it, in the unit of the targets.
-        summary: layer before W; None if there is none. Only ModernBERT has one in heads of another kind than classification.
+        summary: layer before W; None if there is none. Only ModernBERT has one in heads other than those for classification.
         frame: position of [CLS] in the input.
         pooling: state that a classification reads: that of [CLS], or the mean over all tokens.
     """

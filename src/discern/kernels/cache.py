@@ -1,6 +1,6 @@
 """Cache of compiled kernels. Loading one runs its code, so only this user may be able to write them.
 
-A folder or a library is used only if it belongs to this user, is no symbolic link, and nobody else can write to it. A library
+A folder or a library is used only if it belongs to this user, is not a symbolic link, and nobody else can write to it. A library
 ends with the digest of its content, so that a damaged one is never loaded.
 """
 

@@ -152,7 +152,7 @@ class Objective(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        """Choose positions; runs no network."""
+        """Choose the positions to corrupt; runs no network."""
 
     @property
     def corrupts_anywhere(self) -> bool:
@@ -168,7 +168,7 @@ class Objective(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
-        """Sums by name, and observations for evaluation and diagnosis."""
+        """Compute the loss terms by name, and observations for evaluation and diagnosis."""
 
     @abc.abstractmethod
     def networks(self) -> dict[str, Network]:
@@ -220,7 +220,7 @@ class Objective(nn.Module, abc.ABC):
         return frozenset({"chosen"})
 
     def tally(self, output: StepOutput) -> dict[str, Tensor]:
-        """Sums over the rows of a batch, by name, that `absorb` wants of the whole step."""
+        """Sums over the rows of a batch, by name, that `absorb` needs for the whole step."""
         return {}
 
     def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
@@ -231,7 +231,7 @@ class Objective(nn.Module, abc.ABC):
         """
 
     def forget_rows(self) -> None:
-        """Drop what is kept of earlier rows: from now on the slots of the batch read elsewhere in the text."""
+        """Drop what is kept of earlier rows: from now on, the slots of the batch read from other places in the text."""
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `carry_state` returned."""

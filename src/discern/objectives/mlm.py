@@ -18,7 +18,7 @@ from discern.types import CorruptedBatch, StepOutput
 
 
 class MLMConfig(MaskingConfig):
-    """Settings of masked language modeling: 80 % [MASK], 10 % random, 10 % unchanged, as in BERT."""
+    """Settings of masked language modeling: 80% [MASK], 10% random, 10% unchanged, as in BERT."""
 
     name: str = Field("mlm", description="Objective, by its name in the registry.")
     mask_token_probability: float = Field(
@@ -32,7 +32,7 @@ class MLMConfig(MaskingConfig):
 class MaskedLanguageModel(MaskingObjective[MLMConfig]):
     """Predict the original token at each chosen position.
 
-    Reference: Devlin et al. 2019, section 3.1; positions are drawn anew at every step, as in RoBERTa.
+    Reference: Devlin et al. 2019, section 3.1; new positions are drawn at every step, as in RoBERTa.
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = MLMConfig

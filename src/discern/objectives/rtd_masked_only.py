@@ -1,4 +1,4 @@
-"""Replaced token detection with a loss at the chosen positions only: "ELECTRA 15 %"."""
+"""Replaced token detection with a loss at the chosen positions only: "ELECTRA 15%"."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MaskedOnlyRTDConfig(GeneratorConfig):
 class MaskedOnlyReplacedTokenDetection(ReplacementObjective[MaskedOnlyRTDConfig]):
     """Replaced token detection whose discriminator learns from the chosen positions alone.
 
-    An ablation: how much of ELECTRA's gain comes from a loss over all tokens instead of 15 % of them.
+    An ablation: how much of ELECTRA's gain comes from a loss over all tokens instead of 15% of them.
 
     Reference: Clark et al. 2020, section 3.3, "ELECTRA 15%".
     """

@@ -1,8 +1,8 @@
 """The logits of a head over the vocabulary, as one matrix or a few rows at a time.
 
-On a processor the matrix stands in memory: the kernels read it once for the loss and once for the samples. On any other device
-only a part of it ever does while training, because its M x V numbers, several times over in float32, are otherwise the largest
-tensors of a step.
+On the CPU the whole matrix is in memory: the kernels read it once for the loss and once for the samples. On any other device only
+a part of it is at a time while training, because its M x V numbers, several times over in float32, would be the largest tensors
+of a step.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def linear_cross_entropy(
 ) -> Float[Tensor, "N"]:
     """Cross-entropy of each target under softmax(states table^T + bias), in float32.
 
-    The logits of `rows` rows at a time stand in memory. The backward pass computes them again, one product more than the three of
-    the plain computation.
+    Only the logits of `rows` rows are in memory at a time. The backward pass computes them again, one product more than the three
+    of the plain computation.
 
     Reference: Wijmans et al. 2024, "Cut your losses in large-vocabulary language models", of which this is the part in rows.
     """

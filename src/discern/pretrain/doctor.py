@@ -200,7 +200,7 @@ def examine_machine(folder: Path) -> Diagnosis:
             "free_disk_bytes",
             float(shutil.disk_usage(folder).free),
             (2 * 2**30, float("inf")),
-            fine="enough space for checkpoints; each has three times the size of the weights",
+            fine="enough space for checkpoints; each takes three times the size of the weights",
             low=(
                 "less than 2 GiB is free here: a run stops when a checkpoint cannot be written",
                 "--out with a folder on another disk",

@@ -5,7 +5,7 @@
   const part = (name) => panel.querySelector(`[data-part="${name}"]`);
   let selected = null;
 
-  const percent = (p) => (p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "under 0.1 %");
+  const percent = (p) => (p >= 0.001 ? `${(100 * p).toFixed(1)}%` : "under 0.1%");
 
   const show = (token) => {
     if (selected) selected.removeAttribute("aria-pressed");

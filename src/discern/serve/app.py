@@ -43,7 +43,7 @@ class Api:
 
     Args:
         models: one model or two.
-        warn: called about errors that are no client's fault.
+        warn: called about errors that are not a client's fault.
     """
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits, warn: Warn) -> None:

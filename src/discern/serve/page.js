@@ -11,7 +11,7 @@ const element = (name, attributes = {}, ...children) => {
   return made;
 };
 const find = (selector, within = document) => within.querySelector(selector);
-const percent = (p) => (p >= 0.0995 ? `${Math.round(100 * p)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "under 0.1 %");
+const percent = (p) => (p >= 0.0995 ? `${Math.round(100 * p)}%` : p >= 0.001 ? `${(100 * p).toFixed(1)}%` : "under 0.1%");
 const trouble = (message) => {
   const place = find("#trouble");
   place.textContent = message || "";

@@ -104,7 +104,7 @@
       const condition = run.condition === "silent" ? `no record for ${duration(run.silent_seconds)}` : run.condition;
       const head = element("h2", {}, run.name, element("span", { class: "condition", "data-is": run.condition }, condition));
       const done = run.progress === null ? [] : [element("progress", { max: 1, value: run.progress, "aria-label": `Progress of ${run.name}` })];
-      const waiting = Object.entries(run.waiting).map(([key, share]) => `${(100 * share).toFixed(1)} % for ${key === "data_share" ? "data" : "the host"}`);
+      const waiting = Object.entries(run.waiting).map(([key, share]) => `${(100 * share).toFixed(1)}% for ${key === "data_share" ? "data" : "the host"}`);
       return element("section", { class: "card run" }, head, ...done, element("dl", { class: "facts" },
         fact("Step", `${grouped(run.step)}${run.max_steps ? ` of ${grouped(run.max_steps)}` : ""}`),
         fact("Remaining", run.condition === "finished" ? "done" : duration(run.seconds_left)),

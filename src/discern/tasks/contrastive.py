@@ -1,4 +1,4 @@
-"""Vectors of texts, trained by contrast: the vector of a text is to be near those of texts that mean the same.
+"""Text embeddings, trained by contrast: the vector of a text is to be close to those of texts with the same meaning.
 
 The task is named `pairs`, after its files. (A head that compares two texts in order to classify them is in pairs.py.)
 """

@@ -33,7 +33,7 @@ _ROWS = 1024
 class ContrastiveObjective(SupervisedObjective):
     """InfoNCE over the rows of a step, over all ranks, or CoSENT if they have scores; see `info_nce` and `cosent`.
 
-    With `task.texts_per_pass`, texts are encoded in passes of that many, without keeping activations; once the gradient of the
+    With `task.texts_per_pass`, texts are encoded that many at a time, without keeping activations; once the gradient of the
     loss by the vectors is known, each pass is repeated with the same dropout and differentiated. Memory then does not depend on
     the number of rows, and the gradient is the same. Reference: Gao et al. 2021, "Scaling deep contrastive learning batch size
     under memory limited setup" (GradCache).
@@ -135,7 +135,7 @@ def _loss_settings(settings: ContrastiveConfig, width: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TextRows:
-    """The T texts of a batch, one a row.
+    """The T texts of a batch, one per row.
 
     Attributes:
         places: (T,) place of each text in the table of rows by texts: row * texts per row + number of the text.

@@ -56,7 +56,7 @@ class ClsLast(Frame):
     def check(self, encoder: Encoder) -> None:
         if isinstance(encoder.embeddings, PlacedEmbeddings):
             raise ConfigError(
-                f"finetune.frame 'cls-last' has segments and padding that encoder '{encoder.config.encoder}' has no tables for",
+                f"finetune.frame 'cls-last' has segments and padding for which encoder '{encoder.config.encoder}' has no tables",
                 hint="set finetune.frame=cls-first",
             )
 

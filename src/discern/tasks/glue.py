@@ -2,7 +2,7 @@
 
 The files are read without quoting: a quotation mark is text. Columns are found by the names in the header, whose order and
 number differ between splits (MNLI has 12 columns in train, 16 in dev and 10 in test); only CoLA has no header in train and
-dev. A line with another number of columns than the header (QQP's train file has some) is left out and counted.
+dev. A line whose number of columns differs from the header (QQP's train file has some) is left out and counted.
 Reference: Wang et al. 2019, GLUE: A Multi-Task Benchmark and Analysis Platform, and the files of gluebenchmark.com.
 """
 

@@ -62,7 +62,7 @@ METRICS = (
         "log",
         "binary cross-entropy of 'replaced' over all real tokens",
         "nats",
-        usual="ln 2 = 0.69 at step 0; then at most the entropy of the fraction replaced, 0.42 for 15 %",
+        usual="ln 2 = 0.69 at step 0; then at most the entropy of the fraction replaced, 0.42 for 15%",
     ),
     Metric("mlm_loss", "log", "cross-entropy of the encoder at the positions of its loss", "nats", usual=_AT_STEP_0),
     Metric("permutation_lm_loss", "log", "cross-entropy at the predicted positions", "nats", usual=_AT_STEP_0),
@@ -89,7 +89,7 @@ METRICS = (
         "replaced_fraction",
         "evaluation",
         "fraction of all tokens that its samples replaced",
-        usual="0.40 to 0.98 of the fraction chosen: 0.06 to 0.147 at 15 %",
+        usual="0.40 to 0.98 of the fraction chosen: 0.06 to 0.147 at 15%",
     ),
     _fraction(
         "discriminator_accuracy",

@@ -158,6 +158,11 @@ def test_a_damaged_data_set(tmp_path: Path, damage: object, says: str) -> None:
     assert error.value.hint
 
 
+def test_a_data_set_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="set is not a data set: there is no such folder"):
+        TokenData.open(tmp_path / "set")
+
+
 def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
     write_data(tmp_path / "set")
     load_tokenizer(tmp_path / "vocab.txt", lowercase=False).save(str(tmp_path / "set" / "tokenizer.json"))

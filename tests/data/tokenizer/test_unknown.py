@@ -30,11 +30,11 @@ def test_a_low_share_is_a_note_and_a_high_one_a_warning_with_advice() -> None:
     tokenizer = small_tokenizer("wordpiece, lower-cased")
     counter = UnknownTokens(tokenizer)
     counter.add_tokens(["a"] * 95 + ["[UNK]"] * 5)
-    assert _told(counter) == (["unknown tokens: 5 of 100 tokens (5.0 %)"], [])
+    assert _told(counter) == (["unknown tokens: 5 of 100 tokens (5.0%)"], [])
     counter.add_tokens(["[UNK]"])
     notes, (warning,) = _told(counter, "reviews")
     assert notes == []
-    assert warning.startswith("reviews: 6 of 101 tokens (5.9 %) are unknown to the vocabulary")
+    assert warning.startswith("reviews: 6 of 101 tokens (5.9%) are unknown to the vocabulary")
     assert "discern prepare TEXT --train-tokenizer" in warning
 
 
@@ -45,8 +45,6 @@ def test_nothing_is_said_of_no_text_and_advice_can_be_another() -> None:
     assert "--add-tokens" in warnings[0]
 
 
-@pytest.mark.parametrize(
-    ("fraction", "shown"), [(0, "0 %"), (0.00001, "less than 0.01 %"), (0.0024, "0.24 %"), (0.412, "41.2 %")]
-)
+@pytest.mark.parametrize(("fraction", "shown"), [(0, "0%"), (0.00001, "less than 0.01%"), (0.0024, "0.24%"), (0.412, "41.2%")])
 def test_a_share_is_readable(fraction: float, shown: str) -> None:
     assert percent(fraction) == shown

@@ -34,7 +34,7 @@ _BUCKETS = _EXACT + 4096
 
 
 class LengthHistogram:
-    """Histogram of lengths: a bucket per length below 4096, then buckets of 1 % width."""
+    """Histogram of lengths: a bucket per length below 4096, then buckets of 1% width."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(_BUCKETS, dtype=np.int64)

@@ -110,7 +110,7 @@ class TokenizerInfo(Section):
 
 
 class Statistics(Section):
-    """Counts over both splits. Quantiles map a level ("0.5") to a length in tokens, exact below 4096 and otherwise within 1 %."""
+    """Counts over both splits. Quantiles map a level ("0.5") to a length in tokens, exact below 4096 and otherwise within 1%."""
 
     documents: int
     sentences: int
@@ -212,7 +212,8 @@ def read_manifest(folder: Path) -> Manifest:
         "for an existing model, use its tokenizer: --tokenizer MODEL"
     )
     if not path.exists():
-        raise DataError(f"{folder} is not a data set: {path.name} is missing", hint=none)
+        reason = f"{path.name} is missing" if folder.is_dir() else "there is no such folder"
+        raise DataError(f"{folder} is not a data set: {reason}", hint=none)
     hint = "copy the file back, or run the same `discern prepare` again with --overwrite"
     raw = read_object(path, hint=hint)
     if raw.get("format") != FORMAT:

@@ -44,11 +44,11 @@ def _quality(document: Document) -> Document | str:
     if symbols > _MOST_SYMBOLS_PER_WORD * len(words):
         return "more than 0.1 hash signs and ellipses per word"
     if sum(sentence.startswith(_BULLETS) for sentence in document) > _MOST_BULLETS * len(document):
-        return "more than 90 % of the lines begin with a bullet"
+        return "more than 90% of the lines begin with a bullet"
     if sum(sentence.endswith(("...", "…")) for sentence in document) > _MOST_ELLIPSES * len(document):
-        return "more than 30 % of the lines end with an ellipsis"
+        return "more than 30% of the lines end with an ellipsis"
     if sum(any(map(str.isalpha, word)) for word in words) < _FEWEST_ALPHABETIC * len(words):
-        return "fewer than 80 % of the words have a letter"
+        return "fewer than 80% of the words have a letter"
     if len(_STOP_WORDS & {word.lower() for word in words}) < _FEWEST_STOP_WORDS:
         return "fewer than two English stop words"
     return document
@@ -63,10 +63,10 @@ def repetition(argument: str | None) -> Rule:
 def _repetition(document: Document) -> Document | str:
     repeated = _repeated(document)
     if len(repeated) > _REPEATED_LINES * len(document):
-        return "more than 30 % of the lines are repeated"
+        return "more than 30% of the lines are repeated"
     characters = sum(map(len, document))
     if sum(map(len, repeated)) > _REPEATED_LINE_CHARACTERS * characters:
-        return "more than 20 % of the characters are in repeated lines"
+        return "more than 20% of the characters are in repeated lines"
     words = list(chain.from_iterable(sentence.split() for sentence in document))
     total = sum(map(len, words))
     for size, most in _TOP_NGRAMS.items():

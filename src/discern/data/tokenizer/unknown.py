@@ -93,10 +93,10 @@ def _counted(unknown: int, tokens: int) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction in percent, with two digits after the point if it is small: "0.24 %", "41.2 %"."""
+    """A fraction in percent, with two digits after the point if it is small: "0.24%", "41.2%"."""
     value = 100 * fraction
     if not value:
-        return "0 %"
+        return "0%"
     if value < 0.01:
-        return "less than 0.01 %"
-    return f"{value:.2f} %" if value < 1 else f"{value:.1f} %"
+        return "less than 0.01%"
+    return f"{value:.2f}%" if value < 1 else f"{value:.1f}%"

@@ -1,4 +1,4 @@
-"""Reads pairs of texts, texts alone, and folders of queries, documents and relevance into groups of texts.
+"""Reads pairs of texts, single texts, and folders of queries, documents and relevance into groups of texts.
 
 A folder has the layout of BEIR: `queries.jsonl` and `corpus.jsonl` with `_id` and `text` (documents also `title`), and a table
 `qrels/test.tsv`, `qrels/dev.tsv` or `relevance.tsv` with `query-id`, `corpus-id` and `score`.
@@ -40,7 +40,7 @@ _RELEVANCE = {
 
 @dataclass(frozen=True, slots=True)
 class GroupColumns:
-    """The columns that the user named; those that are None are recognized by their names, in each file anew."""
+    """The columns that the user named; those that are None are recognized by their names, in each file separately."""
 
     text: str | None = None
     pair: str | None = None
@@ -105,7 +105,7 @@ def read_groups(
     """The rows of a table as groups of texts. Ids are row numbers from 0.
 
     Args:
-        training: read what can be learned from: pairs of equal texts without a score are left out, and a text alone is its own
+        training: read what can be learned from: pairs of equal texts without a score are left out, and a single text is its own
             positive.
         positive_score: for a training file with scores: the lowest score of a positive pair; None: keep all with their scores.
         labeled: False: do not read scores.
