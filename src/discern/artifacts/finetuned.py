@@ -105,7 +105,7 @@ def write_weights(folder: Path, objective: SupervisedObjective) -> None:
         write_recorded(folder, {MODEL_FILE: content})
     except OSError as problem:
         raise CheckpointError(
-            f"cannot write to {folder}: {problem}", hint="free some space, then run the same command"
+            f"cannot write to {folder}: {problem.strerror or problem}", hint="free some space, then run the same command"
         ) from problem
 
 

@@ -182,7 +182,9 @@ def publish(plan: ComparisonPlan, every: list[Unit]) -> dict[str, Any]:
             write_json(out / COMPARISON_FILE, found)
             write_text(out / PAGE_FILE, render_page(comparison_page(found)))
     except OSError as problem:
-        raise DataError(f"cannot write to {out}: {problem}", hint="free some space, then run the same command") from problem
+        raise DataError(
+            f"cannot write to {out}: {problem.strerror or problem}", hint="free some space, then run the same command"
+        ) from problem
     return found
 
 

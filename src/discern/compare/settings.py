@@ -130,7 +130,10 @@ def load_compare_config(path: Path) -> CompareConfig:
     try:
         tree = toml_tables(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path} cannot be read: {problem}", hint="give the TOML file of a comparison") from problem
+        raise ConfigError(
+            f"{path} cannot be read: {getattr(problem, 'strerror', None) or problem}",
+            hint="give the TOML file of a comparison; docs/howto/compare.md shows one",
+        ) from problem
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(
             f"{path} is not valid TOML: {problem}", hint='text needs quotes: set = { "objective.name" = "mlm" }'

@@ -236,6 +236,7 @@ def write_start(out: Path, start: DecayStart, keep: int) -> None:
         write_text(out / METRICS_FILE, "".join(lines))
     except OSError as problem:
         raise CheckpointError(
-            f"could not write {out / METRICS_FILE}: {problem}", hint="free some space, then run the same command again"
+            f"could not write {out / METRICS_FILE}: {problem.strerror or problem}",
+            hint="free some space, then run the same command again",
         ) from problem
     checkpoint.save(out / CHECKPOINTS, start.contents, keep)

@@ -75,7 +75,7 @@ class MetricsLog:
             self._stream.flush()
         except OSError as problem:
             raise CheckpointError(
-                f"could not write {self._path}: {problem}",
+                f"could not write {self._path}: {problem.strerror or problem}",
                 hint="free some space and run the same command again: training continues from the last checkpoint",
             ) from problem
         numbers = {key: value for key, value in clean.items() if key != "step" and isinstance(value, int | float)}

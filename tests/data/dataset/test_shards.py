@@ -161,6 +161,9 @@ def test_a_damaged_data_set(tmp_path: Path, damage: object, says: str) -> None:
 def test_a_data_set_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="set is not a data set: there is no such folder"):
         TokenData.open(tmp_path / "set")
+    (tmp_path / "set").write_text("text")
+    with pytest.raises(DataError, match="set is not a data set: it is a file"):
+        TokenData.open(tmp_path / "set")
 
 
 def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:

@@ -212,7 +212,8 @@ def read_manifest(folder: Path) -> Manifest:
         "for an existing model, use its tokenizer: --tokenizer MODEL"
     )
     if not path.exists():
-        reason = f"{path.name} is missing" if folder.is_dir() else "there is no such folder"
+        other = "it is a file" if folder.exists() else "there is no such folder"
+        reason = f"{path.name} is missing" if folder.is_dir() else other
         raise DataError(f"{folder} is not a data set: {reason}", hint=none)
     hint = "copy the file back, or run the same `discern prepare` again with --overwrite"
     raw = read_object(path, hint=hint)
