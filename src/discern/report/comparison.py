@@ -109,8 +109,8 @@ def _facts(found: Found) -> list[tuple[str, str]]:
         ("Fine-tuning seeds per encoder and task", str(found["finetune_seeds"])),
         (
             "Evaluated network of the reference",
-            f"{reference['network']}: {shape['num_layers']} layers, {shape['hidden_size']} wide, attention heads "
-            f"{shape['num_heads']}, feed-forward {shape['feedforward_size']}",
+            f"{reference['network']}: {shape['num_layers']} layers of width {shape['hidden_size']}, "
+            f"{shape['num_heads']} attention heads, feed-forward width {shape['feedforward_size']}",
         ),
         ("Rows per step of the reference", f"{shape['sequences_per_step']:,} of {shape['sequence_length']:,} tokens"),
         (

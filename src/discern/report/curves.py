@@ -16,8 +16,8 @@ _MEANINGS = {
     "heldout_loss": ("Loss", "What training minimizes: the weighted sum of the losses below, in nats. Lower is better."),
     "heldout_generator_loss": (
         "Generator loss",
-        "Mean negative log-probability of the original token at the masked positions, in nats. Even guessing gives the logarithm "
-        "of the vocabulary's size.",
+        "Mean negative log-probability of the original token at the masked positions, in nats. Guessing every word with equal "
+        "probability gives the logarithm of the vocabulary size.",
     ),
     "generator_accuracy": (
         "Generator accuracy",
@@ -49,14 +49,15 @@ _MEANINGS = {
     "replaced_fraction": ("Replaced fraction", "Share of all tokens that the generator replaced with a different token."),
     "heldout_mlm_loss": (
         "Loss",
-        "Mean negative log-probability of the original token at the masked positions, in nats. Even guessing gives the logarithm "
-        "of the vocabulary's size.",
+        "Mean negative log-probability of the original token at the masked positions, in nats. Guessing every word with equal "
+        "probability gives the logarithm of the vocabulary size.",
     ),
     "mlm_accuracy": ("Accuracy", "Share of the masked positions where the likeliest token is the original one."),
     "heldout_permutation_lm_loss": (
         "Loss",
         "Mean negative log-probability of the token at the predicted positions, each given the context and the positions "
-        "before it in a random order, in nats. Even guessing gives the logarithm of the vocabulary's size.",
+        "before it in a random order, in nats. Guessing every word with equal probability gives the logarithm of the vocabulary "
+        "size.",
     ),
     "permutation_lm_accuracy": ("Accuracy", "Share of the predicted positions where the likeliest token is the correct one."),
     "heldout_next_sentence_loss": (

@@ -84,7 +84,7 @@ def _trained(results: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
         f"{name} ({entry['train_examples']:,} examples)" if is_number(entry.get("train_examples")) else name
         for name, entry in tasks.items()
     )
-    return f"{Path(results['model']).name} was fine-tuned on {on} with {'1 seed' if seeds == 1 else f'{seeds} seeds'}."
+    return f"Fine-tuned from {Path(results['model']).name} on {on}, with {'1 seed' if seeds == 1 else f'{seeds} seeds'}."
 
 
 def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -93,14 +93,15 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Model", results["model"]),
         ("Recipe", settings["finetune.recipe"]),
         ("Seeds", ", ".join(map(str, results["seeds"]))),
-        ("Steps per seed", f"{settings['train.max_steps']:,} of {settings['train.sequences_per_step']} rows"),
-        (
-            "Peak learning rate",
-            f"{settings['optimizer.learning_rate']:g}, decayed by {settings['optimizer.layer_decay']:g} per layer",
-        ),
+        ("Steps per seed", f"{settings['train.max_steps']:,}, each of {settings['train.sequences_per_step']} rows"),
+        ("Peak learning rate", f"{settings['optimizer.learning_rate']:g}{_layer_decay(settings['optimizer.layer_decay'])}"),
         ("Time in training", f"{results['seconds']:,.0f} seconds"),
         ("Made with", f"discern {results['discern']}"),
     ]
+
+
+def _layer_decay(factor: float) -> str:
+    return "" if factor == 1 else f", times {factor:g} for each layer from the top down"
 
 
 def _scores(tasks: Mapping[str, Any]) -> Iterator[Table]:
@@ -116,7 +117,9 @@ def _scores(tasks: Mapping[str, Any]) -> Iterator[Table]:
             if metric != entry["metric"]
         ]
         notes += [f"{name}, seed {seed} failed: {reason}." for seed, reason in entry["failed_seeds"].items()]
-    yield Table("Scores", ("Task", "Metric", "Median of the seeds", "Deviation", "Range", "Measured on"), rows, " ".join(notes))
+    yield Table(
+        "Scores", ("Task", "Metric", "Median of the seeds", "Standard deviation", "Range", "Measured on"), rows, " ".join(notes)
+    )
 
 
 def _baselines(tasks: Mapping[str, Any]) -> Iterator[Table]:

@@ -324,7 +324,8 @@ def _notes(config: PretrainConfig, evaluated_at: int | None, *, has_more: bool) 
 
 def _size(size: ModelConfig) -> str:
     layers = "1 layer" if size.num_layers == 1 else f"{size.num_layers} layers"
-    return f"{layers}, {size.hidden_size} wide, attention heads {size.num_heads}, feed-forward {size.feedforward_size}"
+    heads = "1 attention head" if size.num_heads == 1 else f"{size.num_heads} attention heads"
+    return f"{layers} of width {size.hidden_size}, {heads}, feed-forward width {size.feedforward_size}"
 
 
 def _number(value: object) -> str:
