@@ -106,7 +106,7 @@ def prepare(
     paths = [against] if isinstance(against, str | Path) else against
     fields = [against_field] if isinstance(against_field, str) else against_field
     if fields and not paths:
-        raise ConfigError("against_field names fields of evaluation files, and none is given", hint="add against=FILE")
+        raise ConfigError("against_field names fields of evaluation files, but none is given", hint="add against=FILE")
     build = BuildOptions(
         chosen,
         heldout,
@@ -274,7 +274,7 @@ def evaluate(
             folder, _path(data), task=task, seed=seed, device=device, precision=precision, progress=listener
         )
     if task is not None or seed is not None:
-        raise ConfigError(f"task and seed are for fine-tuned models, and {model} is not one", hint="leave them out")
+        raise ConfigError(f"task and seed are for fine-tuned models, but {model} is not one", hint="leave them out")
     return held_out.evaluate(
         folder,
         data=_path(data),
@@ -500,7 +500,7 @@ def export(
         done = export_task(folder, out=Path(out), task=task, seed=seed, precision=precision, serving=serving, progress=listener)
         return done.folder
     if task is not None or seed is not None:
-        raise ConfigError(f"task and seed are for fine-tuned models, and {model} is not one", hint="leave them out")
+        raise ConfigError(f"task and seed are for fine-tuned models, but {model} is not one", hint="leave them out")
     check_refit(refit_head, network, data)
     dense_head = None
     if refit_head:

@@ -203,7 +203,7 @@ def _texts(text: list[str] | None, source: Path | None, field: str | None) -> It
     if text:
         text = [typed_text(each, "--text") for each in text]
         if field is not None:
-            raise ConfigError("--text-field is for JSON lines, and --text is given", hint="leave one of them out")
+            raise ConfigError("--text-field is for JSON lines, but --text is given", hint="leave one of them out")
         return [InputText(f"text {number}" if len(text) > 1 else "the text", number, each) for number, each in enumerate(text, 1)]
     if source is None and sys.stdin.isatty():
         raise ConfigError("there is no text to check", hint='add --text "Some text.", or a file, or pipe a text in')

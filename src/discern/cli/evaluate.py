@@ -112,7 +112,7 @@ def evaluate(
             console.print(after_evaluate(model, run=False))
             return
         if names_task:
-            raise ConfigError(f"--task and --seed are for fine-tuned models, and {model} is not one", hint="leave them out")
+            raise ConfigError(f"--task and --seed are for fine-tuned models, but {model} is not one", hint="leave them out")
         from discern.pretrain.evaluate import evaluate as measure
 
         metrics = measure(

@@ -148,7 +148,7 @@ def export(
             _export_task(console, run, out=out, task=task, seed=seed, precision=precision, serving=serving)
             return
         if task is not None or seed is not None:
-            raise ConfigError(f"--task and --seed are for fine-tuned models, and {run} is not one", hint="leave them out")
+            raise ConfigError(f"--task and --seed are for fine-tuned models, but {run} is not one", hint="leave them out")
         from discern.artifacts.export_folder import check_target
         from discern.convert.export import export as export_networks
         from discern.pretrain.refit import check_refit

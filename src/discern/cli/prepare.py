@@ -190,7 +190,7 @@ def prepare(
         from discern.errors import ConfigError
 
         if against_field and not against:
-            raise ConfigError("--against-field names fields of evaluation files, and none is given", hint="add --against FILE")
+            raise ConfigError("--against-field names fields of evaluation files, but none is given", hint="add --against FILE")
         share = _share(part)
         if out is not None and (merge or share is not None) and remote_address(out) is not None:
             raise ConfigError("--part and --merge need a folder that all machines share", hint="give a folder as --out")

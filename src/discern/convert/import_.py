@@ -130,7 +130,7 @@ def _read_source(
             )
         if heads is not None:
             raise ConfigError(
-                f"--heads is for TensorFlow checkpoints, and {source / CONFIG_NAME} has the number",
+                f"--heads is for TensorFlow checkpoints; {source / CONFIG_NAME} states the number here",
                 hint="leave it out",
             )
         found = find_tokenizer(source, tokenizer, lowercase)

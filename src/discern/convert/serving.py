@@ -76,15 +76,15 @@ class Serving:
         if (self.pooling is not None or self.normalize) and not self.sentence_transformers:
             raise ConfigError("--pooling and --normalize are for text embeddings", hint="add --sentence-transformers")
         if self.int8 and not self.onnx:
-            raise ConfigError("--int8 is the precision of an ONNX file, and --onnx is not given", hint="add --onnx")
+            raise ConfigError("--int8 is the precision of an ONNX file, but --onnx is not given", hint="add --onnx")
         if self.max_loss is not None and not self.int8:
-            raise ConfigError("--max-loss limits what --int8 loses, and --int8 is not given", hint="add --onnx --int8")
+            raise ConfigError("--max-loss limits what --int8 loses, but --int8 is not given", hint="add --onnx --int8")
         if self.max_loss is not None and not 0 <= self.max_loss <= 1:
             raise ConfigError(
                 f"--max-loss is {self.max_loss:g}, expected a fraction from 0 to 1", hint="for example --max-loss 0.01"
             )
         if (self.texts is not None or self.labeled is not None) and not self.int8:
-            raise ConfigError("--compare-on is for --int8, and --int8 is not given", hint="add --onnx --int8, or leave it out")
+            raise ConfigError("--compare-on is for --int8, but --int8 is not given", hint="add --onnx --int8, or leave it out")
         if self.onnx:
             check_onnx()
 

@@ -22,7 +22,7 @@ from discern.storage.files import cannot_write, write_bytes
 from discern.storage.output import listed
 
 UNFINISHED = "unfinished"
-"""An object that is there while a data set is written: it tells at the beginning whether this account may write."""
+"""An object that exists while a data set is written: creating it shows at the beginning whether this account may write."""
 
 _OUTGOING = "outgoing"
 

@@ -58,7 +58,7 @@ def refit_head(
         updates: number of updates, of 4,096 tokens each.
 
     Raises:
-        ConfigError: the discriminator has no bilinear term, or does not tell replaced tokens.
+        ConfigError: the discriminator has no bilinear term, or does not detect replaced tokens.
         DataError: the data set is missing, has no held-out split, or was made with another tokenizer.
         CheckpointError: the run has no intact checkpoint.
     """

@@ -48,7 +48,7 @@ def read_lines(path: Path, *, hint: str) -> list[str]:
     """The lines of JSON lines, as `read_text` reads them. Texts in them may have other line breaks, such as U+2028.
 
     Raises:
-        DataError: as of `read_text`.
+        DataError: as for `read_text`.
     """
     text = read_text(path, hint=hint)
     return text.removesuffix("\n").split("\n") if text else []

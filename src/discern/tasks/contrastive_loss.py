@@ -26,7 +26,7 @@ class Vectors:
 
     Attributes:
         values: (N, K, D) vectors of the anchor, the positive and the negatives of each row; zeros for a text that is absent.
-        keys: (N, K) what tells texts apart, see `text_key`; `ABSENT` for a text that is absent.
+        keys: (N, K) what distinguishes texts, see `text_key`; `ABSENT` for a text that is absent.
     """
 
     values: Float[Tensor, "N K D"]

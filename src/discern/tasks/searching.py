@@ -1,4 +1,4 @@
-"""Retrieval within a file: what is searched for what, and where the relevant texts rank."""
+"""Retrieval within a file: which texts are searched for which, and where the relevant ones rank."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class TrainConfig(Section):
     micro_batch_size: int | None = Field(
         None,
         ge=1,
-        description="Sequences per rank and forward pass (default: all sequences of the rank at once). Under a "
-        "data.length_schedule, this number counts rows of the last length; of shorter rows there are more.",
+        description="Sequences per rank and forward pass (default: all sequences of the rank at once). With "
+        "data.length_schedule, this is the number of rows of the last length; a forward pass has more of the shorter rows.",
     )
     # Under train.max_hours all three also become due by the clock, unless the user has set them: see training/clock.py.
     checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints.")
@@ -99,8 +99,9 @@ class TrainConfig(Section):
     weight_precision: Literal["float32", "bfloat16", "bfloat16-masters"] = Field(
         "float32",
         description="Precision in which linear layers and embeddings are stored while they are trained. 'bfloat16': they take "
-        "half the memory; updates are computed in float32 and rounded up or down at random, so that small ones count on average. "
-        "'bfloat16-masters': float32 copies are updated beside bfloat16 weights. Both need precision = 'bfloat16'.",
+        "half the memory; updates are computed in float32 and rounded stochastically (up or down at random), so that small ones "
+        "count on average. 'bfloat16-masters': float32 copies are updated beside bfloat16 weights. Both need precision = "
+        "'bfloat16'.",
     )
     parallel: Literal["ddp", "fsdp", "hsdp"] = Field(
         "ddp",

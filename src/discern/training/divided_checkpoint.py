@@ -83,7 +83,7 @@ class DividedWriter:
             begun.result()
 
     def close(self) -> None:
-        """Wait for the thread, whatever came of its work."""
+        """Wait for the thread, whether or not its work succeeded."""
         self._thread.shutdown()
 
     def _on_host(self, tensor: Tensor | Part) -> Tensor:

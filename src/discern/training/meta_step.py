@@ -1,7 +1,7 @@
 """A training step on the meta device: its FLOPs and its peak memory, from the shapes of its tensors alone.
 
 The step is the real one, as a GPU runs it, down to the update; only no number is computed and no memory is taken. Two things that
-torch refuses on the meta device have stand-ins: autocast, and fused attention, whose scores never stand in memory. The update is
+torch refuses on the meta device have stand-ins: autocast, and fused attention, whose scores are never in memory. The update is
 that of separate operations, which needs a few tensors more than the fused one.
 """
 

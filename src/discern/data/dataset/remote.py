@@ -140,7 +140,7 @@ class RemoteFolder:
         """A file of a shard as an array, valid for as long as it is referred to.
 
         Raises:
-            DataError: as of `fetch`.
+            DataError: as for `fetch`.
         """
         array = self._maps.get(name)
         if array is None:

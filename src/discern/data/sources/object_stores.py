@@ -117,7 +117,7 @@ _VERSION_KEYS = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "mt
 
 
 def version_of(info: dict[str, Any]) -> str | None:
-    """What tells the version of an object from others, as its store lists it: ETag, hash, or time of the last change."""
+    """What distinguishes the version of an object from others, as its store lists it: ETag, hash, or time of the last change."""
     found = next((info[key] for key in _VERSION_KEYS if info.get(key)), None)
     if isinstance(found, int | float):  # some libraries list a time as a number, and describe a single object with a date
         found = datetime.fromtimestamp(found, UTC)
@@ -230,7 +230,7 @@ def _s3(bucket: str) -> Any:
         options["region"] = region
 
     class Bucket(ArrowFSWrapper):  # type: ignore[misc]
-        """Names below a folder. fsspec takes a folder that cannot be listed for empty, and would leave out its files."""
+        """Names below a folder. fsspec treats a folder that cannot be listed as empty, and would leave out its files."""
 
         def walk(
             self, path: str, maxdepth: int | None = None, topdown: bool = True, on_error: Any = "omit", **kwargs: Any

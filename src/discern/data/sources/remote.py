@@ -136,10 +136,10 @@ def remote_files(address: str) -> Iterator[RemoteFile]:
 
 
 def remote_file(address: str) -> RemoteFile:
-    """Size and version of a file, as far as the server tells them.
+    """Size and version of a file, as far as the server reports them.
 
     Raises:
-        ConfigError, DataError: as of `remote_files`.
+        ConfigError, DataError: as for `remote_files`.
     """
     if urlsplit(address).scheme.lower() in ("http", "https"):
         return _file_on_server(address)
@@ -166,7 +166,7 @@ def read_whole(address: str) -> bytes:
     """The content of a small file.
 
     Raises:
-        ConfigError, DataError: as of `open_remote`.
+        ConfigError, DataError: as for `open_remote`.
     """
     stream, content = open_remote(address), bytearray()
     try:
@@ -198,7 +198,7 @@ def remove_remote(address: str) -> None:
     """Remove a file from an object store, if it exists.
 
     Raises:
-        ConfigError, DataError: as of `write_remote`.
+        ConfigError, DataError: as for `write_remote`.
     """
     _repeated(address, "removed", lambda: remove_object(address))
 
