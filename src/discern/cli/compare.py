@@ -75,7 +75,7 @@ def _show_plan(console: Console, found: dict[str, Any]) -> None:
         console.print(line)
     console.print(
         f"still to do: about {found['estimated_hours_left']:.2f} hours of pre-training (an estimate) and "
-        f"{found['finetunings_left']} fine-tuning runs; FLOPs are {found['convention']}"
+        f"{found['finetunings_left']} fine-tuning runs; FLOPs are counted as {found['convention']}"
     )
     console.print("nothing was trained or written: this was a dry run")
 

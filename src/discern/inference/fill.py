@@ -203,7 +203,7 @@ def load_filler(model: Path, warn: Callable[[str], None], device: str = "auto") 
         )
     if not fillers:
         raise ConfigError(
-            f"{model} has no head over the vocabulary to fill masks with: its only networks are {' and '.join(networks)}",
+            f"{model} has no head over the vocabulary to fill masks with; it only has the {' and the '.join(networks)}",
             hint="give the run, or export it again: discern export RUN --out DIR --all-networks (or --network generator)",
         )
     # If both have such a head, the encoder was trained on samples in place of [MASK], so only the generator knows [MASK].
