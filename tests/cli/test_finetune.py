@@ -391,7 +391,7 @@ def test_a_folder_of_something_else_is_left_alone(
     capsys.readouterr()
     assert call(monkeypatch, model, "--train", scores, "--dev", scores, *FEW, "--out", out) == 2
     said = capsys.readouterr().err
-    assert "other settings: own.labels, own.files, " in said
+    assert "different settings: own.labels, own.files, " in said
     assert "choose another --out" in said
     rte = tmp_path / "RTE"
     for split in ("train", "dev"):

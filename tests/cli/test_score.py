@@ -61,7 +61,7 @@ def test_each_line_is_a_score_a_tab_and_the_sentence(
     captured = capsys.readouterr()
     assert "scorer 'electric': unnormalized pseudo-log-likelihood" in captured.err
     assert "in nats" in captured.err
-    assert f"{found['score_per_character']:.4g} per character (42)" in captured.err
+    assert f"{found['score_per_character']:.4g} per character (42 characters)" in captured.err
     printed = [each.split("\t", 1) for each in captured.out.splitlines()]
     assert [text for _, text in printed] == TEXTS
     assert [float(value) for value, _ in printed] == pytest.approx(found["scores"], abs=1e-4)

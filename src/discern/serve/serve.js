@@ -27,7 +27,7 @@
     const verb = verbs[tab.getAttribute("aria-controls")];
     if (!models.some((_, number) => can(number, verb))) {
       tab.dataset.lacks = "";
-      tab.setAttribute("aria-label", `${tab.textContent}: not with this model`);
+      tab.setAttribute("aria-label", `${tab.textContent}: not available with this model`);
       tab.title = models[0].lacks[verb];
     }
     tab.addEventListener("click", () => select(tab));
@@ -156,7 +156,7 @@
       const status = columns[number].lastElementChild;
       try {
         const found = await ask("alternatives", { text: value, start: word.start, end: word.end, top: 6, model: number });
-        status.textContent = "The generator would put:";
+        status.textContent = "The generator suggests:";
         columns[number].append(bars(found.alternatives.map((one) => [one.text, one.probability]), (put) => {
           if (text.value !== value) return;
           text.setRangeText(put, known.slice(0, word.start).join("").length, known.slice(0, word.end).join("").length, "end");
@@ -167,7 +167,7 @@
     });
   };
   const bars = (pairs, put) => element("ol", { class: "bars" }, ...pairs.map(([name, p]) => {
-    const label = put ? element("button", { type: "button", title: `Put “${name}”` }, element("bdi", {}, name)) : element("bdi", {}, name);
+    const label = put ? element("button", { type: "button", title: `Replace it with “${name}”` }, element("bdi", {}, name)) : element("bdi", {}, name);
     if (put) label.addEventListener("click", () => put(name));
     return element("li", {}, label, element("span", {}, percent(p)), element("i", { style: { "--p": p.toFixed(4) } }));
   }));
@@ -192,7 +192,7 @@
   const masked = find("#fill-text"), results = (name) => find(`#${name} .results`);
   const perModel = (name, verb, work) => newest(async () => {
     const made = await each(async (model, number) => {
-      if (!can(number, verb)) return said(model, `Not with this model: ${model.lacks[verb]}.`);
+      if (!can(number, verb)) return said(model, `Not available with this model: ${model.lacks[verb]}.`);
       try { return element("div", { class: "card" }, ...heading(model), ...(await work(model, number))); } catch (problem) { return said(model, problem.message, "error"); }
     });
     results(name).replaceChildren(...made);
@@ -203,7 +203,7 @@
     const found = (await ask("fill", { text: masked.value, model: number, top: 8 })).predictions;
     const lists = found.length && Array.isArray(found[0]) ? found : [found];
     return lists.flatMap((predictions, place) => [
-      element("h3", {}, lists.length > 1 ? `Mask ${place + 1}` : "Likeliest tokens"),
+      element("h3", {}, lists.length > 1 ? `Mask ${place + 1}` : "Most likely tokens"),
       bars(predictions.map((one) => [one.token, one.probability]), (token) => put(place, token)),
     ]);
   });
@@ -226,7 +226,7 @@
   updates.score = perModel("score", "score", async (_, model) => {
     const found = await ask("score", { texts: pair.map((box) => box.value), model });
     const [a, b] = found.scores, gap = Math.abs(a - b);
-    const verdict = gap < 0.005 ? "Both are equally likely." : `The ${a > b ? "first" : "second"} sentence is likelier, by ${gap.toFixed(2)} nats.`;
+    const verdict = gap < 0.005 ? "Both are equally likely." : `The ${a > b ? "first" : "second"} sentence is more likely, by ${gap.toFixed(2)} nats.`;
     const row = (name, at) => element("tr", {}, element("th", { scope: "row" }, name), element("td", { class: "number" }, number(found.scores[at])), element("td", { class: "number" }, number(found.scores_per_token[at])), element("td", {}, at === (a > b ? 0 : 1) && gap >= 0.005 ? "likelier" : ""));
     const head = ["Sentence", "Score (nats)", "Per token", ""].map((title, place) => (title ? element("th", { scope: "col", class: place ? "number" : null }, title) : element("td")));
     return [element("p", { class: "answer" }, verdict), element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, row("First", 0), row("Second", 1))), element("p", { class: "soft" }, `${found.quantity}; scorer ${found.scorer}. Higher is likelier.`)];
@@ -252,7 +252,7 @@
   };
   updates.near = perModel("near", "embed", async (_, model) => {
     const sentences = sentencesOf(searched.value);
-    if (!sentences.length || !query.value.trim()) return [element("p", { class: "soft" }, "Give a text to search, and a sentence.")];
+    if (!sentences.length || !query.value.trim()) return [element("p", { class: "soft" }, "Enter a text to search, and a sentence to compare it with.")];
     const [mine, ...others] = await embed(model, [query.value.trim(), ...sentences]);
     const near = sentences.map((one, place) => [one, others[place].reduce((sum, value, at) => sum + value * mine[at], 0)]);
     near.sort((one, other) => other[1] - one[1]);
