@@ -511,11 +511,11 @@ def test_a_data_set_of_another_tokenizer_is_refused(data: Path, tmp_path: Path) 
     assert run("prepare", data.parent / "text.txt", "--out", tmp_path / "other", *options).returncode == 0
     evaluated = run("evaluate", out, "--data", tmp_path / "other")
     assert evaluated.returncode == 1
-    assert "another tokenizer" in evaluated.stderr
+    assert "a different tokenizer" in evaluated.stderr
     assert str(out / "tokenizer.json") in evaluated.stderr
     resumed = run(*command(tmp_path / "other", out, 6))
     assert resumed.returncode == 1
-    assert "another data set" in resumed.stderr
+    assert "a different data set" in resumed.stderr
 
 
 def test_a_place_where_nothing_can_be_written_is_a_clear_error(data: Path, tmp_path: Path) -> None:

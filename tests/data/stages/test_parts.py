@@ -107,7 +107,7 @@ def test_the_bytes_have_not_changed(text: Path) -> None:
 
 def test_a_missing_part_is_named(text: Path) -> None:
     run_part(text, 0)
-    with pytest.raises(DataError, match=r"of parts 1/3, 2/3") as raised:
+    with pytest.raises(DataError, match=r"from parts 1/3, 2/3") as raised:
         merge(text.parent / "parts", workers=1, progress=Silent())
     assert "--part 1/3" in str(raised.value.hint)
     assert not (text.parent / "parts").exists()
@@ -191,7 +191,7 @@ def test_overwriting_trains_another_tokenizer(text: Path) -> None:
 
 OTHER_VERSIONS = (
     {"versions": {"discern": "0.0.1", "tokenizers": "0.1"}},
-    "other versions (versions: discern 0.0.1, tokenizers 0.1 ->",
+    "different versions (versions: discern 0.0.1, tokenizers 0.1 ->",
 )
 
 
