@@ -9,7 +9,7 @@ import typer
 
 from discern.cli.console import JsonOption, command
 from discern.cli.next_steps import after_pretrain
-from discern.cli.options import SetOption, launch_ranks
+from discern.cli.options import DeviceOption, NprocOption, SetOption, launch_ranks
 from discern.errors import ConfigError
 from discern.training.rank_environment import rank_environment
 
@@ -82,8 +82,8 @@ def adapt(
         ),
     ] = "auto",
     sequences: Annotated[int, typer.Option("--sequences", min=0, help="Number of held-out rows to evaluate on; 0: all.")] = 0,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")] = 1,
+    device: DeviceOption = "auto",
+    nproc: NprocOption = 1,
     json_output: JsonOption = False,
 ) -> None:
     """Continue the pre-training of a model on your own text, and print the metrics before and after.

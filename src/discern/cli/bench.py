@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import ConfigArgument, PresetOption, SetOption, launch_ranks
+from discern.cli.options import ConfigArgument, NprocOption, PresetOption, SetOption, launch_ranks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,7 +53,7 @@ def bench(
             "and memory from the shapes alone.",
         ),
     ] = "auto",
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")] = 1,
+    nproc: NprocOption = 1,
     json_output: JsonOption = False,
 ) -> None:
     """Measure speed and memory of training steps and of forward passes, on made-up text. Nothing is written.

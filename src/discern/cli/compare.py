@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.options import PresetOption, SetOption
+from discern.cli.options import DeviceOption, PresetOption, SetOption
 
 
 def compare(
@@ -28,7 +28,7 @@ def compare(
     ] = None,
     preset: PresetOption = None,
     set_: SetOption = None,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the runs with their steps and estimated hours; train nothing.")
     ] = False,

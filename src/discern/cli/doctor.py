@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discern.cli.console import Console, JsonOption, command
+from discern.cli.options import DeviceOption
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def doctor(
         bool, typer.Option("--accept", help="Accept the files of the folder as they are, and rewrite their checksums.")
     ] = False,
     sequences: Annotated[int, typer.Option("--sequences", min=1, help="Number of rows of text to evaluate on.")] = 500,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Diagnose a run: each metric with its usual range, the likely cause and the setting to change.

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
+from discern.cli.options import DeviceOption
 from discern.errors import ConfigError
 
 
@@ -79,7 +80,7 @@ def embed(
         ),
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Number of vectors that --search finds.")] = 5,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Turn texts into vectors, one per text, in order.

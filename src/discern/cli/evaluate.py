@@ -11,6 +11,7 @@ import typer
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.finetune import baseline_lines
 from discern.cli.next_steps import after_evaluate
+from discern.cli.options import DeviceOption
 from discern.errors import ConfigError
 from discern.training.rank_environment import require_single_process
 
@@ -61,7 +62,7 @@ def evaluate(
             "--scorer", metavar="NAME", help="Scorer for --suite, as in 'discern score'; may be repeated.", show_default=False
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     precision: Annotated[
         Literal["float32", "bfloat16"], typer.Option("--precision", help="Floating-point type to compute in.")
     ] = "float32",

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import typed_text
+from discern.cli.options import DeviceOption, typed_text
 
 
 def fill(
@@ -22,7 +22,7 @@ def fill(
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text with [MASK] in place of each token to predict.")],
     top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of predictions per mask.")] = 5,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Print the most likely tokens at each [MASK] in a text, with their probabilities.

@@ -12,7 +12,7 @@ import typer
 
 from discern.cli.console import JsonOption, command
 from discern.cli.next_steps import after_finetune
-from discern.cli.options import SetOption, launch_ranks
+from discern.cli.options import DeviceOption, NprocOption, SetOption, launch_ranks
 from discern.errors import ConfigError
 
 _COLUMNS = ("text", "pair", "label", "words", "tags", "question", "context", "answer")
@@ -100,8 +100,8 @@ def finetune(
         bool, typer.Option("--baselines/--no-baselines", help="Also evaluate simple baselines (TF-IDF, perceptron, ...).")
     ] = True,
     debug: Annotated[bool, typer.Option("--debug", help="Use only a hundred examples of each file, for a quick trial.")] = False,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")] = 1,
+    device: DeviceOption = "auto",
+    nproc: NprocOption = 1,
     json_output: JsonOption = False,
 ) -> None:
     """Fine-tune an encoder on a task or on a labeled file of your own.

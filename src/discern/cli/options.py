@@ -51,6 +51,10 @@ ScorerOption: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+DeviceOption: TypeAlias = Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")]
+NprocOption: TypeAlias = Annotated[
+    int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")
+]
 HostOption: TypeAlias = Annotated[
     str,
     typer.Option(

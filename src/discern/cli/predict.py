@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
+from discern.cli.options import DeviceOption
 
 _COLUMNS = ("text", "pair", "words", "question", "context")
 
@@ -55,7 +56,7 @@ def predict(
         typer.Option("--format", help="Format of INPUT (default: recognized by name and content)."),
     ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="Include the logits in the output.")] = False,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     precision: Annotated[
         Literal["float32", "bfloat16", "auto"], typer.Option("--precision", help="Floating-point type to compute in.")
     ] = "float32",

@@ -9,7 +9,7 @@ import typer
 
 from discern.cli.console import JsonOption, command
 from discern.cli.next_steps import after_pretrain
-from discern.cli.options import ConfigArgument, PresetOption, SetOption, launch_ranks
+from discern.cli.options import ConfigArgument, DeviceOption, NprocOption, PresetOption, SetOption, launch_ranks
 
 
 def pretrain(
@@ -46,8 +46,8 @@ def pretrain(
             "and fail if there is none.",
         ),
     ] = "auto",
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")] = 1,
+    device: DeviceOption = "auto",
+    nproc: NprocOption = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the configuration and its estimated cost; train nothing.")
     ] = False,

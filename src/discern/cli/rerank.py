@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from discern.cli.console import Console, JsonOption, command
+from discern.cli.options import DeviceOption
 
 if TYPE_CHECKING:
     from discern.inference.corpus_metrics import Measured
@@ -53,7 +54,7 @@ def rerank(
         typer.Option("--scorer", metavar="NAME", help="Scorer, as in 'discern score' (default: pll, if the model supports it)."),
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case the texts before they go to the model.")] = False,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Re-rank n-best lists by score + lambda x pseudo-log-likelihood. With references, print error rates before and after.

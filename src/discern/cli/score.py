@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.options import ScorerOption
+from discern.cli.options import DeviceOption, ScorerOption
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def score(
         Path | None,
         typer.Option("--out", metavar="FILE", help="File to write JSON lines to, instead of stdout.", show_default=False),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Score sentences: pseudo-log-likelihoods in nats, higher is likelier.

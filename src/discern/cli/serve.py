@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import HostOption, NameOption, server_extra
+from discern.cli.options import DeviceOption, HostOption, NameOption, server_extra
 from discern.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8765,
     host: HostOption = "127.0.0.1",
     name: NameOption = None,
-    device: Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Serve a page to play with a model, or with two side by side, and a JSON API.
