@@ -150,7 +150,7 @@ def test_several_tasks_and_seeds(folders: Path) -> None:
     zero, best = model.predict(TEXTS, task="second", seed=0), model.predict(TEXTS, task="second")
     assert zero != best
     assert best == model.predict(TEXTS, task="second", seed=1)
-    with pytest.raises(ConfigError, match="one seed") as caught:
+    with pytest.raises(ConfigError, match="a single set of weights") as caught:
         discern.load(folders / "single-out").predict(TEXTS, seed=0)
     assert "seed" in str(caught.value.hint)
 

@@ -357,8 +357,7 @@ def test_the_most_suspicious_are_named() -> None:
 
 def test_the_legend_runs_from_0_to_1() -> None:
     assert detection_text.legend().plain.split() == [
-        "probability",
-        "replaced:",
+        *"probability of being replaced:".split(),
         *(f"{step / 10:g}" for step in range(11)),
         "underlined:",
         "marked",

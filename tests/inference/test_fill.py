@@ -185,7 +185,7 @@ def test_nothing_to_ask_for_is_refused(made: tuple[Path, Objective]) -> None:
 
 
 def test_a_model_without_words_is_refused(made: tuple[Path, Objective], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no head over the vocabulary.*only networks are discriminator") as caught:
+    with pytest.raises(ConfigError, match=r"no head over the vocabulary.*it only has the discriminator") as caught:
         filled(made[0] / "discriminator", TEXT)
     assert "--all-networks" in str(caught.value.hint)
     make_run(tmp_path / "run", overrides=["objective.generator=unigram"])

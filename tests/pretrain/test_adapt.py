@@ -323,7 +323,7 @@ def test_another_beginning_is_another_run(world: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error", "says"),
     [
-        (["model.hidden_size=64"], ConfigError, "model.hidden_size is 64, but the weights of .* are of 32"),
+        (["model.hidden_size=64"], ConfigError, "model.hidden_size is 64, but the weights of .* have 32"),
         (["model.normalization=pre"], ConfigError, "'pre', but the weights"),
         (["objective.generator_size=1.0"], ConfigError, r"2 layers of 16.*2 layers of 32"),
         (["objective.discrimnator_weight=1"], ConfigError, "discrimnator_weight"),

@@ -112,7 +112,7 @@ def test_lack_of_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes.")
 
     monkeypatch.setattr(module, "time_training", fails)
-    with pytest.raises(ConfigError, match="not enough memory for 6 sequences of 16 at once") as caught:
+    with pytest.raises(ConfigError, match="not enough memory for 6 sequences of 16 tokens at once") as caught:
         measure()
     assert "train.micro_batch_size=1" in str(caught.value.hint)
 

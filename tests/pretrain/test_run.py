@@ -317,7 +317,7 @@ def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: P
         return caught.value  # type: ignore[return-value]
 
     assert "--preset is not allowed" in refused(preset="tiny").message
-    assert "optimizer.learning_rate: 0.001 there, 0.1 now" in refused("optimizer.learning_rate=0.1").message
+    assert "optimizer.learning_rate: 0.001 in that run, 0.1 now" in refused("optimizer.learning_rate=0.1").message
     assert "train.max_hours" in refused("train.max_hours=1").message
     assert "does not end at train.max_steps 30" in refused("train.max_steps=30", "optimizer.decay_steps=6").message
     assert "the decay begins at step 20" in refused("train.max_steps=20").message

@@ -266,7 +266,9 @@ def check_files(path: Path) -> bool:
     except DataError as problem:
         raise CheckpointError(problem.message, hint=_EARLIER) from problem
     except OSError as problem:
-        raise CheckpointError(f"{path} cannot be read: {problem.strerror or problem}", hint=_EARLIER) from problem
+        raise CheckpointError(
+            f"{problem.filename or path} cannot be read: {problem.strerror or problem}", hint=_EARLIER
+        ) from problem
 
 
 class _State(Record):
