@@ -48,7 +48,8 @@ from discern.training.step_sizes import step_sizes
 
 JUDGES = {"pll": "nats per character", "blimp": "BLiMP"}
 # Figures of an evaluation: of the network that predicts words, and of the discriminator.
-LOSSES, ACCURACIES = ("heldout_generator_loss", "heldout_mlm_loss"), ("generator_accuracy", "mlm_accuracy")
+LOSSES = ("heldout_generator_loss", "heldout_mlm_loss", "heldout_permutation_lm_loss")
+ACCURACIES = ("generator_accuracy", "mlm_accuracy", "permutation_lm_accuracy")
 CURVE = (*LOSSES, *ACCURACIES, "discriminator_auc")
 
 
