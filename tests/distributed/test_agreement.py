@@ -30,7 +30,7 @@ def refused(kind, action):
     try:
         action()
     except kind as error:
-        return error.message
+        return error.message + (error.hint or "")
     raise AssertionError("nothing was refused")
 
 
@@ -49,6 +49,7 @@ with join_ranks("cpu") as ranks:
         clock = lambda: time.time() + difference * (ranks.rank == rank)
         said = refused(ConfigError, lambda: agreement.check_clocks(ranks, clock))
         assert said.startswith(f"the clock of process {{rank}} on ") and f"{{way}} that of process 0 on " in said, said
+        assert said.endswith("by more than 15 seconds"), said
     agreement.check_clocks(ranks, lambda: time.time() + 5 * ranks.rank)
 
     # As if the folder of rank 1 were another one under the same name.

@@ -89,7 +89,7 @@ def check_clocks(ranks: Ranks, now: Callable[[], float] = time.time) -> None:
                 f"the clock of process {rank} on {host} is at least {max(ahead, behind):,.0f} seconds "
                 f"{'ahead of' if ahead > behind else 'behind'} that of process 0 on {second[0][0]}",
                 hint="set the clocks of all machines by NTP (`timedatectl` shows whether they are): torchrun considers a machine "
-                "dead if its clock differs by more than {_MOST_APART:.0f} seconds",
+                f"dead if its clock differs by more than {_MOST_APART:.0f} seconds",
             )
 
 
