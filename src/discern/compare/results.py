@@ -206,7 +206,7 @@ def _changes(plan: ComparisonPlan, unit: Unit) -> list[str]:
     ]
     done = unit.pretraining()
     if done is not None and done["data_fingerprint"] != plan.data.fingerprint:
-        lines.append(f"{unit.label}: pre-trained on a different data set from {plan.data.folder}")
+        lines.append(f"{unit.label}: pre-trained on a data set other than {plan.data.folder}")
     if done is not None and done["network"] != unit.run.network:
         lines.append(f"{unit.label}: network was {done['network']}, is {unit.run.network}")
     lines += _other_budget(plan, unit, done)

@@ -83,7 +83,7 @@ def open_start(path: Path, data_fingerprint: str, warn: Callable[[str], None]) -
         )
     if record["data_fingerprint"] != data_fingerprint:
         raise DataError(
-            f"{run} was trained on a different data set ({record['data']}) from --data",
+            f"{run} was trained on {record['data']}, but --data is a different data set",
             hint=f"give the data set of the run: --data {record['data']}",
         )
     if step is not None and not path.is_dir():

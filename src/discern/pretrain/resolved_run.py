@@ -248,7 +248,7 @@ def refuse_another_run(run: ResolvedRun) -> None:
     record = read_record(out)
     hint = NEW_RUN
     if record["data_fingerprint"] != data.fingerprint:
-        raise DataError(f"{out} was trained on a different data set ({record['data']}) from {data.location}", hint=hint)
+        raise DataError(f"{out} was trained on {record['data']}, but {data.location} is a different data set", hint=hint)
     _refuse_another_start(run, record, hint)
     old, new = flatten(read_written_config(out / CONFIG_FILE)), flatten(config)
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in MAY_CHANGE)
