@@ -10,10 +10,10 @@ from pathlib import Path
 
 import discern
 
-MODEL = Path(__file__).parent / "models" / "cpu-small"
+MODEL = Path(__file__).parent / "models" / "modern-cpu"
 TEXTS = [
-    "The population of the town was 5,200 at the 2011 census.",
-    "The population of the town was purple at the 2011 census.",
+    "The city was founded in the nineteenth century and has 12,000 people.",
+    "The city was founded in the nineteenth because and has 12,000 people.",
     "He was born in London and studied at the university of Cambridge.",
     "He was born in London and studied at the university of of Cambridge.",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 
 import discern
 
-MODEL = Path(__file__).parent / "models" / "cpu-small"
+MODEL = Path(__file__).parent / "models" / "modern-cpu"
 TEXTS = [
     "The village lies on the left bank of the river.",
     "The town is on the eastern shore of the lake.",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import discern
 
-MODEL = Path(__file__).parent / "models" / "cpu-small"
+MODEL = Path(__file__).parent / "models" / "modern-cpu"
 PLACES = ["river", "lake", "island", "mountain", "valley", "village"]
 PEOPLE = ["singer", "painter", "player", "bishop", "writer", "soldier"]
 NEW_TEXTS = ["The forest lies in the north of the country.", "The actor was born in 1931 and died in 1990."]

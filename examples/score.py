@@ -10,7 +10,7 @@ from pathlib import Path
 
 import discern
 
-MODEL = Path(__file__).parent / "models" / "cpu-small"
+MODEL = Path(__file__).parent / "models" / "modern-cpu"
 PAIRS = [
     ("He was elected to the senate in 1994.", "He was elected to the senate on 1994."),
     ("The children play in the garden.", "The children plays in the garden."),
