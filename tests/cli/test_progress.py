@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import subprocess
+import sys
 
 from rich.console import Console
 
@@ -97,9 +101,11 @@ def test_a_bar_shows_amount_figures_and_notes_without_folding():
 
 def test_a_narrow_terminal_leaves_out_whole_figures():
     stream = io.StringIO()
-    bar = ProgressBar(Console(file=stream, force_terminal=True, width=60, color_system=None))
+    clock = Clock()
+    bar = ProgressBar(Console(file=stream, force_terminal=True, width=60, color_system=None), clock)
     bar.start("pre-training", 200, "steps")
     bar.advance(200, loss="6.010", tokens_per_second="12.3k", learning_rate="1e-4")
+    clock.now = 3
     bar.finish()
     last = stream.getvalue().replace("\r", "\n").split("\n")[-2]
     assert "pre-training" in last
@@ -119,11 +125,47 @@ def test_a_note_on_a_terminal_breaks_between_words():
     assert max(map(len, lines)) <= 40
 
 
+def test_a_brief_stage_leaves_no_trace():
+    clock, stream = Clock(), io.StringIO()
+    bar = ProgressBar(Console(file=stream, force_terminal=True, width=60, color_system=None), clock)
+    for seconds in (3, 1):
+        bar.start("reading", 40, "lines")
+        clock.now += seconds
+        bar.finish()
+        erased = stream.getvalue().rsplit("reading", 1)[1].endswith("\x1b[1A\x1b[2K")
+        assert erased == (seconds == 1)
+
+
+def test_what_is_printed_on_the_terminal_of_the_bar_stands_above_it():
+    leader, follower = os.openpty()
+    script = """
+from discern.cli.console import Console
+console = Console(json_output=False)
+console.progress.start("reading", 40, "lines")
+console.print("a result")
+console.lines(["a line"])
+console.progress.finish()
+"""
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "60", "NO_COLOR": "1"}
+    subprocess.run([sys.executable, "-c", script], stdin=follower, stdout=follower, stderr=follower, env=environment, check=True)
+    os.close(follower)
+    found = b""
+    with contextlib.suppress(OSError):  # the end of what was written
+        while read := os.read(leader, 65536):
+            found += read
+    os.close(leader)
+    for printed in (b"a result", b"a line"):
+        assert found.split(printed)[0].endswith(b"\r\x1b[2K"), found  # the line of the bar was erased
+        assert found.split(printed)[1].startswith(b"\r\n")
+
+
 def test_a_long_description_keeps_whole_words():
     stream = io.StringIO()
-    bar = ProgressBar(Console(file=stream, force_terminal=True, width=60, color_system=None))
+    clock = Clock()
+    bar = ProgressBar(Console(file=stream, force_terminal=True, width=60, color_system=None), clock)
     bar.start("reading a sample for the tokenizer of the data set", 10_000_000, "bytes")
     bar.advance(10_000_000, tokens="12,345")
+    clock.now = 3
     bar.finish()
     last = stream.getvalue().replace("\r", "\n").split("\n")[-2]
     assert "reading a" in last

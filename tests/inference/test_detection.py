@@ -358,7 +358,7 @@ def test_the_most_suspicious_are_named() -> None:
 def test_the_legend_runs_from_0_to_1() -> None:
     assert detection_text.legend().plain.split() == [
         *"probability of being replaced:".split(),
-        *(f"{step / 10:g}" for step in range(11)),
+        *(f"{step / 5:g}" for step in range(6)),
         "underlined:",
         "marked",
     ]

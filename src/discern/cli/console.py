@@ -25,8 +25,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from discern.cli.progress import Listener, drop_unread, progress_on
-from discern.cli.terminal import Terminal, fitting, json_text, one_line, printable
+from discern.cli.progress import Listener, ProgressBar, drop_unread, progress_on
+from discern.cli.terminal import Terminal, fitting, json_text, one_line, printable, same_terminal
 from discern.errors import ConfigError, DiscernError, RanksError
 from discern.progress import Progress, Silent
 from discern.training.interrupt import handled
@@ -55,7 +55,8 @@ class Console:
         self._out = _rich(stderr=False)
         self._err = _rich(stderr=True)
         self._speaks = not trains or _is_first()
-        self.progress: Progress = Listener(progress_on(self._err)) if self._speaks else Silent()
+        self._display = progress_on(self._err)
+        self.progress: Progress = Listener(self._display) if self._speaks else Silent()
 
     def result(self, values: Mapping[str, object], *, text: RenderableType | str) -> None:
         """Print the result of a verb: `values` as one JSON object with --json, otherwise `text`."""
@@ -70,9 +71,8 @@ class Console:
 
     def records(self, records: Iterable[Mapping[str, object]]) -> None:
         """Print many results as JSON lines on stdout."""
-        if not self._speaks:
-            return
-        self._out.file.writelines(self._json(record) + "\n" for record in records)
+        if self._speaks:
+            self._write_lines(self._json(record) for record in records)
 
     def _json(self, value: object) -> str:
         """One line of JSON, in UTF-8 if the stream supports it."""
@@ -82,12 +82,24 @@ class Console:
         """Print lines for other programs on stdout, including tabs; nothing with --json."""
         if self._speaks and not self.json_output:
             spelled = printable if self._out.is_terminal else one_line
-            self._out.file.writelines(spelled(line) + "\n" for line in lines)
+            self._write_lines(spelled(line) for line in lines)
 
     def print(self, renderable: RenderableType | str) -> None:
         """Print a line or a table on stdout; nothing with --json."""
         if self._speaks and not self.json_output:
-            _print(self._out, renderable)
+            _print(self._err if self._under_bar() else self._out, renderable)
+
+    def _write_lines(self, lines: Iterable[str]) -> None:
+        if not self._under_bar():
+            self._out.file.writelines(line + "\n" for line in lines)
+            return
+        for line in lines:
+            self._err.print(Text(line), soft_wrap=True)
+
+    def _under_bar(self) -> bool:
+        """Whether stdout is the terminal that shows the progress bar: then only the console of the bar prints above the bar."""
+        shown = isinstance(self._display, ProgressBar) and self._display.is_shown
+        return shown and self._out.is_terminal and same_terminal(self._out.file, self._err.file)
 
     def warn(self, message: str) -> None:
         """Print a warning on stderr."""

@@ -88,8 +88,8 @@ def verdict(detection: Detection, threshold: float) -> Text:
 
 
 def legend() -> Text:
-    """The legend: colors of probabilities from 0 to 1."""
-    steps = [index / 10 for index in range(11)]
+    """The legend: colors of probabilities from 0 to 1, in less than 80 characters."""
+    steps = [index / 5 for index in range(6)]
     return Text.assemble(
         "probability of being replaced: ", *((f" {step:g} ", _style(step)) for step in steps), "  underlined: marked"
     )

@@ -25,6 +25,9 @@ from discern.training.interrupt import SIGPIPE, ask_to_stop
 FIRST_LINE_AFTER = 10.0
 """Seconds until the first line. The interval then grows with the elapsed time, up to 5 minutes."""
 
+_BRIEF = 2.0
+"""Seconds below which a stage leaves no trace."""
+
 
 def progress_on(console: Console) -> ProgressBar | ProgressLines:
     """A listener that suits the output of the console."""
@@ -32,15 +35,23 @@ def progress_on(console: Console) -> ProgressBar | ProgressLines:
 
 
 class ProgressBar:
-    """A progress bar with count, remaining time and the latest metrics."""
+    """A progress bar with count, remaining time and the latest metrics. It disappears after a stage that was brief."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
+        self._began = 0.0
         self._live: RichProgress | None = None
         self._metrics: dict[str, str] = {}
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether the bar is on the terminal now."""
+        return self._live is not None
+
     def start(self, description: str, total: float | None, unit: str) -> None:
         self.finish()
+        self._began = self._clock()
         self._metrics = {}
         columns: list[ProgressColumn] = [
             _Description(table_column=Column(ratio=None)),
@@ -68,6 +79,7 @@ class ProgressBar:
             task = self._live.tasks[0]
             if task.total is None:  # stop the animation of a stage of unknown length
                 self._live.update(task.id, total=task.completed)
+            self._live.live.transient = self._clock() - self._began < _BRIEF
             self._live.stop()
             self._live = None
 
@@ -156,7 +168,7 @@ class ProgressLines:
         self._console.print(Text(printable(message)), soft_wrap=True)
 
     def finish(self) -> None:
-        if self._stage is not None and self._clock() - self._stage.began > 2:
+        if self._stage is not None and self._clock() - self._stage.began > _BRIEF:
             self.note(self._stage.last_line(self._clock()))
         self._stage = None
 

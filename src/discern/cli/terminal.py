@@ -7,10 +7,11 @@ override could change how it reads.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from copy import copy
-from typing import Any
+from typing import IO, Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -46,6 +47,14 @@ def one_line(text: str) -> str:
 def json_text(text: str) -> str:
     """Equivalent JSON whose strings contain no control characters."""
     return _UNPRINTABLE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def same_terminal(first: IO[str], second: IO[str]) -> bool:
+    """Whether two streams that write to terminals write to the same one."""
+    try:
+        return os.fstat(first.fileno()).st_rdev == os.fstat(second.fileno()).st_rdev
+    except (OSError, ValueError):  # not a file
+        return False
 
 
 class Terminal(Console):
