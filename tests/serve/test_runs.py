@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from discern.errors import DataError
 from discern.serve.access import Access
 from discern.serve.limits import Limits
+from discern.serve.names import short_names
 from discern.serve.runs import RunsWatcher, Tail, WatchedRun, snapshot
 from discern.serve.watch_app import watch_application
 from tests.small.run import make_run
@@ -141,6 +142,14 @@ def test_a_run_that_vanishes_stays_on_the_page_and_a_new_one_joins(run: Path) ->
     assert second["name"] == "second"
     shutil.rmtree(run.parent)
     assert [each["condition"] for each in snapshot(watcher, [])["runs"]] == ["gone", "gone"]
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    for place in ("small/rtd", "large/rtd", "large/mlm"):
+        make_run(tmp_path / place, metrics=[line(1)])
+    found = snapshot(RunsWatcher([tmp_path / "small", tmp_path / "large"]), [])["runs"]
+    assert [each["name"] for each in found] == ["small/rtd", "mlm", "large/rtd"]
+    assert short_names([tmp_path / "rtd", tmp_path / "rtd"]) == ["rtd", "rtd"]  # the same folder
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

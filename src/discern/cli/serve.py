@@ -45,11 +45,15 @@ def serve(
             from discern.serve.app import serve_application
             from discern.serve.limits import Limits
             from discern.serve.model import load_served
+            from discern.serve.names import short_names
             from discern.serve.server import bind, run
 
         address = bind(host, port, names=tuple(name or ()), token=os.environ.get("DISCERN_TOKEN") or None)
         limits = Limits()
-        loaded = [load_served(each, device=device, warn=console.warn) for each in models]
+        loaded = [
+            load_served(each, name=called, device=device, warn=console.warn)
+            for each, called in zip(models, short_names(models), strict=True)
+        ]
         app, batcher = serve_application(loaded, address.access, limits, console.warn)
 
         def started(_: object) -> None:

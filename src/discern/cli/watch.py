@@ -32,6 +32,7 @@ def watch(
     with command(json_output=json_output) as console:
         with server_extra("watch"):
             from discern.serve.limits import Limits
+            from discern.serve.names import short_names
             from discern.serve.runs import RunsWatcher
             from discern.serve.server import bind, run
             from discern.serve.watch_app import watch_application
@@ -41,7 +42,7 @@ def watch(
         watcher = RunsWatcher(runs)
 
         def started(_: object) -> None:
-            names = [each.folder.resolve().name for each in watcher.read()]
+            names = short_names([each.folder for each in watcher.read()])
             said = {"url": address.url, "port": address.port, "runs": names}
             console.result(said, text=f"{', '.join(names)}: {address.url} (Ctrl-C stops)")
             console.flush()

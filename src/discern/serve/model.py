@@ -37,7 +37,7 @@ class ServedModel:
     """A model, ready to answer. What it has no network for is None.
 
     Attributes:
-        name: name of the folder.
+        name: name to show.
         lacks: for each verb that it cannot answer, the reason.
     """
 
@@ -173,11 +173,12 @@ class ServedModel:
         return part
 
 
-def load_served(path: Path, *, device: str = "auto", warn: Callable[[str], None]) -> ServedModel:
+def load_served(path: Path, *, name: str | None = None, device: str = "auto", warn: Callable[[str], None]) -> ServedModel:
     """Load everything that a model can do.
 
     Args:
         path: a run, an export, a fine-tuned model or a Hugging Face model, also by its name on the Hub.
+        name: name to show; None: that of the folder.
         warn: called with messages about damaged checkpoints and assumptions.
 
     Raises:
@@ -213,7 +214,7 @@ def load_served(path: Path, *, device: str = "auto", warn: Callable[[str], None]
 
     found = tried("detect", detector)
     model = ServedModel(
-        name=folder.resolve().name,
+        name=name or folder.resolve().name,
         detector=found,
         threshold=None if found is None else chosen_threshold(folder, found, None, warn),
         filler=tried("fill", lambda: load_filler(folder, warn, place)),

@@ -14,12 +14,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE
-from discern.artifacts.run import read_record as read_run_record
+from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE
+from discern.artifacts.run_record import read_record as read_run_record
 from discern.data.tokenizer import load_tokenizer
 from discern.errors import DataError, DiscernError
 from discern.report.curves import last_held_out
 from discern.report.run_page import run_expectations, run_findings, token_text
+from discern.serve.names import short_names
 from discern.training.expectations import Expectations
 from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, is_number, metrics_record
 from discern.training.pretrain_config import PretrainConfig, read_written_config
@@ -127,7 +128,6 @@ class WatchedRun:
             usual = 3 * (self._seconds_between() or 0.0)
             condition = "training" if silent is not None and silent < max(_SILENT_SECONDS, usual) else "silent"
         return {
-            "name": self.folder.resolve().name,
             "condition": condition,
             "step": step,
             "max_steps": steps,
@@ -332,9 +332,9 @@ def snapshot(watcher: RunsWatcher, known: Sequence[str]) -> dict[str, Any]:
         known: version of each run that the page has already.
     """
     now = time.time()
-    runs = []
-    for number, run in enumerate(watcher.read()):
-        state = run.state(now)
+    found, runs = watcher.read(), []
+    for number, (run, name) in enumerate(zip(found, short_names([run.folder for run in found]), strict=True)):
+        state = {"name": name, **run.state(now)}
         if number >= len(known) or known[number] != state["version"]:
             state |= run.curves()
         runs.append(state)

@@ -1,0 +1,19 @@
+"""Names of the folders that a page shows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The name of each folder, after as many of its parents as tell it from the others: "small/rtd" and "large/rtd"."""
+    found = [Path(os.path.abspath(folder)).parts for folder in folders]
+    names = []
+    for own in found:
+        length = 1
+        while length < len(own) and any(other[-length:] == own[-length:] for other in found if other != own):
+            length += 1
+        names.append("/".join(own[-length:]))
+    return names
