@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from discern.artifacts.run import CHECKPOINTS
+from discern.artifacts.run_record import CHECKPOINTS
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from discern.data.tokenizer import special_tokens
-from discern.finetune import task_files
-from discern.finetune.task_files import cached_features
+from discern.finetune import features_cache
+from discern.finetune.features_cache import cached_features
 from discern.storage.files import partial_name
 from discern.tasks import families
 from discern.tasks.base import Labels, Task, TextEncoder
@@ -74,7 +74,7 @@ CASES = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the rows are kept; few examples are worth it here."""
     monkeypatch.setenv("DISCERN_CACHE", str(tmp_path))
-    monkeypatch.setattr(task_files, "_MIN_CACHED", 1)
+    monkeypatch.setattr(features_cache, "_MIN_CACHED", 1)
     return tmp_path / "features"
 
 
@@ -156,13 +156,13 @@ def test_everything_that_decides_the_rows_is_in_the_key(text: TextEncoder, monke
         found = cached_features(chosen, rows, encoder, labeled=labeled)
         assert_equal(found, chosen.encode(rows, encoder, labeled=labeled))
         assert len(files(folder)) == count
-    monkeypatch.setattr(task_files, "_code_digest", lambda _: "another version of the code")
+    monkeypatch.setattr(features_cache, "_code_digest", lambda _: "another version of the code")
     cached_features(task, examples, text, labeled=True)
     assert len(files(folder)) == len(variants) + 1
 
 
 def test_few_examples_are_not_kept(text: TextEncoder, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(task_files, "_MIN_CACHED", 4)
+    monkeypatch.setattr(features_cache, "_MIN_CACHED", 4)
     cached_features(SINGLE.task, SINGLE.examples, text, labeled=True)
     assert files(folder) == []
 

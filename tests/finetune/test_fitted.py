@@ -11,6 +11,7 @@ import pytest
 
 from discern.compare.settings import FinetuneSpec
 from discern.errors import ConfigError
+from discern.finetune import rates
 from discern.finetune import seed as finetune_seed
 from discern.finetune.seed import attempt_seed
 from discern.finetune.task_files import HELD_OUT, SEPARATE_PART
@@ -226,8 +227,8 @@ def test_an_interrupted_second_draw_goes_on(fitted: Finetuning, monkeypatch: pyt
 
 def test_the_rate_is_searched_where_asked_for(fitted: Finetuning, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     few = with_settings(fitted, "finetune.min_steps=0", "finetune.rate_search=true", "optimizer.learning_rate=3e-6")
-    monkeypatch.setattr(finetune_seed, "_MIN_TRIAL_STEPS", 10)
-    monkeypatch.setattr(finetune_seed, "_RATE_FACTORS", (1.0, 0.1, 1000.0))
+    monkeypatch.setattr(rates, "_MIN_TRIAL_STEPS", 10)
+    monkeypatch.setattr(rates, "_RATE_FACTORS", (1.0, 0.1, 1000.0))
     results = run(few)
     assert results["rate_search"]["learning_rate"] == results["settings"]["optimizer.learning_rate"] == 3e-3
     trials = results["rate_search"]["trials"]
@@ -235,7 +236,7 @@ def test_the_rate_is_searched_where_asked_for(fitted: Finetuning, monkeypatch: p
     assert all(each["steps"] < results["settings"]["train.max_steps"] for each in trials)
     assert results["selected_on"] == SEPARATE_PART
     # Another seed takes the rate that was found.
-    monkeypatch.setattr(finetune_seed, "_trial", None)
+    monkeypatch.setattr(rates, "_trial", None)
     assert run(replace(few, seeds=2))["rate_search"] == results["rate_search"]
     with pytest.raises(ConfigError, match="too few held-out examples to choose a learning rate"):
         run(with_dev(replace(few, out=tmp_path / "few"), tmp_path, 5))

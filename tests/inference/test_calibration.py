@@ -23,8 +23,6 @@ from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
 from discern.inference.calibration import (
-    Rates,
-    ThresholdCurve,
     TokenPredictions,
     calibrate,
     chosen_threshold,
@@ -34,6 +32,7 @@ from discern.inference.calibration import (
 )
 from discern.inference.detection import load_detection_model, load_detector
 from discern.inference.proposals import proposer_of
+from discern.inference.threshold_curve import Rates, ThresholdCurve
 from discern.interop.names import CALIBRATION_NAME
 from discern.models.base import Network
 from discern.models.electra.encoder import BertEncoder

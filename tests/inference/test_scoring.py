@@ -17,10 +17,10 @@ import torch
 from discern.artifacts.export_folder import SETTINGS_NAME
 from discern.convert.export import export
 from discern.errors import ConfigError, DataError, NumericsError
-from discern.inference import PREFERRED, scorers
-from discern.inference import scoring as work
+from discern.inference import PREFERRED, score_file, scorers
 from discern.inference.rows import batches
-from discern.inference.scoring import Score, ScoringModel, TokenScorer, load_scorer, score_lines
+from discern.inference.score_file import score_lines
+from discern.inference.scoring import Score, ScoringModel, TokenScorer, load_scorer
 from discern.objectives.base import Objective
 from discern.progress import Silent
 from tests.inference.small_scorers import SPECIAL, TEXTS, ids_of, make_objective, make_scorer
@@ -291,7 +291,7 @@ def lines_of(runs: Path, source: Path, warnings: list[str]) -> list[Score]:
 
 
 def test_a_file_is_scored_line_by_line_in_order(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_BLOCK", 2)
+    monkeypatch.setattr(score_file, "_BLOCK", 2)
     content = "".join(f"{text}\r\n" for text in SENTENCES).encode()
     (tmp_path / "plain.txt").write_bytes(content)
     (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
@@ -325,7 +325,7 @@ def test_an_empty_line_ends_the_scoring_after_what_stands_before_it(runs: Path, 
 
 
 def test_empty_lines_at_the_end_are_passed_over(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_BLOCK", 2)
+    monkeypatch.setattr(score_file, "_BLOCK", 2)
     warnings: list[str] = []
     for end, where in (("\n", "3"), ("\n \n\n", "3 to 5")):
         (tmp_path / "a").write_text(f"the chef\ncats\n{end}")

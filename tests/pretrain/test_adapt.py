@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from discern.artifacts.run import load_run, read_record
+from discern.artifacts.run import load_run
+from discern.artifacts.run_record import read_record
 from discern.convert.export import export
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from discern.artifacts.run import COUNTS_FILE, counts_text
+from discern.artifacts.run import counts_text
+from discern.artifacts.run_record import COUNTS_FILE
 from discern.cli.doctor import doctor
 from discern.cli.main import main
 from discern.data.dataset.shards import TokenData

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from discern.artifacts.finetuned import FinetunedFolder
 from discern.artifacts.opening import open_model
-from discern.artifacts.run import load_run, read_record
+from discern.artifacts.run import load_run
+from discern.artifacts.run_record import read_record
 from discern.cli.doctor import doctor
 from discern.cli.main import main
 from discern.convert.export import export

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from discern.artifacts.run import COUNTS_FILE, load_run
+from discern.artifacts.run import load_run
+from discern.artifacts.run_record import COUNTS_FILE
 from discern.data.check import check
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
@@ -20,7 +21,8 @@ from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
 from discern.pretrain.estimate import estimate
-from discern.pretrain.run import heldout_stream, pretrain
+from discern.pretrain.rows import heldout_stream
+from discern.pretrain.run import pretrain
 from discern.progress import Silent
 from discern.training.evaluation import evaluate
 from discern.training.parallel import Ranks, choose_device

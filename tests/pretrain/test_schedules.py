@@ -14,8 +14,9 @@ from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError
 from discern.pretrain.estimate import estimate
 from discern.pretrain.resolved_run import Replay, resolve_run
-from discern.pretrain.run import check_shares, pretrain, training_stream
-from discern.pretrain.warm_start import start_config
+from discern.pretrain.rows import check_shares, training_stream
+from discern.pretrain.run import pretrain
+from discern.pretrain.start_config import start_config
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.flops import step_flops

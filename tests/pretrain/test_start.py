@@ -14,7 +14,8 @@ from discern.convert.export import export
 from discern.errors import ConfigError
 from discern.inference.scoring import load_scorer
 from discern.objectives.base import Objective
-from discern.pretrain.warm_start import Filled, fill, start_config
+from discern.pretrain.start_config import start_config
+from discern.pretrain.warm_start import Filled, fill
 from discern.progress import Silent
 from discern.training.pretrain_config import PretrainConfig
 from tests.inference.small_scorers import ids_of

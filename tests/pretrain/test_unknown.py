@@ -13,7 +13,8 @@ from discern.inference.detection import detect, detect_each, load_detector
 from discern.inference.fill import fill
 from discern.inference.predict import predict
 from discern.inference.rerank import rerank
-from discern.inference.scoring import load_scorer, score_lines
+from discern.inference.score_file import score_lines
+from discern.inference.scoring import load_scorer
 from discern.inference.texts import InputText
 from discern.progress import Silent
 from tests.small.finetuned import SINGLE, make_finetuned

@@ -55,6 +55,7 @@ ALLOWED = {
     ("api/classifier.py", "write_text"): "scratch",
     ("finetune/seed.py", "rmtree"): "checkpoints of the seed's own",
     ("finetune/seed.py", "unlink"): "checkpoints of the seed's own",
+    ("finetune/rates.py", "rmtree"): "checkpoints of the trial's own",
 }
 
 _WRITES = {

@@ -8,7 +8,8 @@ from pathlib import Path
 from discern.artifacts.finetuned import FinetunedFolder
 from discern.artifacts.huggingface import HuggingFaceFolder
 from discern.artifacts.model_folder import ModelFolder
-from discern.artifacts.run import RunFolder, is_finetuned, is_run
+from discern.artifacts.run import RunFolder, is_finetuned
+from discern.artifacts.run_record import is_run
 from discern.errors import DataError
 from discern.interop.names import CONFIG_NAME
 

@@ -90,7 +90,7 @@ def evaluate(
         if limit is not None or scorer:
             raise ConfigError("--limit and --scorer are for suites of minimal pairs", hint="add --suite blimp, or leave them out")
         from discern.artifacts.opening import holds_model, open_model
-        from discern.artifacts.run import is_run
+        from discern.artifacts.run_record import is_run
 
         names_task = task is not None or seed is not None
         # A folder without any model is not a fine-tuned one either: wrong options are reported before a wrong folder.

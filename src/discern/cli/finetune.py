@@ -70,8 +70,7 @@ def finetune(
         typer.Option(
             "--recipe",
             help="auto: fit the length to the data, and extract answers with a head that transformers has. paper: settings of "
-            "the "
-            "ELECTRA paper. google: settings of the released code.",
+            "the ELECTRA paper. google: settings of the released code.",
         ),
     ] = "auto",
     seeds: Annotated[

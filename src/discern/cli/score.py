@@ -48,7 +48,8 @@ def score(
         model = console.local_model(model)
         if str(file) == "-" and sys.stdin.isatty():
             raise ConfigError("there are no sentences to score", hint="give a FILE, or pipe in sentences, one per line")
-        from discern.inference.scoring import UNIT, CorpusScore, load_scorer, score_lines
+        from discern.inference.score_file import score_lines
+        from discern.inference.scoring import UNIT, CorpusScore, load_scorer
         from discern.storage.guard import check_output
 
         check_output("--out", out, "scores.jsonl", model, file)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from discern.artifacts.finetuned import write_json
-from discern.artifacts.run import CONFIG_FILE
+from discern.artifacts.run_record import CONFIG_FILE
 from discern.compare.plan import ComparisonPlan, PlannedRun
 from discern.compare.tasks import TaskFolder
 from discern.config.tree import flatten, plain, to_toml

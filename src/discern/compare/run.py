@@ -16,16 +16,15 @@ from typing import Any
 import torch
 
 from discern.artifacts.finetuned import MODEL_FILE, write_json
-from discern.artifacts.run import (
+from discern.artifacts.run import build_objective, vocabulary_of
+from discern.artifacts.run_record import (
     CHECKPOINTS,
     CONFIG_FILE,
     RECORD_FILE,
     TOKENIZER_FILE,
     arithmetic,
-    build_objective,
     make_record,
     read_record,
-    vocabulary_of,
 )
 from discern.compare.plan import CONVENTION, ComparisonPlan, PlannedRun, plan_comparison
 from discern.compare.results import (

@@ -13,7 +13,8 @@ from discern import __version__
 from discern.artifacts.dense_head import DenseHead
 from discern.artifacts.export_folder import CARD_NAME, SETTINGS_NAME, check_target, publish
 from discern.artifacts.model_folder import TEXT_LICENSE
-from discern.artifacts.run import RunFolder, is_run, load_run
+from discern.artifacts.run import RunFolder, load_run
+from discern.artifacts.run_record import is_run
 from discern.config.tree import to_toml
 from discern.convert.cards.imported import ImportedFacts, imported_card
 from discern.convert.cards.markdown import code, escaped

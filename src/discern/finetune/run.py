@@ -20,9 +20,11 @@ from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.finetune.folder import complete_seeds, keep_precision, prepare_folder
+from discern.finetune.length import with_steps
+from discern.finetune.rates import at_rate, search_rate
 from discern.finetune.results import measured_baselines, summarize
-from discern.finetune.seed import FinetunePlan, at_rate, run_seed, search_rate
-from discern.finetune.settings import FinetuneConfig, Recipe, given_settings, is_fitted, load_finetune_config, with_steps
+from discern.finetune.seed import FinetunePlan, run_seed
+from discern.finetune.settings import FinetuneConfig, Recipe, given_settings, is_fitted, load_finetune_config
 from discern.finetune.submission import check_rows, check_submission, submit
 from discern.finetune.task_files import ReadingOptions, TaskData, TaskFiles, find_files, read_task
 from discern.finetune.user_files import user_task

@@ -1,10 +1,10 @@
-"""Training and evaluation of one seed, and the search for a learning rate by short training runs."""
+"""Training and evaluation of one seed."""
 
 from __future__ import annotations
 
 import copy
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from discern.artifacts.finetuned import (
     write_weights,
 )
 from discern.data.batching.ordering import derive_key
-from discern.errors import ConfigError, NumericsError
+from discern.errors import NumericsError
 from discern.finetune.settings import FinetuneConfig
 from discern.finetune.task_files import TaskData
 from discern.models.base import Encoder
@@ -326,76 +326,3 @@ def _resume(folder: Path, objective: SupervisedObjective, progress: Progress, pa
     state = State.from_checkpoint(contents)
     state.finished = 0 < patience <= state.evaluations_since_best
     return state
-
-
-_RATE_FACTORS = (1.0, 1 / 3, 3.0)
-# Length of a trial: a fraction of the steps of a seed, and a minimum.
-_TRIAL_FRACTION, _MIN_TRIAL_STEPS = 1 / 3, 100
-TRIALS_FILE = "trials.json"
-
-
-def search_rate(plan: FinetunePlan, ranks: Ranks, progress: Progress, stop: StopRequest) -> dict[str, Any]:
-    """The learning rate whose short training run scored best on the selection, with all trials under `trials`.
-
-    Each trial has its own warm-up and decay. Equal scores are decided by the lower loss. The configured rate is tried first,
-    and is used if every trial diverges. Finished trials are not repeated; an interrupted one is continued.
-
-    Raises:
-        ConfigError: there are too few held-out examples to select by.
-    """
-    without = next((name for name, data in plan.data.items() if data.selection is None), None)
-    if without is not None:
-        raise ConfigError(
-            f"{without}: there are too few held-out examples to choose a learning rate",
-            hint="give a larger training file or a dev file, or leave out --sweep-rates",
-        )
-    folder = plan.out / "rates"
-    trials = _kept_trials(folder / TRIALS_FILE)
-    for factor in _RATE_FACTORS[len(trials) :]:
-        rate = float(f"{plan.config.optimizer.learning_rate * factor:.2g}")
-        trial = _trial(plan, rate)
-        trained = train_network(trial, trial.config.train.seed, folder / f"{rate:g}", f"rate {rate:g}", ranks, progress, stop)
-        score, loss = (None, None) if trained.diverged else (trained.state.best, trained.state.best_loss)
-        came_to = "diverged" if score is None else f"{score:.4f}"
-        progress.note(f"learning rate {rate:g}: {came_to} after {trained.state.step:,} steps")
-        trials = [*trials, {"learning_rate": rate, "steps": trained.state.step, "score": score, "loss": loss}]
-        if ranks.writes:
-            write_json(folder / TRIALS_FILE, {"trials": trials})
-            shutil.rmtree(folder / f"{rate:g}" / "checkpoints", ignore_errors=True)
-    best = max(trials, key=lambda each: (-1e9, 0.0) if each["score"] is None else (each["score"], -each["loss"]))
-    tried = ", ".join(format(each["learning_rate"], "g") for each in trials)
-    progress.note(f"learning rate {best['learning_rate']:g}, the best of {tried}")
-    return {"learning_rate": best["learning_rate"], "trials": trials}
-
-
-def at_rate(config: FinetuneConfig, rate: float) -> FinetuneConfig:
-    """The configuration with another learning rate."""
-    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"learning_rate": rate})})
-
-
-def _trial(plan: FinetunePlan, rate: float) -> FinetunePlan:
-    """The plan of a short training with a learning rate, evaluated at its end."""
-    whole, config = plan.config.train.max_steps, at_rate(plan.config, rate)
-    steps = min(whole, max(_MIN_TRIAL_STEPS, round(whole * _TRIAL_FRACTION)))
-    shorter: dict[str, int] = {"warmup_steps": round(config.optimizer.warmup_steps * steps / whole)}
-    if config.optimizer.decay_steps is not None:
-        shorter["decay_steps"] = max(1, round(config.optimizer.decay_steps * steps / whole))
-    return replace(
-        plan,
-        config=config.model_copy(
-            update={
-                "optimizer": config.optimizer.model_copy(update=shorter),
-                "train": config.train.model_copy(update={"max_steps": steps, "evaluate_every_steps": steps}),
-                "finetune": config.finetune.model_copy(update={"keep": "last", "patience": 0}),
-            }
-        ),
-    )
-
-
-def _kept_trials(path: Path) -> list[dict[str, Any]]:
-    """The trials that were finished before the search was interrupted."""
-    if not path.is_file():
-        return []
-    hint = f"remove {path.parent}, then run the same `discern finetune` command"
-    found: list[dict[str, Any]] = read_object(path, hint=hint).get("trials", [])
-    return found

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from discern.errors import DataError
-from discern.inference.calibration import ThresholdCurve, chosen_threshold, rate_values
+from discern.inference.calibration import chosen_threshold
 from discern.inference.detection import Detection, detect_each, load_detector
 from discern.inference.texts import CheckedText, Span, overlapping, read_checked, words_of
+from discern.inference.threshold_curve import ThresholdCurve, rate_values
 from discern.objectives.metrics import area_under_curve
 from discern.progress import Progress
 

@@ -1,13 +1,11 @@
-"""How likely sentences are: the score of a text, what computes it, and scoring a file line by line."""
+"""How likely sentences are: the score of a text, and what computes it."""
 
 from __future__ import annotations
 
 import abc
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -19,9 +17,8 @@ from discern.artifacts.opening import open_model
 from discern.corruption.masking import chosen_share
 from discern.corruption.sampling import Sampling
 from discern.data.tokenizer import special_tokens
-from discern.data.tokenizer.unknown import UnknownTokens
 from discern.data.tokenizer.words import Sentences, word_finder
-from discern.errors import ConfigError, DataError, NumericsError
+from discern.errors import ConfigError, NumericsError
 from discern.inference import PREFERRED, scorers
 from discern.inference.rows import best_places, windows_of
 from discern.models.base import Network
@@ -29,8 +26,6 @@ from discern.models.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.models.two_tower import TwoTowerEncoder
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.config import ObjectiveConfig
-from discern.progress import Progress
-from discern.tasks.readers.files import numbered_lines, stream_lines
 from discern.training.parallel import choose_device
 from discern.types import SpecialTokens
 
@@ -265,9 +260,6 @@ class TextScorer:
         return [tuple(starts[end - length : end].tolist()) for end, length in zip(ends, lengths, strict=True)]
 
 
-# Sentences are sorted by length in blocks of this size: large enough for little padding, small enough to be held in memory.
-_BLOCK = 512
-
 # Mask probability of the released ELECTRAs, by maximum hidden size: assumed by `inversion` if a model does not record it.
 # They drew positions with replacement in rows of 512.
 _RELEASED_MASK_PROBABILITIES = ((768, 0.15), (1_000_000, 0.25))
@@ -312,77 +304,6 @@ def load_scorer(
         share = f"{served.chosen_share:.3g}, that of the released ELECTRAs of this width,"
         warn(f"{model} does not record the fraction of tokens that were masked in training: {share} is assumed")
     return TextScorer(chosen, _method(chosen).of(served), tokenizer, loaded.max_length, loaded.step)
-
-
-def score_lines(scorer: TextScorer, source: Path, progress: Progress, warn: Callable[[str], None]) -> Iterator[list[Score]]:
-    """Scores of a text with one sentence per line, in order, in blocks; memory is bounded.
-
-    Args:
-        source: UTF-8 file, plain or compressed; `-` is standard input.
-        warn: called with messages about sentences that are read in several windows and skipped empty lines at the end.
-
-    Raises:
-        DataError: the file cannot be read or has no lines, or a line has no tokens; the scores before it were returned.
-    """
-    name = "standard input" if str(source) == "-" else str(source)
-    lines = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
-    lines = _without_blank_end(lines, name, warn)
-    progress.start("scoring", None, "sentences")
-    unknown = UnknownTokens(scorer.tokenizer)
-    longer = done = 0
-    try:
-        while block := list(islice(lines, _BLOCK)):
-            scores = scorer.score([text for _, text in block])
-            empty = next((place for place, score in enumerate(scores) if not score.tokens), len(scores))
-            for (number, _), score in zip(block[:empty], scores, strict=False):
-                if score.windows > 1 and not longer:
-                    warn(f"{name}:{number}: {_too_long(score, scorer)}")
-                longer += score.windows > 1
-                unknown.add_tokens(score.tokens)
-            yield scores[:empty]
-            if empty < len(scores):
-                raise _nothing(name, *block[empty])
-            done += len(scores)
-            progress.advance(len(scores))
-    finally:
-        progress.finish()
-    if not done:
-        raise DataError(f"{name} has no lines", hint="give a text with one sentence per line")
-    if longer > 1:
-        warn(f"{longer:,} of {done:,} sentences were scored in several windows")
-    unknown.report(progress.note, warn)
-
-
-def _without_blank_end(lines: Iterator[tuple[int, str]], name: str, warn: Callable[[str], None]) -> Iterator[tuple[int, str]]:
-    """The lines without empty ones at the end; of each group of empty lines elsewhere, only the first."""
-    begins: tuple[int, str] | None = None
-    number = 0
-    for number, text in lines:
-        if not text.strip():
-            begins = begins or (number, text)
-            continue
-        if begins is not None:
-            yield begins
-            begins = None
-        yield number, text
-    if begins is not None:
-        where = f"{begins[0]} to {number}" if number > begins[0] else f"{number}"
-        warn(f"{name}:{where}: empty lines at the end, skipped")
-
-
-def _too_long(score: Score, scorer: TextScorer) -> str:
-    return (
-        f"{len(score.tokens):,} tokens, and the model was trained on {scorer.window_size:,} at a time: "
-        f"scored in {score.windows:,} overlapping windows, each token where it has most context"
-    )
-
-
-def _nothing(name: str, number: int, text: str) -> DataError:
-    why = "contains nothing that the tokenizer keeps" if text.strip() else "is empty"
-    return DataError(
-        f"{name}:{number}: the line {why}, so there is nothing to score",
-        hint="remove it, so that sentences and scores stay aligned: grep '[^[:space:]]' FILE removes empty lines",
-    )
 
 
 def _served(loaded: ModelFolder, special: SpecialTokens) -> ScoringModel:

@@ -31,8 +31,10 @@ from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, 
 from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError, DataError
 from discern.objectives.base import Objective
+from discern.pretrain.opening import Run, open_run
 from discern.pretrain.resolved_run import Replay, ResolvedRun, Resume, resolve_run
-from discern.pretrain.run import Run, finish_run, heldout_stream, open_run
+from discern.pretrain.rows import heldout_stream
+from discern.pretrain.run import finish_run
 from discern.pretrain.warm_start import added_pieces, fill
 from discern.progress import Progress, warning_to
 from discern.storage.files import utf8_name, write_text

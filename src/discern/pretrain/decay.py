@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, read_record
+from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, read_record
 from discern.config.layers import Origin, Setting, Settings, parse_overrides
 from discern.config.resolve import Resolved
 from discern.config.tree import NONE, flatten

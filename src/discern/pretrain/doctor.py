@@ -20,7 +20,7 @@ from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import RowStream, training_rows
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, DataError
-from discern.pretrain.run import heldout_stream
+from discern.pretrain.rows import heldout_stream
 from discern.progress import Progress
 from discern.training.diagnosis import (
     Finding,

@@ -12,16 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from discern.artifacts.finetuned import RESULTS_FILE, SCORES_FILE, read_finetuned, read_results, read_scores
-from discern.artifacts.run import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    EVALUATION_FILE,
-    FINETUNED_FILE,
-    RECORD_FILE,
-    is_finetuned,
-    is_run,
-    read_record,
-)
+from discern.artifacts.run import FINETUNED_FILE, is_finetuned
+from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, RECORD_FILE, is_run, read_record
 from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, FileInfo, read_manifest
 from discern.data.dataset.shards import Shard, TokenData
 from discern.data.sources.remote import remote_address

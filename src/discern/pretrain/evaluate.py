@@ -9,11 +9,11 @@ from typing import Any
 
 from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
-from discern.artifacts.run import EVALUATION_FILE, is_run
+from discern.artifacts.run_record import EVALUATION_FILE, is_run
 from discern.data.dataset.shards import TokenData, located
 from discern.errors import ConfigError, DataError
 from discern.objectives.breakdown import Breakdown
-from discern.pretrain.run import heldout_stream
+from discern.pretrain.rows import heldout_stream
 from discern.progress import Progress
 from discern.storage.files import write_text
 from discern.training import evaluation

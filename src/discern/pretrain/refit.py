@@ -20,7 +20,7 @@ from discern.models.heads import ReplacedTokenHead
 from discern.objectives.base import Objective
 from discern.objectives.losses import replaced_token_loss
 from discern.pretrain.evaluate import open_data
-from discern.pretrain.run import heldout_stream
+from discern.pretrain.rows import heldout_stream
 from discern.progress import Progress
 from discern.training import evaluation
 from discern.training.parallel import Ranks, choose_device

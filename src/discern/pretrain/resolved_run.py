@@ -10,17 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
-from discern.artifacts.run import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    COUNTS_FILE,
-    RECORD_FILE,
-    TOKENIZER_FILE,
-    counts_text,
-    is_run,
-    read_record,
-    vocabulary_of,
-)
+from discern.artifacts.run import counts_text, vocabulary_of
+from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, COUNTS_FILE, RECORD_FILE, TOKENIZER_FILE, is_run, read_record
 from discern.config.resolve import Resolved
 from discern.config.tree import NONE, flatten, to_toml, toml_value
 from discern.data.batching.mixture import replay_fraction
@@ -29,7 +20,8 @@ from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer.extension import pieces_of_added
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.pretrain.decay import NEW_RUN, RECORD_KEY, DecayStart, decay_settings, open_start, run_of
-from discern.pretrain.warm_start import added_pieces, start_config
+from discern.pretrain.start_config import start_config
+from discern.pretrain.warm_start import added_pieces
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write, write_text

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tokenizers import Tokenizer
 
-from discern.artifacts.run import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, build_objective, special_in
-from discern.artifacts.run import read_record as read_run_record
+from discern.artifacts.run import build_objective
+from discern.artifacts.run_record import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, special_in
+from discern.artifacts.run_record import read_record as read_run_record
 from discern.config.tree import flatten, to_toml
 from discern.data.tokenizer import load_tokenizer, special_names
 from discern.errors import DataError, DiscernError

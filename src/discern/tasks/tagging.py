@@ -136,8 +136,7 @@ class Tagging(Task[TaggingExample]):
                     f"{_place_of(reading, tag)}: tag '{tag}' ({count:,} in the file) {of_type} occur in the training file, "
                     f"whose tags are {', '.join(sorted(known)[:20])}",
                     hint=f"{did_you_mean(tag, known)} Otherwise add sentences with it to the training file "
-                    f"(finetune.train_rows and "
-                    "--debug leave sentences out), or remove it from this file",
+                    "(finetune.train_rows and --debug leave sentences out), or remove it from this file",
                 )
 
     def _unit(self, tag: str) -> str:

@@ -1,0 +1,88 @@
+"""Scores of a file with one sentence per line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from discern.data.tokenizer.unknown import UnknownTokens
+from discern.errors import DataError
+from discern.inference.scoring import Score, TextScorer
+from discern.progress import Progress
+from discern.tasks.readers.files import numbered_lines, stream_lines
+
+# Sentences are sorted by length in blocks of this size: large enough for little padding, small enough to be held in memory.
+_BLOCK = 512
+
+
+def score_lines(scorer: TextScorer, source: Path, progress: Progress, warn: Callable[[str], None]) -> Iterator[list[Score]]:
+    """Scores of a text with one sentence per line, in order, in blocks; memory is bounded.
+
+    Args:
+        source: UTF-8 file, plain or compressed; `-` is standard input.
+        warn: called with messages about sentences that are read in several windows and skipped empty lines at the end.
+
+    Raises:
+        DataError: the file cannot be read or has no lines, or a line has no tokens; the scores before it were returned.
+    """
+    name = "standard input" if str(source) == "-" else str(source)
+    lines = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
+    lines = _without_blank_end(lines, name, warn)
+    progress.start("scoring", None, "sentences")
+    unknown = UnknownTokens(scorer.tokenizer)
+    longer = done = 0
+    try:
+        while block := list(islice(lines, _BLOCK)):
+            scores = scorer.score([text for _, text in block])
+            empty = next((place for place, score in enumerate(scores) if not score.tokens), len(scores))
+            for (number, _), score in zip(block[:empty], scores, strict=False):
+                if score.windows > 1 and not longer:
+                    warn(f"{name}:{number}: {_too_long(score, scorer)}")
+                longer += score.windows > 1
+                unknown.add_tokens(score.tokens)
+            yield scores[:empty]
+            if empty < len(scores):
+                raise _nothing(name, *block[empty])
+            done += len(scores)
+            progress.advance(len(scores))
+    finally:
+        progress.finish()
+    if not done:
+        raise DataError(f"{name} has no lines", hint="give a text with one sentence per line")
+    if longer > 1:
+        warn(f"{longer:,} of {done:,} sentences were scored in several windows")
+    unknown.report(progress.note, warn)
+
+
+def _without_blank_end(lines: Iterator[tuple[int, str]], name: str, warn: Callable[[str], None]) -> Iterator[tuple[int, str]]:
+    """The lines without empty ones at the end; of each group of empty lines elsewhere, only the first."""
+    begins: tuple[int, str] | None = None
+    number = 0
+    for number, text in lines:
+        if not text.strip():
+            begins = begins or (number, text)
+            continue
+        if begins is not None:
+            yield begins
+            begins = None
+        yield number, text
+    if begins is not None:
+        where = f"{begins[0]} to {number}" if number > begins[0] else f"{number}"
+        warn(f"{name}:{where}: empty lines at the end, skipped")
+
+
+def _too_long(score: Score, scorer: TextScorer) -> str:
+    return (
+        f"{len(score.tokens):,} tokens, and the model was trained on {scorer.window_size:,} at a time: "
+        f"scored in {score.windows:,} overlapping windows, each token where it has most context"
+    )
+
+
+def _nothing(name: str, number: int, text: str) -> DataError:
+    why = "contains nothing that the tokenizer keeps" if text.strip() else "is empty"
+    return DataError(
+        f"{name}:{number}: the line {why}, so there is nothing to score",
+        hint="remove it, so that sentences and scores stay aligned: grep '[^[:space:]]' FILE removes empty lines",
+    )
