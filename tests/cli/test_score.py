@@ -65,6 +65,9 @@ def test_each_line_is_a_score_a_tab_and_the_sentence(
     printed = [each.split("\t", 1) for each in captured.out.splitlines()]
     assert [text for _, text in printed] == TEXTS
     assert [float(value) for value, _ in printed] == pytest.approx(found["scores"], abs=1e-4)
+    typed = [part for text in TEXTS for part in ("--text", text)]
+    assert call(monkeypatch, "score", run, *typed) == 0
+    assert capsys.readouterr().out == captured.out
 
 
 def test_the_pseudo_perplexity_is_that_of_the_tokens_scored(
@@ -137,6 +140,11 @@ def test_wrong_questions(
     assert call(monkeypatch, "score", run, sentences, "--out", sentences) == 2
     assert call(monkeypatch, "score", run, tmp_path / "nowhere.txt") == 1
     assert call(monkeypatch, "score", tmp_path, sentences) == 1
+    capsys.readouterr()
+    assert call(monkeypatch, "score", run, sentences, "--text", "a cat") == 2
+    assert "--text and FILE are both given" in capsys.readouterr().err
+    assert call(monkeypatch, "score", run, "--text", " ") == 2
+    assert "--text is empty" in capsys.readouterr().err
     assert call(monkeypatch, "score", "--help") == 0
     assert "discern score runs/first sentences.txt" in capsys.readouterr().out
 

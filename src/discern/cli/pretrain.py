@@ -90,7 +90,10 @@ def pretrain(
 
 def _text(record: dict[str, object], out: Path) -> str:
     """The last metrics, one per line, and what to do with the run."""
-    metrics = [
-        f"  {name:<26} {value:.4g}" if isinstance(value, float) else f"  {name:<26} {value:,}" for name, value in record.items()
-    ]
+    metrics = [f"  {name:<26} {_number(value)}" for name, value in record.items()]
     return "\n".join([f"{out}:", *metrics, after_pretrain(out)])
+
+
+def _number(value: object) -> str:
+    """A number with four digits, or all digits before the decimal point if there are more."""
+    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"

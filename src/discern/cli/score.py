@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.options import DeviceOption, ScorerOption
+from discern.cli.options import DeviceOption, ScorerOption, typed_text
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ def score(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="File with one sentence per line; - reads stdin (default).", show_default=False)
     ] = Path("-"),
+    *,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", metavar="TEXT", help="Sentence to score; may be repeated.", show_default=False),
+    ] = None,
     scorer: ScorerOption = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Also print the score of each token, as JSON lines.")] = False,
     out: Annotated[
@@ -42,12 +47,21 @@ def score(
 
     Examples: discern score runs/first sentences.txt
 
+    discern score runs/first --text "The children play." --text "The children plays."
+
     echo "The chef ate purple elephants." | discern score runs/first --tokens
     """
     with command(json_output=json_output) as console:
         model = console.local_model(model)
-        if str(file) == "-" and sys.stdin.isatty():
-            raise ConfigError("there are no sentences to score", hint="give a FILE, or pipe in sentences, one per line")
+        if text and str(file) != "-":
+            raise ConfigError("--text and FILE are both given", hint="give only one of them")
+        if text and not all(each.strip() for each in text):
+            raise ConfigError("--text is empty", hint='--text "A sentence."')
+        if not text and str(file) == "-" and sys.stdin.isatty():
+            raise ConfigError(
+                "there are no sentences to score", hint='add --text "A sentence.", or a FILE, or pipe in sentences, one per line'
+            )
+        sentences = [typed_text(each, "--text") for each in text] if text else file
         from discern.inference.score_file import score_lines
         from discern.inference.scoring import UNIT, CorpusScore, load_scorer
         from discern.storage.guard import check_output
@@ -61,7 +75,7 @@ def score(
         by_sentence: dict[str, list[float]] = {"scores": [], "scores_per_token": [], "scores_per_character": []}
         by_token: list[dict[str, object]] = []
         with _written(console, out, tokens=tokens) as write:
-            for scores in score_lines(chosen, file, console.progress, console.warn):
+            for scores in score_lines(chosen, sentences, console.progress, console.warn):
                 write(scores)
                 written += len(scores)
                 together.add(scores)

@@ -1,9 +1,9 @@
-"""Scores of a file with one sentence per line."""
+"""Scores of sentences, read from a file with one per line."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -17,18 +17,19 @@ from discern.tasks.readers.files import numbered_lines, stream_lines
 _BLOCK = 512
 
 
-def score_lines(scorer: TextScorer, source: Path, progress: Progress, warn: Callable[[str], None]) -> Iterator[list[Score]]:
+def score_lines(
+    scorer: TextScorer, source: Path | Sequence[str], progress: Progress, warn: Callable[[str], None]
+) -> Iterator[list[Score]]:
     """Scores of a text with one sentence per line, in order, in blocks; memory is bounded.
 
     Args:
-        source: UTF-8 file, plain or compressed; `-` is standard input.
+        source: UTF-8 file, plain or compressed; `-` is standard input. Or the sentences themselves.
         warn: called with messages about sentences that are read in several windows and skipped empty lines at the end.
 
     Raises:
         DataError: the file cannot be read or has no lines, or a line has no tokens; the scores before it were returned.
     """
-    name = "standard input" if str(source) == "-" else str(source)
-    lines = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
+    name, lines = _read(source)
     lines = _without_blank_end(lines, name, warn)
     progress.start("scoring", None, "sentences")
     unknown = UnknownTokens(scorer.tokenizer)
@@ -54,6 +55,15 @@ def score_lines(scorer: TextScorer, source: Path, progress: Progress, warn: Call
     if longer > 1:
         warn(f"{longer:,} of {done:,} sentences were scored in several windows")
     unknown.report(progress.note, warn)
+
+
+def _read(source: Path | Sequence[str]) -> tuple[str, Iterator[tuple[int, str]]]:
+    """The name of a text, and its numbered lines."""
+    if not isinstance(source, Path):
+        return "--text", iter(enumerate(source, 1))
+    if str(source) == "-":
+        return "standard input", stream_lines(sys.stdin.buffer, "standard input")
+    return str(source), numbered_lines(source)
 
 
 def _without_blank_end(lines: Iterator[tuple[int, str]], name: str, warn: Callable[[str], None]) -> Iterator[tuple[int, str]]:
