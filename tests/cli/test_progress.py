@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
@@ -143,20 +144,37 @@ from discern.cli.console import Console
 console = Console(json_output=False)
 console.progress.start("reading", 40, "lines")
 console.print("a result")
-console.lines(["a line"])
+console.lines(["a\\tline"])
 console.progress.finish()
 """
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "60", "NO_COLOR": "1"}
-    subprocess.run([sys.executable, "-c", script], stdin=follower, stdout=follower, stderr=follower, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-c", script], stdin=follower, stdout=follower, stderr=follower, env=environment, check=True, timeout=60
+    )
     os.close(follower)
     found = b""
     with contextlib.suppress(OSError):  # the end of what was written
         while read := os.read(leader, 65536):
             found += read
     os.close(leader)
-    for printed in (b"a result", b"a line"):
+    for printed in (b"a result", b"a\tline"):
         assert found.split(printed)[0].endswith(b"\r\x1b[2K"), found  # the line of the bar was erased
         assert found.split(printed)[1].startswith(b"\r\n")
+
+
+def test_results_stay_on_stdout_where_colors_are_forced(tmp_path: Path):
+    script = """
+from discern.cli.console import Console
+console = Console(json_output=False)
+console.progress.start("reading", 40, "lines")
+console.print("a result")
+console.lines(["a line"])
+console.progress.finish()
+"""
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        environment = os.environ | {"FORCE_COLOR": "1"}
+        subprocess.run([sys.executable, "-c", script], stdout=out, stderr=err, env=environment, check=True, timeout=60)
+    assert (tmp_path / "out").read_text(encoding="utf-8") == "a result\na line\n"
 
 
 def test_a_long_description_keeps_whole_words():

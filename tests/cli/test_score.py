@@ -144,7 +144,11 @@ def test_wrong_questions(
     assert call(monkeypatch, "score", run, sentences, "--text", "a cat") == 2
     assert "--text and FILE are both given" in capsys.readouterr().err
     assert call(monkeypatch, "score", run, "--text", " ") == 2
-    assert "--text is empty" in capsys.readouterr().err
+    assert "one --text is empty" in capsys.readouterr().err
+    assert call(monkeypatch, "score", run, "--text", "a cat\na dog") == 2
+    assert "give each sentence its own --text" in capsys.readouterr().err
+    assert call(monkeypatch, "score", run, "--text", "a cat", "--text", "\u200b") == 1
+    assert "text 2 contains nothing that the tokenizer keeps" in capsys.readouterr().err
     assert call(monkeypatch, "score", "--help") == 0
     assert "discern score runs/first sentences.txt" in capsys.readouterr().out
 

@@ -21,7 +21,7 @@ from discern.errors import CheckpointError, ConfigError
 from discern.pretrain import estimate as module
 from discern.pretrain.estimate import estimate
 from discern.pretrain.evaluate import evaluate
-from discern.pretrain.opening import open_run
+from discern.pretrain.opened_run import open_run
 from discern.pretrain.resolved_run import resolve_run
 from discern.pretrain.run import pretrain
 from discern.progress import Silent

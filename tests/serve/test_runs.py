@@ -150,6 +150,7 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     found = snapshot(RunsWatcher([tmp_path / "small", tmp_path / "large"]), [])["runs"]
     assert [each["name"] for each in found] == ["small/rtd", "mlm", "large/rtd"]
     assert short_names([tmp_path / "rtd", tmp_path / "rtd"]) == ["rtd", "rtd"]  # the same folder
+    assert short_names([Path("/rtd"), Path("/runs/rtd")]) == ["/rtd", "runs/rtd"]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -37,13 +37,6 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() and (folder / RECORD_FILE).is_file()
 
 
-def special_in(record: Mapping[str, Any]) -> SpecialTokens:
-    """The special tokens in a run's record."""
-    return SpecialTokens(
-        **{role: record["special_tokens"][role] for role in _Special.model_fields if role in record["special_tokens"]}
-    )
-
-
 def read_record(folder: Path) -> dict[str, Any]:
     """Read run.json.
 
@@ -118,6 +111,13 @@ class _Run(Record):
         if beyond:
             raise ValueError(f"special_tokens.{beyond[0]} is beyond the {self.vocab_size:,} entries of vocab_size")
         return self
+
+
+def special_in(record: Mapping[str, Any]) -> SpecialTokens:
+    """The special tokens in a run's record."""
+    return SpecialTokens(
+        **{role: record["special_tokens"][role] for role in _Special.model_fields if role in record["special_tokens"]}
+    )
 
 
 def arithmetic(device: torch.device, precision: str, objective: Objective | None = None, processes: int = 1) -> dict[str, Any]:

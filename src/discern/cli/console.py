@@ -22,6 +22,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from pydantic import BaseModel
 from rich.console import RenderableType
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -61,7 +62,7 @@ class Console:
     def result(self, values: Mapping[str, object], *, text: RenderableType | str) -> None:
         """Print the result of a verb: `values` as one JSON object with --json, otherwise `text`."""
         if self.json_output and self._speaks:
-            self._out.file.write(self._json(values) + "\n")
+            self._write_lines([self._json(values)])
         else:
             self.print(text)
 
@@ -94,12 +95,13 @@ class Console:
             self._out.file.writelines(line + "\n" for line in lines)
             return
         for line in lines:
-            self._err.print(Text(line), soft_wrap=True)
+            # As it is: a `Text` would have its tabs expanded.
+            self._err.print(Segments([Segment(line), Segment.line()]), end="", soft_wrap=True)
 
     def _under_bar(self) -> bool:
         """Whether stdout is the terminal that shows the progress bar: then only the console of the bar prints above the bar."""
         shown = isinstance(self._display, ProgressBar) and self._display.is_shown
-        return shown and self._out.is_terminal and same_terminal(self._out.file, self._err.file)
+        return shown and same_terminal(self._out.file, self._err.file)
 
     def warn(self, message: str) -> None:
         """Print a warning on stderr."""

@@ -88,7 +88,7 @@ def verdict(detection: Detection, threshold: float) -> Text:
 
 
 def legend() -> Text:
-    """The legend: colors of probabilities from 0 to 1, in less than 80 characters."""
+    """The legend: colors of probabilities from 0 to 1, in fewer than 80 columns."""
     steps = [index / 5 for index in range(6)]
     return Text.assemble(
         "probability of being replaced: ", *((f" {step:g} ", _style(step)) for step in steps), "  underlined: marked"

@@ -96,4 +96,6 @@ def _text(record: dict[str, object], out: Path) -> str:
 
 def _number(value: object) -> str:
     """A number with four digits, or all digits before the decimal point if there are more."""
-    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
+    if not isinstance(value, float):
+        return f"{value:,}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"

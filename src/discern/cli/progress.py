@@ -26,7 +26,7 @@ FIRST_LINE_AFTER = 10.0
 """Seconds until the first line. The interval then grows with the elapsed time, up to 5 minutes."""
 
 _BRIEF = 2.0
-"""Seconds below which a stage leaves no trace."""
+"""Seconds below which a stage leaves no bar and no closing line."""
 
 
 def progress_on(console: Console) -> ProgressBar | ProgressLines:
@@ -35,7 +35,7 @@ def progress_on(console: Console) -> ProgressBar | ProgressLines:
 
 
 class ProgressBar:
-    """A progress bar with count, remaining time and the latest metrics. It disappears after a stage that was brief."""
+    """A progress bar with count, remaining time and the latest metrics. It is removed after a brief stage."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console

@@ -52,15 +52,17 @@ def score(
     echo "The chef ate purple elephants." | discern score runs/first --tokens
     """
     with command(json_output=json_output) as console:
-        model = console.local_model(model)
         if text and str(file) != "-":
             raise ConfigError("--text and FILE are both given", hint="give only one of them")
         if text and not all(each.strip() for each in text):
-            raise ConfigError("--text is empty", hint='--text "A sentence."')
+            raise ConfigError("one --text is empty", hint='give a sentence: --text "A sentence."')
+        if text and any("\n" in each or "\r" in each for each in text):
+            raise ConfigError("one --text contains a line break", hint="give each sentence its own --text")
         if not text and str(file) == "-" and sys.stdin.isatty():
             raise ConfigError(
                 "there are no sentences to score", hint='add --text "A sentence.", or a FILE, or pipe in sentences, one per line'
             )
+        model = console.local_model(model)
         sentences = [typed_text(each, "--text") for each in text] if text else file
         from discern.inference.score_file import score_lines
         from discern.inference.scoring import UNIT, CorpusScore, load_scorer

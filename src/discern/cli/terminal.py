@@ -50,9 +50,11 @@ def json_text(text: str) -> str:
 
 
 def same_terminal(first: IO[str], second: IO[str]) -> bool:
-    """Whether two streams that write to terminals write to the same one."""
+    """Whether two streams write to the same terminal."""
     try:
-        return os.fstat(first.fileno()).st_rdev == os.fstat(second.fileno()).st_rdev
+        # rich takes a pipe or a file for a terminal if the environment says so (FORCE_COLOR).
+        terminals = first.isatty() and second.isatty()
+        return terminals and os.fstat(first.fileno()).st_rdev == os.fstat(second.fileno()).st_rdev
     except (OSError, ValueError):  # not a file
         return False
 

@@ -1,7 +1,8 @@
 """Fine-tuning; read this module first. It loads the model, reads the files, trains and evaluates each seed, and summarizes.
 
 The steps are below in this order. `settings` resolves the configuration, `task_files` and `user_files` read the examples,
-`seed` trains and evaluates one network, `folder` guards the output folder, and `results` writes the summary.
+`length` fits the steps to the data, `rates` searches for a learning rate, `seed` trains and evaluates one network, `folder`
+guards the output folder, and `results` writes the summary.
 """
 
 from __future__ import annotations

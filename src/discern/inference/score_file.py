@@ -1,4 +1,4 @@
-"""Scores of sentences, read from a file with one per line."""
+"""Scores of sentences, given or read from a file with one per line."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ _BLOCK = 512
 def score_lines(
     scorer: TextScorer, source: Path | Sequence[str], progress: Progress, warn: Callable[[str], None]
 ) -> Iterator[list[Score]]:
-    """Scores of a text with one sentence per line, in order, in blocks; memory is bounded.
+    """Scores of sentences, in order and in blocks; the memory for a file is bounded.
 
     Args:
-        source: UTF-8 file, plain or compressed; `-` is standard input. Or the sentences themselves.
+        source: the sentences, or a UTF-8 file with one per line, plain or compressed; `-` is standard input.
         warn: called with messages about sentences that are read in several windows and skipped empty lines at the end.
 
     Raises:
         DataError: the file cannot be read or has no lines, or a line has no tokens; the scores before it were returned.
     """
-    name, lines = _read(source)
-    lines = _without_blank_end(lines, name, warn)
+    name, lines = _read(source, warn)
     progress.start("scoring", None, "sentences")
     unknown = UnknownTokens(scorer.tokenizer)
     longer = done = 0
@@ -40,7 +39,7 @@ def score_lines(
             empty = next((place for place, score in enumerate(scores) if not score.tokens), len(scores))
             for (number, _), score in zip(block[:empty], scores, strict=False):
                 if score.windows > 1 and not longer:
-                    warn(f"{name}:{number}: {_too_long(score, scorer)}")
+                    warn(f"{_place(name, number)}: {_too_long(score, scorer)}")
                 longer += score.windows > 1
                 unknown.add_tokens(score.tokens)
             yield scores[:empty]
@@ -51,19 +50,23 @@ def score_lines(
     finally:
         progress.finish()
     if not done:
-        raise DataError(f"{name} has no lines", hint="give a text with one sentence per line")
+        raise DataError(f"{name or 'the text'} has no lines", hint="give a text with one sentence per line")
     if longer > 1:
         warn(f"{longer:,} of {done:,} sentences were scored in several windows")
     unknown.report(progress.note, warn)
 
 
-def _read(source: Path | Sequence[str]) -> tuple[str, Iterator[tuple[int, str]]]:
-    """The name of a text, and its numbered lines."""
+def _read(source: Path | Sequence[str], warn: Callable[[str], None]) -> tuple[str | None, Iterator[tuple[int, str]]]:
+    """The name of a file, None for given sentences; and the numbered sentences."""
     if not isinstance(source, Path):
-        return "--text", iter(enumerate(source, 1))
-    if str(source) == "-":
-        return "standard input", stream_lines(sys.stdin.buffer, "standard input")
-    return str(source), numbered_lines(source)
+        return None, iter(enumerate(source, 1))
+    name = "standard input" if str(source) == "-" else str(source)
+    lines = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
+    return name, _without_blank_end(lines, name, warn)
+
+
+def _place(name: str | None, number: int) -> str:
+    return f"text {number}" if name is None else f"{name}:{number}"
 
 
 def _without_blank_end(lines: Iterator[tuple[int, str]], name: str, warn: Callable[[str], None]) -> Iterator[tuple[int, str]]:
@@ -90,9 +93,11 @@ def _too_long(score: Score, scorer: TextScorer) -> str:
     )
 
 
-def _nothing(name: str, number: int, text: str) -> DataError:
+def _nothing(name: str | None, number: int, text: str) -> DataError:
     why = "contains nothing that the tokenizer keeps" if text.strip() else "is empty"
+    if name is None:
+        return DataError(f"{_place(name, number)} {why}, so there is nothing to score", hint="leave it out")
     return DataError(
-        f"{name}:{number}: the line {why}, so there is nothing to score",
+        f"{_place(name, number)}: the line {why}, so there is nothing to score",
         hint="remove it, so that sentences and scores stay aligned: grep '[^[:space:]]' FILE removes empty lines",
     )

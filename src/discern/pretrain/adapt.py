@@ -31,7 +31,7 @@ from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, 
 from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError, DataError
 from discern.objectives.base import Objective
-from discern.pretrain.opening import Run, open_run
+from discern.pretrain.opened_run import Run, open_run
 from discern.pretrain.resolved_run import Replay, ResolvedRun, Resume, resolve_run
 from discern.pretrain.rows import heldout_stream
 from discern.pretrain.run import finish_run

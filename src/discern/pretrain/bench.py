@@ -23,7 +23,7 @@ from discern.data.batching.synthetic import SPECIAL
 from discern.errors import ConfigError, NumericsError
 from discern.objectives.base import Phase, Vocabulary
 from discern.pretrain.meta_bench import meta_bench, synthetic_context
-from discern.pretrain.opening import workload_of
+from discern.pretrain.opened_run import workload_of
 from discern.pretrain.rows import check_shares
 from discern.progress import Progress, Silent
 from discern.training.clock import StepMeter

@@ -18,6 +18,7 @@ from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, read_record
 from discern.config.layers import Origin, Setting, Settings, parse_overrides
 from discern.config.resolve import Resolved
 from discern.config.tree import NONE, flatten
+from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.storage.files import write_text
 from discern.training import checkpoint
@@ -67,7 +68,7 @@ def run_of(path: Path) -> tuple[Path, int | None]:
     return path.resolve().parent.parent, int(named[1])
 
 
-def open_start(path: Path, data_fingerprint: str, warn: Callable[[str], None]) -> DecayStart:
+def open_start(path: Path, data: TokenData, warn: Callable[[str], None]) -> DecayStart:
     """Load the checkpoint that `--decay-from` names.
 
     Raises:
@@ -81,9 +82,13 @@ def open_start(path: Path, data_fingerprint: str, warn: Callable[[str], None]) -
         raise ConfigError(
             f"{run} mixes in other text (--replay), which --decay-from cannot", hint="give a run that `discern pretrain` made"
         )
-    if record["data_fingerprint"] != data_fingerprint:
+    if record["data_fingerprint"] != data.fingerprint and record["data"] == data.location:
         raise DataError(
-            f"{run} was trained on {record['data']}, but --data is a different data set",
+            f"{run} was trained on an earlier version of {data.location}, which has changed since", hint="restore that version"
+        )
+    if record["data_fingerprint"] != data.fingerprint:
+        raise DataError(
+            f"{run} was trained on {record['data']}, but {data.location} is a different data set",
             hint=f"give the data set of the run: --data {record['data']}",
         )
     if step is not None and not path.is_dir():

@@ -13,7 +13,7 @@ from discern.artifacts.run import build_objective, check_words, vocabulary_of
 from discern.config.tree import to_toml
 from discern.models.base import Network
 from discern.pretrain.meta_bench import meta_steps, slot_memory
-from discern.pretrain.opening import precision_of
+from discern.pretrain.opened_run import precision_of
 from discern.pretrain.resolved_run import ResolvedRun, Resume, resolve_run
 from discern.pretrain.rows import epochs_of, notes_on_rows, training_stream
 from discern.training.average import average_warning

@@ -156,7 +156,7 @@ def _resolve_decay(
     OutputFolder(out).check(data, source)
     opened = TokenData.open(data)
     if resume == "never" or not is_run(out) or not checkpoint.found(out / CHECKPOINTS):
-        start = open_start(path, opened.fingerprint, warn)
+        start = open_start(path, opened, warn)
         settings = decay_settings(start.config, start.run, start.step, overrides, MAY_CHANGE)
         return ResolvedRun(out, resume, settings, opened, decay=start)
     began: dict[str, Any] | None = read_record(out).get(RECORD_KEY)
@@ -239,6 +239,8 @@ def refuse_another_run(run: ResolvedRun) -> None:
     out, config, data = run.out, run.config, run.data
     record = read_record(out)
     hint = NEW_RUN
+    if record["data_fingerprint"] != data.fingerprint and record["data"] == data.location:
+        raise DataError(f"{out} was trained on an earlier version of {data.location}, which has changed since", hint=hint)
     if record["data_fingerprint"] != data.fingerprint:
         raise DataError(f"{out} was trained on {record['data']}, but {data.location} is a different data set", hint=hint)
     _refuse_another_start(run, record, hint)

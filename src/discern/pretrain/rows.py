@@ -19,7 +19,7 @@ from discern.training.step_sizes import step_sizes
 _LEAST_FOLLOWING = 0.4
 
 
-def training_rows(resolved: ResolvedRun) -> BatchSource:
+def training_source(resolved: ResolvedRun) -> BatchSource:
     """Rows to train on: those of the data set, mixed with those of the replayed one if there is one."""
     config, replay = resolved.config, resolved.replay
     own = training_stream(resolved.data, config)

@@ -12,9 +12,9 @@ from typing import Any
 
 from discern.config.tree import flatten
 from discern.objectives.base import Objective
-from discern.pretrain.opening import Run, last_phase, open_run
+from discern.pretrain.opened_run import Run, last_phase, open_run
 from discern.pretrain.resolved_run import ResolvedRun, Resume, resolve_run
-from discern.pretrain.rows import heldout_stream, training_rows
+from discern.pretrain.rows import heldout_stream, training_source
 from discern.progress import BudgetProgress, Progress, Silent, warning_to
 from discern.storage.output import OutputFolder
 from discern.training.average import average_warning
@@ -121,7 +121,7 @@ def _train(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dic
         display.note(warning_of(finding))
     context = TrainContext(
         objective=objective,
-        source=training_rows(run.resolved),
+        source=training_source(run.resolved),
         heldout=heldout_stream(data, config),
         optimizer=config.optimizer,
         train=config.train,

@@ -189,13 +189,14 @@ def load_served(path: Path, *, name: str | None = None, device: str = "auto", wa
     place = str(choose_device(device))
     folder = local_model(path, Silent().note)
     open_model(folder, warn=warn)  # a folder without any model is an error, not a model that lacks everything
+    name = name or folder.resolve().name
     lacks: dict[str, str] = {}
 
     def tried(verb: Verb, part: Callable[[], T]) -> T | None:
         try:
             return part()
         except (ConfigError, DataError) as problem:
-            lacks[verb] = problem.message.replace(str(folder), folder.name)
+            lacks[verb] = problem.message.replace(str(folder), name)
             return None
 
     reader = tried("embed", lambda: load(folder, device=place))
@@ -214,7 +215,7 @@ def load_served(path: Path, *, name: str | None = None, device: str = "auto", wa
 
     found = tried("detect", detector)
     model = ServedModel(
-        name=name or folder.resolve().name,
+        name=name,
         detector=found,
         threshold=None if found is None else chosen_threshold(folder, found, None, warn),
         filler=tried("fill", lambda: load_filler(folder, warn, place)),

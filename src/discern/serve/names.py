@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """The name of each folder, after as many of its parents as tell it from the others: "small/rtd" and "large/rtd"."""
+    """The name of each folder, preceded by as many parents as tell it from the others: "small/rtd" and "large/rtd"."""
     found = [Path(os.path.abspath(folder)).parts for folder in folders]
     names = []
     for own in found:
         length = 1
         while length < len(own) and any(other[-length:] == own[-length:] for other in found if other != own):
             length += 1
-        names.append("/".join(own[-length:]))
+        names.append(Path(*own[-length:]).as_posix())
     return names

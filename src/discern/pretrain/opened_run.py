@@ -97,13 +97,37 @@ def open_run(
     return run
 
 
+def _origins(resolved: ResolvedRun) -> dict[str, str]:
+    """What else a run is made from, for ranks to compare: the weights that it starts from, and the text that is mixed in."""
+    record = start_record(resolved)
+    found = {"model to start from": record["start"]["weights"]} if "start" in record else {}
+    return found | ({"replayed data set": record["replay"]["data_fingerprint"]} if "replay" in record else {})
+
+
+def _notes(resolved: ResolvedRun) -> list[str]:
+    """Settings that have no effect, and notes about the rows."""
+    objective, optimizer = resolved.config.objective, resolved.config.optimizer
+    return [
+        *(f"{each.key} = {each.value} of the {each.origin} does not apply: {each.reason}" for each in resolved.settings.dropped),
+        *(
+            f"objective.{name} = {getattr(objective, name)} has no effect: it needs objective.{needed}"
+            for name, needed in objective.without_effect().items()
+        ),
+        *(
+            f"optimizer.{name} = {getattr(optimizer, name)} has no effect: it needs optimizer.schedule {needed}"
+            for name, needed in unused_by_schedule(optimizer).items()
+        ),
+        *notes_on_rows(resolved.data, resolved.config),
+    ]
+
+
 @dataclass(frozen=True)
 class _Earlier:
     """What the run continues.
 
     Attributes:
         contents: the checkpoint to continue from; None for a new run.
-        record: run.json of the run that the checkpoint belongs to; empty if there is no run yet.
+        record: run.json of the run in the folder, or of the one it branches off; empty for a new run.
         decay: where the run branches off another one; None if it does not, or if it has a checkpoint of its own.
     """
 
@@ -122,7 +146,7 @@ def _start_or_resume(
 ) -> Run:
     """Give the networks their weights, from the seed, a model or the newest checkpoint, and claim the folder for the run."""
     config, data, out = resolved.config, resolved.data, resolved.out
-    earlier = _earlier(resolved, folder, progress)
+    earlier = _read_earlier(resolved, folder, progress)
     contents, decay = earlier.contents, earlier.decay
     objective.initialize(config.train.seed)
     filled = _fill(resolved, objective, progress) if contents is None else None
@@ -153,11 +177,11 @@ def _start_or_resume(
         if decay is not None:
             write_start(out, decay, config.train.keep_checkpoints)
     ranks.barrier()
-    state = State() if contents is None else _restore(resolved, objective, earlier, contents, progress)
+    state = State() if contents is None else _restore(resolved, objective, contents, decay, progress)
     return Run(resolved, objective, state, filled, start_norm, precision.name, compilation.mode)
 
 
-def _earlier(resolved: ResolvedRun, folder: OutputFolder, progress: Progress) -> _Earlier:
+def _read_earlier(resolved: ResolvedRun, folder: OutputFolder, progress: Progress) -> _Earlier:
     """Read what the run continues: its own newest checkpoint, or that of the run that it branches off."""
     out, decay = resolved.out, resolved.decay
     contents: checkpoint.Contents | None = None
@@ -190,13 +214,29 @@ def _fill(resolved: ResolvedRun, objective: Objective, progress: Progress) -> Fi
     return filled
 
 
+def _fresh_parts(filled: Filled) -> str:
+    """The parts without weights from the model, in words."""
+    fresh = f"; fresh: {', '.join(filled.fresh)}" if filled.fresh else ""
+    return fresh + (f"; {filled.added_tokens:,} added tokens" if filled.added_tokens else "")
+
+
+def _note_changed_arithmetic(before: Mapping[str, Any], now: Mapping[str, Any], progress: Progress) -> None:
+    """Warn if the arithmetic has changed: a run is bit-identical only if it is computed in the same way throughout."""
+    changed = [f"{key} {before[key]} -> {value}" for key, value in now.items() if before.get(key, value) != value]
+    if changed:
+        progress.note(f"the arithmetic of this run has changed ({', '.join(changed)}): training continues, but not bit for bit")
+
+
 def _restore(
-    resolved: ResolvedRun, objective: Objective, earlier: _Earlier, contents: checkpoint.Contents, progress: Progress
+    resolved: ResolvedRun,
+    objective: Objective,
+    contents: checkpoint.Contents,
+    decay: DecayStart | None,
+    progress: Progress,
 ) -> State:
     """Load a checkpoint into the networks. Return the state of training."""
     checkpoint.load_model_tensors(objective, contents.model, str(resolved.out))
     objective.load_carry_state(contents.carry)
-    decay = earlier.decay
     if decay is None:
         progress.note(f"resuming {resolved.out} at step {contents.step}")
     else:
@@ -225,43 +265,6 @@ def workload_of(config: PretrainConfig, ranks: Ranks, precision: str) -> Workloa
     steps = None if train.max_hours is not None else train.max_steps
     divided = train.parallel != "ddp" and ranks.world_size > 1
     return Workload(config.model, rows, config.data.sequence_length, precision, steps, divided)
-
-
-def _origins(resolved: ResolvedRun) -> dict[str, str]:
-    """What else a run is made from, for ranks to compare: the weights that it starts from, and the text that is mixed in."""
-    record = start_record(resolved)
-    found = {"model to start from": record["start"]["weights"]} if "start" in record else {}
-    return found | ({"replayed data set": record["replay"]["data_fingerprint"]} if "replay" in record else {})
-
-
-def _notes(resolved: ResolvedRun) -> list[str]:
-    """Settings that have no effect, and notes about the rows."""
-    objective, optimizer = resolved.config.objective, resolved.config.optimizer
-    return [
-        *(f"{each.key} = {each.value} of the {each.origin} does not apply: {each.reason}" for each in resolved.settings.dropped),
-        *(
-            f"objective.{name} = {getattr(objective, name)} has no effect: it needs objective.{needed}"
-            for name, needed in objective.without_effect().items()
-        ),
-        *(
-            f"optimizer.{name} = {getattr(optimizer, name)} has no effect: it needs optimizer.schedule {needed}"
-            for name, needed in unused_by_schedule(optimizer).items()
-        ),
-        *notes_on_rows(resolved.data, resolved.config),
-    ]
-
-
-def _fresh_parts(filled: Filled) -> str:
-    """The parts without weights from the model, in words."""
-    fresh = f"; fresh: {', '.join(filled.fresh)}" if filled.fresh else ""
-    return fresh + (f"; {filled.added_tokens:,} added tokens" if filled.added_tokens else "")
-
-
-def _note_changed_arithmetic(before: Mapping[str, Any], now: Mapping[str, Any], progress: Progress) -> None:
-    """Warn if the arithmetic has changed: a run is bit-identical only if it is computed in the same way throughout."""
-    changed = [f"{key} {before[key]} -> {value}" for key, value in now.items() if before.get(key, value) != value]
-    if changed:
-        progress.note(f"the arithmetic of this run has changed ({', '.join(changed)}): training continues, but not bit for bit")
 
 
 def last_phase(objective: Objective, config: PretrainConfig) -> tuple[str, int] | None:
