@@ -5,7 +5,7 @@ from __future__ import annotations
 from docs._sphinx.pages import code, prose, table
 
 from discern import errors
-from discern.artifacts import run, task_model
+from discern.artifacts import run_record, task_model
 from discern.compare import results as comparison
 from discern.data.dataset import manifest
 from discern.inference import calibration
@@ -15,7 +15,7 @@ from discern.training.metric_catalog import METRICS
 
 _CONTENTS = (
     ("data set", "`DATA/manifest.json`", "format_version", manifest.FORMAT_VERSION),
-    ("run", "`RUN/run.json`", "format", run.FORMAT),
+    ("run", "`RUN/run.json`", "format", run_record.FORMAT),
     ("checkpoint", "`RUN/checkpoints/step-N/state.json`", "format", checkpoint.FORMAT),
     ("fine-tuned model", "`OUT/finetuned.json`", "format", task_model.FORMAT),
     ("export of a fine-tuned model", "`config.json`, under `discern`", "format", task_model.FORMAT),
