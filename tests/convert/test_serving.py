@@ -177,25 +177,24 @@ def test_eight_bits_are_compared_in_the_card(run: Path, tmp_path: Path, monkeypa
 def test_too_great_a_loss_publishes_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported(run, tmp_path / "out", Serving())
     before = (tmp_path / "out" / "README.md").read_bytes()
-    monkeypatch.setattr(serving, "quantize", _coarse)
+    monkeypatch.setattr(serving, "quantize", _opposite)
     assert verb(monkeypatch, run, "--out", tmp_path / "out", "--onnx", "--int8", "--max-loss", "0.001") == 1
     assert (tmp_path / "out" / "README.md").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with pytest.raises(NumericsError, match=r"eight bits lose 0\.\d+ of the agreement with float32 on English") as caught:
+    with pytest.raises(NumericsError, match=r"eight bits lose 1\.0+ of the agreement with float32 on English") as caught:
         exported(run, tmp_path / "other", Serving(onnx=True, int8=True, max_loss=0.001))
     assert "--compare-on FILE" in (caught.value.hint or "")
     assert not (tmp_path / "other").exists()
 
 
-def _coarse(source: Path, out: Path, *, per_channel: bool) -> None:
-    """A copy whose matrices were rounded far more than to eight bits."""
+def _opposite(source: Path, out: Path, *, per_channel: bool) -> None:
+    """A copy that says the opposite of every token."""
     import onnx
 
     model = onnx.load(source)
-    for each in model.graph.initializer:
-        values = onnx.numpy_helper.to_array(each)
-        if values.ndim == 2:
-            each.CopyFrom(onnx.numpy_helper.from_array(np.sign(values) * np.abs(values).mean(), each.name))
+    (last,) = (node for node in model.graph.node if "logits" in node.output)
+    last.output[list(last.output).index("logits")] = "right_logits"
+    model.graph.node.append(onnx.helper.make_node("Neg", ["right_logits"], ["logits"]))
     onnx.save(model, out)
 
 
