@@ -106,7 +106,8 @@ def main() -> None:
         found = crossings(drawn[name], drawn[request.reference], start)
         low, middle, high = np.quantile(found, [0.05, 0.5, 0.95], method="nearest")
         print(
-            f"\n{name} is below {request.reference} from {best:.2e} FLOPs on (inf: it never is). In {request.draws:,} draws: median {middle:.2e}, "
+            f"\n{name} is below {request.reference} from {best:.2e} FLOPs on (inf: never). "
+            f"In {request.draws:,} draws: median {middle:.2e}, "
             f"5% to 95% {low:.2e} to {high:.2e}; no crossing before {FARTHEST:.0e} in {np.mean(np.isinf(found)):.0%} of them"
         )
 
