@@ -12,6 +12,16 @@ from rich.console import Console
 from discern.cli.progress import ProgressBar, ProgressLines, progress_on
 from discern.progress import BudgetProgress
 
+# A command that prints results while its bar is shown.
+PRINTING = """
+from discern.cli.console import Console
+console = Console(json_output=False)
+console.progress.start("reading", 40, "lines")
+console.print("a result")
+console.lines(["a\\tline"])
+console.progress.finish()
+"""
+
 
 class Clock:
     """Seconds that pass when a test says so."""
@@ -139,17 +149,15 @@ def test_a_brief_stage_leaves_no_trace():
 
 def test_what_is_printed_on_the_terminal_of_the_bar_stands_above_it():
     leader, follower = os.openpty()
-    script = """
-from discern.cli.console import Console
-console = Console(json_output=False)
-console.progress.start("reading", 40, "lines")
-console.print("a result")
-console.lines(["a\\tline"])
-console.progress.finish()
-"""
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "60", "NO_COLOR": "1"}
     subprocess.run(
-        [sys.executable, "-c", script], stdin=follower, stdout=follower, stderr=follower, env=environment, check=True, timeout=60
+        [sys.executable, "-c", PRINTING],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=environment,
+        check=True,
+        timeout=60,
     )
     os.close(follower)
     found = b""
@@ -163,18 +171,10 @@ console.progress.finish()
 
 
 def test_results_stay_on_stdout_where_colors_are_forced(tmp_path: Path):
-    script = """
-from discern.cli.console import Console
-console = Console(json_output=False)
-console.progress.start("reading", 40, "lines")
-console.print("a result")
-console.lines(["a line"])
-console.progress.finish()
-"""
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         environment = os.environ | {"FORCE_COLOR": "1"}
-        subprocess.run([sys.executable, "-c", script], stdout=out, stderr=err, env=environment, check=True, timeout=60)
-    assert (tmp_path / "out").read_text(encoding="utf-8") == "a result\na line\n"
+        subprocess.run([sys.executable, "-c", PRINTING], stdout=out, stderr=err, env=environment, check=True, timeout=60)
+    assert (tmp_path / "out").read_text(encoding="utf-8") == "a result\na\tline\n"
 
 
 def test_a_long_description_keeps_whole_words():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """The name of each folder, preceded by as many parents as tell it from the others: "small/rtd" and "large/rtd"."""
+    """The name of each folder, after as many parents as are needed to tell it from the others: "small/rtd", "large/rtd"."""
     found = [Path(os.path.abspath(folder)).parts for folder in folders]
     names = []
     for own in found:
