@@ -517,6 +517,14 @@ def test_a_data_set_of_another_tokenizer_is_refused(data: Path, tmp_path: Path) 
     resumed = run(*command(tmp_path / "other", out, 6))
     assert resumed.returncode == 1
     assert "a different data set" in resumed.stderr
+    data_there = tmp_path / "data"
+    shutil.copytree(data, data_there)
+    assert run(*command(data_there, tmp_path / "again", 3)).returncode == 0
+    shutil.rmtree(data_there)
+    shutil.copytree(tmp_path / "other", data_there)
+    resumed = run(*command(data_there, tmp_path / "again", 6))
+    assert resumed.returncode == 1
+    assert f"an earlier version of {data_there}, which has changed since" in resumed.stderr
 
 
 def test_a_place_where_nothing_can_be_written_is_a_clear_error(data: Path, tmp_path: Path) -> None:
