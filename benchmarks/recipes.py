@@ -16,6 +16,8 @@ TRIALS.toml lists the trials. `[defaults]` and each `[[trial]]` may have
   "cola", with its files in FOLDER/tasks/<task>;
 - `predicted`: what was expected before the trial ran, for the notebook.
 
+`judge_data.py` makes sentences.txt, blimp and tasks.
+
 Each run has its own folder under RUNS. The same command resumes interrupted runs and skips complete ones. Results are kept in
 RUNS/<run>.json. Prints a table, and writes it to RUNS/table.md. With `--jobs N`, N runs share the machine, with one thread each
 if N is above 1.
