@@ -39,6 +39,10 @@ class CheckpointError(DiscernError):
     """A checkpoint is missing, damaged, or belongs to another run."""
 
 
+class MissingHeadError(CheckpointError):
+    """A model without a pre-training head, such as a classifier, was asked for what only the pre-training head can do."""
+
+
 class NumericsError(DiscernError):
     """A loss or gradient is not finite."""
 

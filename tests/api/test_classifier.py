@@ -126,3 +126,5 @@ def test_hints_speak_of_python(model: Path) -> None:
     assert "eval_set=" in str(caught.value.hint)
     with pytest.raises(discern.ConfigError, match="'z', which does not occur in y"):
         discern.TextClassifier(model).fit(["a", "b"], ["x", "y"], eval_set=(["c"], ["z"]))
+    with pytest.raises(discern.ConfigError, match=r"eval_set\[0\] has 2 rows, but eval_set\[1\] has shape \(1,\)"):
+        discern.TextClassifier(model).fit(["a", "b"], ["x", "y"], eval_set=(["c", "d"], ["x"]))

@@ -50,6 +50,16 @@ def request(work: Path, out: Path, train: str = "train.csv", dev: str | None = N
     return Finetuning(str(work / "run"), out, overrides=("files.task=pairs", *files, *FAST, *more))
 
 
+@pytest.mark.parametrize(
+    ("column", "option", "nearest"),
+    [("label", "Score", "score"), ("text", "sentense1", "sentence1"), ("pair", "sentense2", "sentence2")],
+)
+def test_a_misspelled_column_of_the_training_file_is_refused(work: Path, column: str, option: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"judged.csv has no column '{option}'") as caught:
+        prepare_finetuning(request(work, work / "unused", "judged.csv", None, f"files.{column}={option}"), Silent())
+    assert f"did you mean '{nearest}'" in str(caught.value.hint)
+
+
 @pytest.fixture(scope="module")
 def trained(work: Path) -> tuple[Path, dict[str, Any]]:
     settings = ("task.matryoshka=[16]", "task.texts_per_pass=20")

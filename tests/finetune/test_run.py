@@ -121,6 +121,8 @@ def test_a_part_is_held_out_where_there_is_no_dev_file(request_: Finetuning, tmp
     plan = prepare_finetuning(without, Silent())
     data = plan.data["own"]
     assert data.dev_name == "held out of train"
+    (counted,) = (note for note in data.notes if "3 labels" in note)
+    assert counted.startswith("train: "), "the labels of the whole file are not those of the held-out part"
     assert 5 <= len(data.evaluated[data.dev_name].examples) <= 35
     trained, held = ({example.text for example in part.examples} for part in (data.train, data.evaluated[data.dev_name]))
     assert not trained & held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from discern.data.tokenizer import load_tokenizer
 from discern.inference import model as library
 from discern.inference.detection import detect
 from discern.inference.fill import fill
+from discern.inference.predict import refuse_other_than_list
 from discern.inference.scoring import load_scorer
 from discern.objectives.base import Objective
 from discern.progress import Silent
@@ -158,6 +160,13 @@ def test_a_bert_of_transformers_encodes(tmp_path: Path, made: tuple[Path, Object
     with torch.no_grad():
         states = theirs(torch.tensor([tokenizer.encode(TEXTS[0]).ids])).last_hidden_state[0].numpy()
     np.testing.assert_allclose(discern.load(tmp_path).encode(TEXTS[:1], pooling="first")[0], states[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("table", [{"text": ["hello"]}, SimpleNamespace(columns=["text"])], ids=["mapping", "like a data frame"])
+def test_a_table_is_not_taken_for_a_list_of_its_columns(table: Any) -> None:
+    with pytest.raises(discern.ConfigError, match=f"found a {type(table).__name__}") as caught:
+        refuse_other_than_list(table)
+    assert "data['text']" in str(caught.value.hint)
 
 
 def test_a_single_text_is_not_taken_for_a_list_of_its_characters(run: discern.Model) -> None:

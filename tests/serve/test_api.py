@@ -109,6 +109,17 @@ def test_what_a_model_lacks_is_said(client: TestClient) -> None:
     assert refused.json()["error"]["message"] == second["lacks"]["detect"]
 
 
+def test_an_exported_classifier_is_served(tmp_path: Path, tuned: ServedModel, tuned_folder: Path) -> None:
+    from discern.api.verbs import export
+
+    export(tuned_folder, out=tmp_path / "exported")
+    exported = load_served(tmp_path / "exported", device="cpu", warn=pytest.fail)
+    assert exported.described()["can"] == ["embed", "predict"]
+    assert exported.lacks["detect"] == "exported has no pre-training head: it is a bare encoder or a fine-tuned model"
+    for one, other in zip(exported.predict(TEXTS, None), tuned.predict(TEXTS, None), strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-4)
+
+
 def test_a_model_without_a_generator_says_so(tmp_path: Path, run_folder: Path) -> None:
     from discern.convert.export import export
 

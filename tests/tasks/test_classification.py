@@ -180,9 +180,12 @@ def test_scores_are_glue_s() -> None:
 
 
 def test_the_same_answer_everywhere_is_a_failure() -> None:
-    made = task(Labels(("a", "b")))
-    assert made.failure(predicted(made, [0, 1], [0, 2])) == "every prediction is b"
-    assert made.failure(predicted(made, [0, 1], [2, 0])) is None
+    made, both, equal = task(Labels(("a", "b"))), reading("a", "b").examples, reading("b", "b").examples
+    assert made.failure(both, predicted(made, [0, 1], [0, 2])) == "every prediction is b"
+    assert made.failure(both, predicted(made, [0, 1], [2, 0])) is None
+    assert made.failure(equal, predicted(made, [2, 0], [1, 0])) == "every prediction is a"
+    assert made.failure(equal, predicted(made, [0, 1], [0, 2])) is None, "each example is b"
     numbers = task(Labels((), "number"))
-    assert numbers.failure(predicted(numbers, [0.5], [0.5])) == "every prediction is about 0.5"
-    assert numbers.failure(predicted(numbers, [0.5], [0.9])) is None
+    assert numbers.failure(reading(0.0, 1.0).examples, predicted(numbers, [0.5], [0.5])) == "every prediction is about 0.5"
+    assert numbers.failure(reading(0.0, 1.0).examples, predicted(numbers, [0.5], [0.9])) is None
+    assert numbers.failure(reading(0.5, 0.5).examples, predicted(numbers, [0.5], [0.5])) is None

@@ -190,7 +190,7 @@ def test_judged_pairs_are_scored_by_their_cosines() -> None:
     predictions = made.predict(judged, features_of(judged), outputs)
     assert [each["similarity"] for each in predictions] == pytest.approx(np.cos([1.5, 0.5, 0.1]), abs=1e-6)
     assert made.score(judged, predictions).values["spearman"] == pytest.approx(1.0)
-    assert made.failure([{"similarity": 1.0}, {"similarity": 1.0}])
+    assert made.failure(judged, [{"similarity": 1.0}] * 3)
     assert not made.mistakes(judged, predictions)
     assert set(made.encode(judged, TEXT, labeled=True).targets) == {"score"}, "a judged pair may be no positive"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,11 +202,18 @@ def test_mistakes_are_worst_first_and_show_the_context() -> None:
 
 
 def test_a_network_that_says_one_thing_has_failed() -> None:
-    task = make()
-    assert task.failure([{"answer": ""}, {"answer": ""}]) == "every answer is empty"
-    assert task.failure([{"answer": "x"}, {"answer": "x"}]) == "every answer is 'x'"
-    assert task.failure([{"answer": "x"}, {"answer": "y"}]) is None
-    assert task.failure([{"answer": ""}]) is None
+    task, two = make(), EXAMPLES[:2]
+    empty = [replace(example, golds=()) for example in two]
+
+    def failure(examples: Sequence[QuestionExample], *answers: str) -> str | None:
+        nbest = [{"text": "x", "start": 0, "probability": 1.0}]
+        return task.failure(examples, [{"answer": answer, "nbest": nbest} for answer in answers])
+
+    assert failure(two, "", "") == "every answer is empty"
+    assert failure(two, "x", "x") == "every answer is 'x'"
+    assert failure(two, "x", "y") is None
+    assert failure(two[:1], "") is None
+    assert failure(empty, "", "") is None, "no question has an answer"
 
 
 def test_files_that_do_not_fit_are_refused() -> None:

@@ -274,10 +274,12 @@ def test_the_worst_mistakes_come_first() -> None:
 def test_failures_are_named() -> None:
     examples = [sentence("a b", "B-A O"), sentence("a", "O", "1")]
     task = make(*examples)
-    assert task.failure(predict(task, examples, "O O", "O")) == "no span is predicted: every word is O"
-    assert task.failure(predict(task, examples, "S-A S-A", "S-A")) == "every word is B-A"
-    assert task.failure(predict(task, examples, "S-A O", "O")) is None
-    assert task.failure(predict(task, examples[1:], "O")) is None
+    assert task.failure(examples, predict(task, examples, "O O", "O")) == "no span is predicted: every word is O"
+    assert task.failure(examples, predict(task, examples, "S-A S-A", "S-A")) == "every word is B-A"
+    assert task.failure(examples, predict(task, examples, "S-A O", "O")) is None
+    assert task.failure(examples[1:], predict(task, examples[1:], "O")) is None
+    without = [sentence("a b", "O O"), sentence("a", "O", "1")]
+    assert task.failure(without, predict(task, without, "O O", "O")) is None, "there is no span"
     scores = task.score(examples, predict(task, examples, "O O", "O"))
     assert scores.values["f1"] == 0
     assert scores.degenerate["f1"] == "no span is predicted"

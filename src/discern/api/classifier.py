@@ -87,14 +87,12 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
             ConfigError: X or y has the wrong form, or a setting is wrong.
             DataError: there is nothing to learn, the model cannot be read, or `out` contains something else.
         """
-        rows, labels = rows_of(X), np.asarray(y)
-        if labels.ndim != 1 or len(labels) != len(rows):
-            raise ConfigError(f"X has {len(rows)} rows, but y has shape {labels.shape}", hint="give one label for each text")
+        rows, labels = _texts_and_labels(X, y, "X", "y")
         classes = np.unique(labels)
         names = _names_of(classes)
         held = None
         if eval_set is not None:
-            held_rows, held_labels = rows_of(eval_set[0]), np.asarray(eval_set[1])
+            held_rows, held_labels = _texts_and_labels(*eval_set, "eval_set[0]", "eval_set[1]")
             unknown = sorted(map(str, set(held_labels.tolist()) - set(classes.tolist())))
             if unknown:
                 raise ConfigError(
@@ -179,6 +177,23 @@ def rows_of(texts: Any) -> list[_Row]:
         if wrong is not None or not all(isinstance(value, str) for value in row):
             raise ConfigError(f"row {number} of X is {wrong!r:.40}, expected a text", hint="remove such rows")
     return [tuple(str(value) for value in row) for row in rows]
+
+
+def _texts_and_labels(texts: Any, labels: Any, *names: str) -> tuple[list[_Row], np.ndarray]:
+    """The rows of the texts, with a label for each.
+
+    Args:
+        names: names of both in messages.
+
+    Raises:
+        ConfigError: as for `rows_of`, or there is not one label for each text.
+    """
+    rows, found = rows_of(texts), np.asarray(labels)
+    if found.ndim != 1 or len(found) != len(rows):
+        raise ConfigError(
+            f"{names[0]} has {len(rows)} rows, but {names[1]} has shape {found.shape}", hint="give one label for each text"
+        )
+    return rows, found
 
 
 def _names_of(classes: np.ndarray) -> dict[Any, str]:

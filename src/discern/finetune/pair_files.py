@@ -102,12 +102,18 @@ def pairs_definition(
         settings: the settings of `ContrastiveConfig` that the user gave, unchecked.
 
     Raises:
-        ConfigError: a column cannot be recognized, or there are only single texts to evaluate on.
+        ConfigError: the training file has no such column, a column cannot be recognized, or there are only single texts to
+            evaluate on.
         DataError: a file cannot be read.
     """
     if train.is_dir():
         PairsSource().read(train, "train")
-    found = group_columns(open_table(train, format), columns)
+    table = open_table(train, format)
+    # A file to evaluate on may have other columns than those named.
+    for column, option in ((columns.text, "--text"), (columns.pair, "--pair"), (columns.label, "--label")):
+        if column is not None:
+            table.require(column, option)
+    found = group_columns(table, columns)
     if found.positive is None and dev is None:
         raise ConfigError(
             f"{train} has single texts rather than pairs, so none of it can be held out to evaluate on",

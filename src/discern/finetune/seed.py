@@ -267,7 +267,7 @@ def _measure(plan: FinetunePlan, objective: SupervisedObjective, folder: Path | 
             if folder is not None:
                 write_lines(predictions_file(folder, name, split_name if further else None), predictions)
             if not further:
-                failure = task.failure(predictions)
+                failure = task.failure(split.examples, predictions)
                 if failure is not None:
                     found.setdefault("failures", {})[name] = failure
                 if folder is not None:

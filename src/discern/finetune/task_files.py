@@ -208,7 +208,8 @@ def _hold_out(reading: Reading[Any], fraction: float) -> tuple[Reading[Any], Rea
             hint="give a dev file: --dev FILE",
         )
     rest = replace(reading, examples=kept, places=())
-    return rest, replace(rest, examples=held, source=f"held-out part of {reading.source}")
+    # The notes and problems are those of the whole file.
+    return rest, replace(rest, examples=held, notes=(), problems=(), source=f"held-out part of {reading.source}")
 
 
 def _selection(

@@ -20,11 +20,10 @@ from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer import fingerprint as tokenizer_fingerprint
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.unknown import UnknownTokens
-from discern.errors import ConfigError
 from discern.inference.detection import Detection, Detector, detect_replaced, load_detector
 from discern.inference.embed import Reader, VectorSettings, chosen_settings, text_vectors, token_states
 from discern.inference.fill import FilledToken, Filler, filled, load_filler
-from discern.inference.predict import examples_of, predictions_of
+from discern.inference.predict import examples_of, predictions_of, refuse_other_than_list
 from discern.inference.scoring import Score, TextScorer, load_scorer
 from discern.interop.hub import local_model
 from discern.interop.sentence_transformers import read_pooling
@@ -263,8 +262,7 @@ class Model:
 
     def _by_blocks(self, texts: Sequence[str], work: Callable[[Sequence[str]], list[T]]) -> list[T]:
         """Results of blocks of texts, so that little more than the results is held in memory."""
-        if isinstance(texts, str):  # a sequence of characters, by its type
-            raise ConfigError("expected a list of texts, found a single text", hint="put it into a list: [text]")
+        refuse_other_than_list(texts)
         return [each for first in range(0, len(texts), _BLOCK) for each in work(texts[first : first + _BLOCK])]
 
 

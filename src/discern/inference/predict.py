@@ -170,10 +170,9 @@ def examples_of(task: Task[Any], record: Mapping[str, Any], texts: Iterable[Any]
             at white space) or lists of words; for question answering, pairs (question, context) or mappings with these keys.
 
     Raises:
-        ConfigError: `texts` is a single text, or an item is not what the task reads.
+        ConfigError: `texts` is a single text or a table, or an item is not what the task reads.
     """
-    if isinstance(texts, str):  # a sequence of characters, by its type
-        raise ConfigError("expected a list of texts, found a single text", hint="put it into a list: [text]")
+    refuse_other_than_list(texts)
     if task.labels.kind == "vectors":
         raise ConfigError(
             f"'{task.name}' predicts no labels: the model was trained for text embeddings", hint="use encode(texts)"
@@ -182,6 +181,19 @@ def examples_of(task: Task[Any], record: Mapping[str, Any], texts: Iterable[Any]
     make = {"tags": of_tags, "spans": _question}.get(task.labels.kind, _classification)
     wants = _wants(task, record)
     return [make(str(number), value, _Refusal(number, wants)) for number, value in enumerate(texts)]
+
+
+def refuse_other_than_list(texts: Any) -> None:
+    """Refuse what can be iterated over but is no list of texts.
+
+    Raises:
+        ConfigError: `texts` is a single text, a mapping, or a data frame.
+    """
+    if isinstance(texts, str):  # a sequence of characters, by its type
+        raise ConfigError("expected a list of texts, found a single text", hint="put it into a list: [text]")
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # a sequence of names, by its type
+        kind = type(texts).__name__
+        raise ConfigError(f"expected a list of texts, found a {kind}", hint="give one of its columns, such as data['text']")
 
 
 def _wants(task: Task[Any], record: Mapping[str, Any]) -> str:

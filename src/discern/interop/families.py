@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from discern.errors import CheckpointError, ConfigError
+from discern.errors import ConfigError, MissingHeadError
 from discern.interop import finetuned, huggingface, modernbert, pretrained, xlnet
 from discern.interop.config_json import model_config, read_huggingface_config, read_mark
 from discern.interop.finetuned import HeadWeights, OwnHead
@@ -68,14 +68,15 @@ def _bert_network(folder: Path) -> Network:
     """The network in a folder: an export of discern, or a folder of transformers in any of its file formats.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or there is no pre-training head.
+        CheckpointError: a file is missing or damaged.
+        MissingHeadError: there is no pre-training head.
     """
     config = read_huggingface_config(folder, NETWORK_TYPES)
     if config["model_type"] == TWO_TOWER_FAMILY or (read_mark(config) and config["model_type"] in OWN_MODEL_TYPES):
         return huggingface.network_from_huggingface(folder)
     network = network_with_head(folder)
     if isinstance(network.head, nn.Identity):
-        raise CheckpointError(
+        raise MissingHeadError(
             f"{folder} has no pre-training head: it is a bare encoder or a fine-tuned model",
             hint="use an ElectraForPreTraining, an ElectraForMaskedLM or a BertForMaskedLM",
         )

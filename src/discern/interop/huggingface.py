@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from discern.errors import CheckpointError
+from discern.errors import CheckpointError, MissingHeadError
 from discern.interop.config_json import (
     ENCODER_KEYS,
     ENERGY,
@@ -164,7 +164,8 @@ def network_from_huggingface(folder: Path) -> Network:
 
     Raises:
         CheckpointError: a file is missing or damaged, a tensor differs in shape from config.json, or the model uses an
-            unsupported option or another head.
+            unsupported option.
+        MissingHeadError: the model has no pre-training head.
     """
     config = read_huggingface_config(folder, OWN_MODEL_TYPES)
     path = folder / CONFIG_NAME
@@ -173,7 +174,7 @@ def network_from_huggingface(folder: Path) -> Network:
         return _two_towers(folder, config, sizes)
     judges = is_discriminator(folder)
     if not judges and not _holds(folder, "generator_predictions.dense.weight"):
-        raise CheckpointError(
+        raise MissingHeadError(
             f"{folder} has no pre-training head: it is a bare encoder or a fine-tuned model",
             hint=f"use an {DISCRIMINATOR_CLASS} or an {GENERATOR_CLASS}",
         )

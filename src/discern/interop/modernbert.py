@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from discern.config.problems import quoted
-from discern.errors import CheckpointError, ConfigError
+from discern.errors import CheckpointError, ConfigError, MissingHeadError
 from discern.interop.config_json import (
     ENERGY,
     MARK,
@@ -222,11 +222,12 @@ def network_from_huggingface(folder: Path) -> Network:
 
     Raises:
         CheckpointError: a file is missing or damaged, a tensor differs in shape from config.json, or the model uses an
-            unsupported option or another head.
+            unsupported option.
+        MissingHeadError: the model has no pre-training head.
     """
     network = network_with_head(folder)
     if isinstance(network.head, nn.Identity):
-        raise CheckpointError(
+        raise MissingHeadError(
             f"{folder} has no pre-training head: it is a bare encoder or a fine-tuned model", hint=f"use a {MODERNBERT_LM_CLASS}"
         )
     return network

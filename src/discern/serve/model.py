@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, final
 from discern.artifacts.opening import open_model
 from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer.unknown import UnknownTokens
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, MissingHeadError
 from discern.inference.calibration import ChosenThreshold, chosen_threshold
 from discern.inference.detect import detection_values, shown
 from discern.inference.detection import Detector, detect_replaced, load_detector
@@ -195,7 +195,7 @@ def load_served(path: Path, *, name: str | None = None, device: str = "auto", wa
     def tried(verb: Verb, part: Callable[[], T]) -> T | None:
         try:
             return part()
-        except (ConfigError, DataError) as problem:
+        except (ConfigError, DataError, MissingHeadError) as problem:
             lacks[verb] = problem.message.replace(str(folder), name)
             return None
 

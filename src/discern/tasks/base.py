@@ -167,8 +167,11 @@ class Task(abc.ABC, Generic[E]):
         """Wrong predictions, the worst first, each with `text`, `gold` and `badness` (higher is worse)."""
 
     @abc.abstractmethod
-    def failure(self, predictions: Sequence[Prediction]) -> str | None:
-        """Why these predictions show that the network learned nothing ("every prediction is 1"), or None."""
+    def failure(self, examples: Sequence[E], predictions: Sequence[Prediction]) -> str | None:
+        """Why these predictions show that the network learned nothing ("every prediction is 1"), or None.
+
+        Equal predictions are no failure where they are right.
+        """
 
     def baselines(self) -> Sequence[Baseline[E]]:
         """Simple predictors to compare the network with, the simplest first; none by default."""

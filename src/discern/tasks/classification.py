@@ -278,16 +278,20 @@ class Classification(Task[ClassificationExample]):
         surprise = sum(-math.log(max(value if name in gold else 1 - value, 1e-12)) for name, value in probabilities.items())
         return surprise, set(prediction["labels"]) != gold
 
-    def failure(self, predictions: Sequence[Prediction]) -> str | None:
+    def failure(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> str | None:
         if len(predictions) < 2:
             return None
         if self.labels.kind == "number":
             scores = [prediction["score"] for prediction in predictions]
-            spread = max(scores) - min(scores)
-            return f"every prediction is about {scores[0]:.3g}" if spread < 1e-3 * abs(self.labels.scale) else None
+            gold = [cast(float, example.label) for example in examples]
+            least = 1e-3 * abs(self.labels.scale)
+            learned_nothing = max(scores) - min(scores) < least <= max(gold) - min(gold)
+            return f"every prediction is about {scores[0]:.3g}" if learned_nothing else None
         key = "label" if self.labels.kind == "single" else "labels"
         predicted = {str(prediction[key]) for prediction in predictions}
-        return f"every prediction is {predicted.pop()}" if len(predicted) == 1 else None
+        if len(predicted) > 1 or not self.mistakes(examples, predictions):
+            return None
+        return f"every prediction is {predicted.pop()}"
 
     def baselines(self) -> Sequence[Baseline[ClassificationExample]]:
         from discern.tasks.baselines.texts import text_baselines

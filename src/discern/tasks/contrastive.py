@@ -203,7 +203,7 @@ class Contrastive(Task[TextGroup]):
         missed = [each for each in predictions if min(each["ranks"]) > 1]
         return sorted(({**each, "badness": min(each["ranks"])} for each in missed), key=lambda record: -int(record["badness"]))
 
-    def failure(self, predictions: Sequence[Prediction]) -> str | None:
+    def failure(self, examples: Sequence[TextGroup], predictions: Sequence[Prediction]) -> str | None:
         similarities = [each["similarity"] for each in predictions if "similarity" in each]
         if len(similarities) > 1 and max(similarities) - min(similarities) < _COLLAPSED:
             return f"every pair of texts has similarity {similarities[0]:.4f}: all vectors are the same"

@@ -206,9 +206,9 @@ class Questions(Task[QuestionExample]):
                 found.append({**shown, **texts, "badness": round(badness, 6)})
         return sorted(found, key=lambda record: -record["badness"])
 
-    def failure(self, predictions: Sequence[Prediction]) -> str | None:
+    def failure(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> str | None:
         answers = {prediction["answer"] for prediction in predictions}
-        if len(predictions) < 2 or len(answers) > 1:
+        if len(predictions) < 2 or len(answers) > 1 or not self.mistakes(examples, predictions):
             return None
         answer = answers.pop()
         return f"every answer is '{answer}'" if answer else "every answer is empty"

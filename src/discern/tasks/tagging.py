@@ -257,11 +257,11 @@ class Tagging(Task[TaggingExample]):
                 found.append((wrong, words, record | {"badness": float(wrong)}))
         return [record for *_, record in sorted(found, key=lambda each: (-each[0], -each[1]))]
 
-    def failure(self, predictions: Sequence[Prediction]) -> str | None:
+    def failure(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> str | None:
         if len(predictions) < 2:
             return None
         predicted = {tag for prediction in predictions for tag in prediction["tags"]}
-        if len(predicted) != 1:
+        if len(predicted) != 1 or not self.mistakes(examples, predictions):
             return None
         tag = predicted.pop()
         return "no span is predicted: every word is O" if self._marks_spans and tag == "O" else f"every word is {tag}"

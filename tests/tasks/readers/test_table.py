@@ -135,6 +135,13 @@ def test_faults_of_json_lines_name_the_line(tmp_path: Path, lines: list[str], me
         read_classification(write(tmp_path / "a.jsonl", *lines), STARS)
 
 
+@pytest.mark.parametrize("line", ["{{name}} liked it", "[Spoiler] a great film", "[] and {} are brackets", "{} [] too"])
+def test_a_text_may_begin_with_a_bracket(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "texts"
+    path.write_text(f"{line}\nA fine film.\n", encoding="utf-8")
+    assert [row.values["text"] for row in open_table(path).rows] == [line, "A fine film."]
+
+
 def test_a_missing_column_names_the_nearest(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "review,stars", "fine,1")
     with pytest.raises(ConfigError, match="no column 'reviw'; its columns: review, stars") as error:
@@ -142,6 +149,10 @@ def test_a_missing_column_names_the_nearest(tmp_path: Path) -> None:
     assert error.value.hint == "--text: did you mean 'review'?"
     with pytest.raises(ConfigError, match="--pair"):
         classification_columns(path, text="review", pair="other", label="stars")
+    tagged = write(tmp_path / "train.txt", "One NN B-NP", "word NN I-NP")
+    with pytest.raises(ConfigError, match="read as plain text") as error:
+        open_table(tagged).require("0", "--words")
+    assert "files.format=conll" in str(error.value.hint)
 
 
 @pytest.mark.parametrize(

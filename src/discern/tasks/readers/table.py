@@ -12,6 +12,7 @@ import csv
 import io
 import itertools
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ _LONGEST_FIELD = 10_000_000
 _NOT_TEXT = (
     "use a suffix that names the format (.csv, .tsv, .jsonl, .parquet), or --set files.format=csv; for prediction --format csv"
 )
+_NOT_TAGGED = "use the suffix .conll for a file with one word per line, or --set files.format=conll"
+# A text may begin with a brace or a bracket, too.
+_JSON_OBJECT = re.compile(r"\s*\{\s*(?:\"|\}\s*$|$)")
+_JSON_ARRAY = re.compile(r"\s*\[\s*(?:\{|\]\s*$|$)")
 Lines = Iterator[tuple[int, str]]
 
 
@@ -72,9 +77,10 @@ class Table:
         if column in self.columns:
             return column
         kind = " (read as plain text, one text per line)" if self.format == "text" else ""
+        another_format = _NOT_TAGGED if option in ("--words", "--tags") else _NOT_TEXT
         raise ConfigError(
             f"{self.name} has no column '{column}'{kind}; its columns: {', '.join(self.columns) or 'none'}",
-            hint=_NOT_TEXT if kind else f"{option}: {did_you_mean(column, self.columns)}",
+            hint=another_format if kind else f"{option}: {did_you_mean(column, self.columns)}",
         )
 
 
@@ -112,14 +118,13 @@ def open_table(path: Path, format: str | None = None) -> Table:
 
 
 def _format(path: Path, line: str) -> TableFormat:
-    text = line.lstrip()
-    if text.startswith("{"):
+    if _JSON_OBJECT.match(line):
         return "jsonl"
     endings = [ending.lower() for ending in path.suffixes]
     while endings and endings[-1] in COMPRESSED:
         endings.pop()
     ending = endings[-1] if endings else ""
-    if text.startswith("[") and ending in (".json", ""):
+    if _JSON_ARRAY.match(line) and ending in (".json", ""):
         return "json"
     return _BY_ENDING.get(ending, "text")
 
