@@ -22,8 +22,8 @@ from discern.pretrain import estimate as module
 from discern.pretrain.estimate import estimate
 from discern.pretrain.evaluate import evaluate
 from discern.pretrain.opened_run import open_run
-from discern.pretrain.resolved_run import resolve_run
-from discern.pretrain.run import pretrain
+from discern.pretrain.resolved_run import refuse_another_run, resolve_run
+from discern.pretrain.run import clocked_work, pretrain
 from discern.progress import Silent
 from discern.storage.output import OutputFolder
 from discern.training.parallel import join_ranks
@@ -169,7 +169,7 @@ def test_a_finished_run_says_so(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = run(*command(data, out, 6), "--json")
     again = run(*command(data, out, 6), "--json")
-    assert "nothing to do" in again.stderr
+    assert "nothing to do; to train longer, raise train.max_steps" in again.stderr
     assert json.loads(again.stdout) == json.loads(first.stdout)
 
 
@@ -356,6 +356,36 @@ def test_a_longer_or_shorter_run_keeps_the_warm_up_that_was_fitted(data: Path, t
         assert (resolved.config.train.max_steps, resolved.config.optimizer.warmup_steps) == (steps, 1)
         if not (tmp_path / "run.json").is_file():
             pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
+
+
+def test_a_run_keeps_what_was_fitted_to_its_steps_under_a_time_budget(data: Path, tmp_path: Path) -> None:
+    overrides = ("train.max_steps=5",)
+    pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
+    longer = (*overrides, "train.max_hours=1")
+    resolved = resolve_run(data=data, out=tmp_path, preset="tiny", overrides=longer, warn=pytest.fail)
+    assert resolved.config.optimizer.warmup_steps == 1
+    refuse_another_run(resolved)
+
+
+def test_a_run_that_cannot_be_shortened_says_so(data: Path, tmp_path: Path) -> None:
+    schedule = ("optimizer.schedule=wsd", "optimizer.warmup_steps=6")
+    pretrain(data=data, out=tmp_path, preset="tiny", overrides=(*schedule, "train.max_steps=10"), progress=Silent())
+    with pytest.raises(ConfigError) as caught:
+        resolve_run(data=data, out=tmp_path, preset="tiny", overrides=("train.max_steps=6", schedule[0]), warn=pytest.fail)
+    assert "cannot be resumed with train.max_steps=6: optimizer.warmup_steps" in caught.value.message
+    assert caught.value.hint == f"to end it early, continue it in another folder: --decay-from {tmp_path} --out NEW"
+
+
+def test_the_clock_of_a_time_budget_is_kept_by_the_configuration_of_a_run(data: Path, tmp_path: Path) -> None:
+    intervals = {}
+    for name, more in (("preset", ()), ("log", ("train.log_every_steps=3",))):
+        overrides = ("train.max_hours=1", "train.max_steps=2", *more)
+        pretrain(data=data, out=tmp_path / name, preset="tiny", overrides=overrides, progress=Silent())
+        first = resolve_run(data=data, out=tmp_path / "new", preset="tiny", overrides=overrides, warn=pytest.fail)
+        again = resolve_run(data=data, out=tmp_path / "new", config=tmp_path / name, warn=pytest.fail)
+        intervals[name] = [clocked_work(each) for each in (first, again)]
+    assert intervals["preset"] == [["log", "evaluate", "checkpoint"]] * 2
+    assert intervals["log"][0] == ["evaluate", "checkpoint"]
 
 
 def test_a_run_that_began_before_warm_ups_were_fitted_is_resumed(

@@ -96,6 +96,29 @@ def test_rows_that_the_processes_cannot_share_are_refused() -> None:
         check_shares(config, Ranks(0, 8, torch.device("cpu")))
 
 
+def test_a_resumed_run_may_end_before_the_last_stage_of_its_batch(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path)
+    shorter = [*SCHEDULES, "train.max_steps=3"]
+    resolved = resolve_run(data=data, out=tmp_path, preset="tiny", overrides=shorter, warn=pytest.fail)
+    assert resolved.config.train.batch_schedule == ((0, 64), (256, 128))
+    with pytest.raises(ConfigError, match="the last stage begins at token"):
+        resolve_run(data=data, out=tmp_path / "new", preset="tiny", overrides=shorter, warn=pytest.fail)
+
+
+def test_a_micro_batch_may_be_as_large_as_the_last_stage() -> None:
+    growing = ["train.batch_schedule=[[0, 64], [256, 256]]", "data.sequence_length=16", "train.max_steps=12"]
+    assert load_pretrain_config(None, "tiny", [*growing, "train.micro_batch_size=16"]).config.train.sequences_per_step == 16
+    with pytest.raises(ConfigError, match=r"micro_batch_size is 32, beyond train\.sequences_per_step, which is 16"):
+        load_pretrain_config(None, "tiny", [*growing, "train.micro_batch_size=32"])
+
+
+def test_slots_that_fill_no_micro_batch_are_one() -> None:
+    growing = "train.batch_schedule=[[0, 8192], [100000000, 131072]]"
+    assert load_pretrain_config(None, "xlnet-base", [growing]).config.train.micro_batch_size == 32
+    with pytest.raises(ConfigError, match="the 48 slots of 48 rows of 512 in an update are not a multiple"):
+        load_pretrain_config(None, "xlnet-base", ["train.batch_schedule=[[0, 24576], [100000000, 131072]]"])
+
+
 def test_a_new_run_from_the_weights_keeps_the_last_sizes(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "run", "objective.masking=entropy")
     start = open_model(tmp_path / "run", warn=pytest.fail)

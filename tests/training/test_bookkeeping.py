@@ -201,6 +201,18 @@ def test_a_run_with_a_time_budget_has_a_curve(tmp_path: Path) -> None:
     assert sum("heldout_loss" in line for line in lines) > 1
 
 
+def test_a_run_that_is_stopped_when_its_time_is_over_is_evaluated(tmp_path: Path) -> None:
+    class StopLate(Notes):
+        def advance(self, amount: float, **figures: str) -> None:
+            run.stop.signal = 2
+
+    options = {"max_steps": 10**6, "max_hours": 1e-9, "log_every_steps": 10**5, "evaluate_every_steps": 10**5}
+    run, state = context(tmp_path, build(0.0), **options), State()
+    record = train(replace(run, progress=StopLate()), state)
+    assert not state.interrupted
+    assert "heldout_loss" in record
+
+
 def test_the_wait_for_the_next_record_begins_before_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 

@@ -71,12 +71,14 @@ class Resolved(Generic[ConfigT]):
         origins: where each leaf came from, by dotted key: "preset tiny", "run.toml", "--set", "default".
         dropped: values of the preset that were dropped because the user chose another variant.
         user_set: dotted keys that a file or --set gave.
+        repeated: those of them from a file that discern wrote, which has every key, whether the user set it or not.
     """
 
     config: ConfigT
     origins: Mapping[str, str]
     dropped: Sequence[Dropped] = ()
     user_set: frozenset[str] = frozenset()
+    repeated: frozenset[str] = frozenset()
 
 
 def resolve(
@@ -102,14 +104,16 @@ def resolve(
     work.take_out_unknown_keys()
     work.validate_sections()
     for clamp in clamps:
-        work.clamp(clamp)
+        work.clamp(clamp, refuses=False)
     for fit in fits:
         work.fit(fit)
+    for clamp in clamps:  # a limit may have been changed
+        work.clamp(clamp)
     config = work.compose(root)
     if config is None or work.problems:
         raise InvalidConfigError(work.problems)
     origins = {key: str(work.origin(key)) for key in flatten(config)}
-    return Resolved(config, origins, work.dropped, work.user_set)
+    return Resolved(config, origins, work.dropped, work.user_set, work.repeated)
 
 
 class _Resolution:
@@ -213,8 +217,8 @@ class _Resolution:
                 values[key] = setting.value
         return values
 
-    def clamp(self, clamp: Clamp) -> None:
-        """Lower a value to its limit, or report it if the user set it."""
+    def clamp(self, clamp: Clamp, *, refuses: bool = True) -> None:
+        """Lower a value to its limit; report one that the user set, if it `refuses` it."""
         section, _, name = clamp.key.partition(".")
         limit_section, _, limit_name = clamp.limit.partition(".")
         if section not in self.parts or limit_section not in self.parts:
@@ -222,6 +226,8 @@ class _Resolution:
         value, limit = getattr(self.parts[section], name), getattr(self.parts[limit_section], limit_name)
         origin = self.origin(clamp.key)
         if value is None or value <= limit or clamp.unless(self.parts[limit_section]):
+            return
+        if origin.by_user and not refuses:
             return
         if origin.by_user:
             text = f"{origin.where}: {clamp.key} is {value}, beyond {clamp.limit}, which is {limit}"
@@ -256,6 +262,11 @@ class _Resolution:
     def user_set(self) -> frozenset[str]:
         """The dotted keys that a file or --set gave."""
         return frozenset(key for key, setting in self.settings.items() if setting.origin.by_user)
+
+    @property
+    def repeated(self) -> frozenset[str]:
+        """Those of them from a file that discern wrote."""
+        return frozenset(key for key in self.user_set if self.settings[key].origin.written)
 
     def compose(self, root: type[ConfigT]) -> ConfigT | None:
         """The configuration composed of its sections; None if a section is missing or a rule between sections is violated."""

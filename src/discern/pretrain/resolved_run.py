@@ -27,7 +27,13 @@ from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write, write_text
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
-from discern.training.pretrain_config import PretrainConfig, kept_when_resumed, load_pretrain_config, read_written_config
+from discern.training.pretrain_config import (
+    LENGTH_OF_RUN,
+    PretrainConfig,
+    kept_when_resumed,
+    load_pretrain_config,
+    read_written_config,
+)
 
 Resume: TypeAlias = Literal["auto", "never", "must"]
 """'auto' continues an existing run, 'never' starts over (the old run is moved aside), 'must' only continues."""
@@ -131,10 +137,7 @@ def resolve_run(
     OutputFolder(out).check(data, init_from, replay.data if replay else None)
     resumes = resume != "never" and is_run(out) and checkpoint.found(out / CHECKPOINTS)
     if init_from is None:
-        settings = load_pretrain_config(config, preset, overrides)
-        if resumes and (kept := kept_when_resumed(read_written_config(out / CONFIG_FILE), settings)):
-            same = [f"{key}={NONE if value is None else toml_value(value)}" for key, value in kept.items()]
-            settings = load_pretrain_config(config, preset, [*overrides, *same], shortens=False)
+        settings = _resumed(out, config, preset, overrides) if resumes else load_pretrain_config(config, preset, overrides)
         return ResolvedRun(out, resume, settings, TokenData.open(data))
     opened = TokenData.open(data)
     start = open_model(init_from, warn=warn)
@@ -143,6 +146,32 @@ def resolve_run(
     settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
     replayed = None if replay is None else _open_replay(replay, settings.config, opened)
     return ResolvedRun(out, resume, settings, opened, start, replay, replayed)
+
+
+def _resumed(out: Path, config: Path | None, preset: str | None, overrides: Sequence[str]) -> Resolved[PretrainConfig]:
+    """The configuration of a run that is resumed, possibly for another length; it keeps what was fitted to its length.
+
+    Raises:
+        ConfigError: the configuration is invalid, or what is kept does not fit into the new length.
+    """
+    before = read_written_config(out / CONFIG_FILE)
+    try:
+        settings = load_pretrain_config(config, preset, overrides)
+    except ConfigError:
+        # A schedule of the user may end beyond a run that is resumed: it may have been stopped early, for example.
+        settings = load_pretrain_config(config, preset, overrides, shortens=False)
+    kept = kept_when_resumed(before, settings)
+    if not kept:
+        return settings
+    same = [f"{key}={NONE if value is None else toml_value(value)}" for key, value in kept.items()]
+    try:
+        return load_pretrain_config(config, preset, [*overrides, *same], shortens=False)
+    except ConfigError as problem:
+        lengths = [f"{key}={value:g}" for key in LENGTH_OF_RUN if (value := flatten(settings.config)[key]) is not None]
+        raise ConfigError(
+            f"{out} cannot be resumed with {' and '.join(lengths)}: {problem.message.removeprefix('--set: ')}",
+            hint=f"to end it early, continue it in another folder: --decay-from {out} --out NEW",
+        ) from problem
 
 
 def _resolve_decay(

@@ -87,7 +87,8 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
     # A run that has done all its steps may still lack its last evaluation.
     lacks_record = state.pending is not None and written_record(out, state, ranks) is None
     if complete and not lacks_record:
-        progress.note(f"{out} is complete at step {state.step}: nothing to do; to train longer, raise train.max_steps")
+        limit = "train.max_steps" if state.step >= run.resolved.config.train.max_steps else "train.max_hours"
+        progress.note(f"{out} is complete at step {state.step}: nothing to do; to train longer, raise {limit}")
         return (read_metrics(out) or [{"step": state.step}])[-1] if ranks.writes else {}
     state.finished = complete
     record = _train(run, ranks, stop, progress)
@@ -153,13 +154,18 @@ def is_complete(state: State, config: PretrainConfig) -> bool:
 
 
 def _time_budget(resolved: ResolvedRun, seconds: float) -> TimeBudget | None:
-    """Work that the clock schedules under a time budget, because the user has not set its interval."""
+    """The time budget of a run, with the work that the clock schedules."""
     hours = resolved.config.train.max_hours
     if hours is None:
         return None
+    return TimeBudget(hours * 3600, clocked_work(resolved), seconds)
+
+
+def clocked_work(resolved: ResolvedRun) -> list[Work]:
+    """Kinds of work whose interval the user has not set. The configuration of a run repeats those of a preset."""
     kinds: tuple[Work, ...] = ("log", "evaluate", "checkpoint")
-    free = [kind for kind in kinds if f"train.{kind}_every_steps" not in resolved.settings.user_set]
-    return TimeBudget(hours * 3600, free, seconds)
+    asked = resolved.settings.user_set - resolved.settings.repeated
+    return [kind for kind in kinds if f"train.{kind}_every_steps" not in asked]
 
 
 def _timed(progress: Progress, settings: TrainConfig, used: float) -> Progress:

@@ -302,7 +302,7 @@ def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals
     stopping = totals.stopping or (context.ranks.world_size == 1 and context.stop.requested)
     out_of_time = train.max_hours is not None and totals.seconds >= train.max_hours * 3600
     state.finished = state.step >= train.max_steps or stopping or out_of_time
-    state.interrupted = stopping and state.step < train.max_steps
+    state.interrupted = stopping and state.step < train.max_steps and not out_of_time
 
 
 def _time_used(context: TrainContext, seconds: float) -> float | None:

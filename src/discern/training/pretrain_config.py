@@ -99,7 +99,7 @@ class PretrainConfig(Section):
             raise ValueError(
                 f"{said} cannot be split into equally many forward and backward slots; set {fix}, or data.reversed_rows=false"
             )
-        if micro is not None and rows % (micro * self.data.sequence_length // stretch.length):
+        if micro is not None and rows % min(rows, micro * self.data.sequence_length // stretch.length):
             said = said if scheduled else "train.sequences_per_step"
             raise ValueError(
                 f"the {rows} slots of {said} are not a multiple of train.micro_batch_size {micro}; set train.micro_batch_size "
@@ -271,6 +271,9 @@ _FITS_TO_LENGTH = (
 _FITTED_KEYS = (*SCHEDULE_KEYS, *(key for fit in _FITS_TO_LENGTH for key in fit.keys if key != _WARMUP.key))
 
 
+LENGTH_OF_RUN = ("train.max_steps", "train.max_hours")
+
+
 def kept_when_resumed(before: PretrainConfig, now: Resolved[PretrainConfig]) -> dict[str, Any]:
     """What a run that is resumed keeps of the settings that were fitted to its length, such as the warm-up, by dotted key.
 
@@ -279,10 +282,12 @@ def kept_when_resumed(before: PretrainConfig, now: Resolved[PretrainConfig]) -> 
         now: settings that it is resumed with, possibly for another length.
     """
     old, new = flatten(before), flatten(now.config)
-    longer = old["train.max_steps"] != new["train.max_steps"]
+    resized = any(old[key] != new[key] for key in LENGTH_OF_RUN)
     # A run of a version that did not fit them has them as they were.
-    keys = [key for key in _FITTED_KEYS if key not in now.user_set and (longer or ", fitted from " in now.origins.get(key, ""))]
-    return {key: old[key] for key in keys if key in old and key in new and old[key] != new[key]}
+    keys = [key for key in _FITTED_KEYS if key not in now.user_set and (resized or ", fitted from " in now.origins.get(key, ""))]
+    known = [key for key in keys if key in old and key in new]
+    # Where one is kept, all are: a decay could otherwise be fitted to the warm-up that is kept.
+    return {key: old[key] for key in known} if any(old[key] != new[key] for key in known) else {}
 
 
 def _objective_config(name: str) -> type[BaseModel]:
