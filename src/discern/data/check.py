@@ -50,6 +50,8 @@ def check(
     encoder = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
     problems, errors = ProblemLog(), list[DiscernError]()
     text = Corpus(inputs, corpus or CorpusOptions(), exclude=exclude)
+    if text.note is not None:
+        progress.note(text.note)
     search = OverlapSearch(against) if against is not None else None
     reading = CorpusProgress(progress, "reading", text)
     documents = reading.read(problems, errors)

@@ -98,7 +98,9 @@ class _WordCharacters(dict[int, str | None]):
         # Chinese and Japanese put no spaces between words. Soft hyphens and joiners (Cf) stand inside a word.
         ideograph = 0x3040 <= code <= 0x30FF or 0x3400 <= code <= 0x9FFF or 0xF900 <= code <= 0xFAFF or code >= 0x20000
         letter = f" {character} " if ideograph else character
-        self[code] = letter if kind[0] in "LMN" else None if kind == "Cf" else " "
+        # They choose the look of an emoji, which is no word.
+        selector = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF or code == 0x20E3
+        self[code] = None if kind == "Cf" or selector else letter if kind[0] in "LMN" else " "
         return self[code]
 
 

@@ -33,7 +33,7 @@ from discern.data.sources.problems import Problem, ProblemLog
 from discern.data.sources.remote import remote_address
 from discern.data.stages.engines import EngineName, engine_of
 from discern.data.stages.run import Staged, Work
-from discern.data.tokenizer import load_tokenizer
+from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
 from discern.data.tokenizer.languages import find_language
 from discern.data.tokenizer.words import SegmenterName, check_segmenter
@@ -229,12 +229,16 @@ class _Asked:
         settings = configuration(choice, corpus, build, language, _one_line(license))
         target = out.resolve()
         before = existing_data_set(target, settings, overwrite)
+        if before is not None and encoder is not None and fingerprint(encoder) != before.tokenizer.fingerprint:
+            raise other_data_set(out, "made with another tokenizer")
         return cls(tuple(inputs), out, target, choice, encoder, corpus, build, settings, before)
 
-    @property
-    def text(self) -> Corpus:
+    def text(self, progress: Progress) -> Corpus:
         """The documents of the inputs."""
-        return Corpus(self.inputs, self.corpus, exclude=self.target)
+        found = Corpus(self.inputs, self.corpus, exclude=self.target)
+        if found.note is not None:
+            progress.note(found.note)
+        return found
 
     def begin(self, parts: int | None, progress: Progress, *, overwrite: bool = False) -> Work:
         """The work in stages; see `Work.begin`."""
@@ -242,7 +246,7 @@ class _Asked:
         return Work.begin(
             self.target,
             self.inputs,
-            self.text,
+            self.text(progress),
             self.encoder,
             self.choice,
             self.build,
@@ -267,7 +271,7 @@ class _Made:
 
 def _in_one_pass(asked: _Asked, search: OverlapSearch | None, folder: Path, progress: Progress) -> _Made:
     """Read the text once, in this process, and tokenize it in others."""
-    text, problems = asked.text, ProblemLog()
+    text, problems = asked.text(progress), ProblemLog()
     trained, encoder = None, asked.encoder
     if encoder is None:
         assert asked.choice is not None

@@ -151,6 +151,44 @@ def test_the_output_is_not_input(tmp_path: Path) -> None:
     assert [item.path for item in corpus.inputs] == [tmp_path / "text"]
 
 
+def test_data_sets_and_models_are_not_input(tmp_path: Path) -> None:
+    for name in ("a.txt", "data/manifest.json", "data/tokenizer.json", "runs/one/run.json", "runs/one/checkpoints/step/x.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("Text.")
+    for pattern in ("", "*", "**", "**/*"):
+        corpus = Corpus([str(tmp_path / pattern)], CorpusOptions())
+        assert [item.path for item in corpus.inputs] == [tmp_path / "a.txt"], pattern
+        assert corpus.note == f"left out, as they are data sets, runs or models: {tmp_path / 'data'}, {tmp_path / 'runs' / 'one'}"
+    assert Corpus([str(tmp_path / "*")], CorpusOptions(), exclude=tmp_path / "data").left_out == (tmp_path / "runs" / "one",)
+    with pytest.raises(DataError, match="is a data set, a run or a model, not text"):
+        Corpus([str(tmp_path / "data")], CorpusOptions())
+
+
+def test_a_pattern_reads_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "sub" / "deep").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    for name in ("a", "sub/b", "sub/deep/c"):
+        (tmp_path / name).write_text(f"From {name}.")
+    for pattern in ("**", "**/*", "*"):
+        assert sorted(read(tmp_path / pattern)) == [["From a."], ["From sub/b."], ["From sub/deep/c."]], pattern
+    with pytest.raises(DataError, match="no file matches the pattern"):
+        read(tmp_path / "emp*")
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    (tmp_path / "text" / "sub").mkdir(parents=True)
+    (tmp_path / "text" / "sub" / "a").write_text("Text.")
+    (tmp_path / "text" / "sub" / "above").symlink_to(tmp_path / "text")
+    (tmp_path / "text" / "missing").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "links").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "links" / name).symlink_to(tmp_path / "text")
+    assert [item.path for item in Corpus([str(tmp_path / "links")], CorpusOptions()).inputs] == [
+        tmp_path / "links" / "one" / "sub" / "a"
+    ]
+    assert read(tmp_path / "text" / "*") == [["Text."]]
+
+
 def test_a_pipe_is_read(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, gzip.compress(TEXT))
@@ -199,7 +237,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         read(tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         read(tmp_path / "absent.txt")
-    with pytest.raises(DataError, match="nothing matches"):
+    with pytest.raises(DataError, match="no file matches"):
         read(tmp_path / "*.txt")
 
 
@@ -284,6 +322,25 @@ def test_a_corrupt_archive_is_named(tmp_path: Path, compression: str, damage: st
         read(tmp_path / "web.tar")
 
 
+@pytest.mark.parametrize(("compression", "place"), [("bz2", 0), ("bz2", 12), ("xz", 0), ("xz", 30), ("gz", 0), ("gz", 15)])
+def test_damage_in_a_later_stream_is_named(tmp_path: Path, compression: str, place: int) -> None:
+    streams = [bytearray(COMPRESS[compression](f"Day {day}.\n".encode() * 9)) for day in range(3)]
+    path = tmp_path / "days"
+    path.write_bytes(b"".join(streams))
+    assert sum(map(len, read(path))) == 27
+    streams[1][place] ^= 0xFF
+    path.write_bytes(b"".join(streams))
+    with pytest.raises(DataError, match="days is damaged or cut short"):
+        read(path)
+
+
+@pytest.mark.parametrize("compression", ["gz", "xz", "bz2"])
+def test_streams_may_be_padded(tmp_path: Path, compression: str) -> None:
+    one, other = (COMPRESS[compression](text) for text in (b"One.\n", b"Other.\n"))
+    (tmp_path / "padded").write_bytes(one + bytes(8) + other + bytes(4))
+    assert read(tmp_path / "padded") == [["One.", "Other."]]
+
+
 @pytest.mark.parametrize("cut", [3000, 512 * 3 + 100, 10_000])
 def test_a_cut_tar_is_named(tmp_path: Path, cut: int) -> None:
     whole = tar_of({f"{n}.txt": b"Some text.\n" * 80 for n in range(20)})
@@ -315,14 +372,36 @@ def test_json_lines(tmp_path: Path) -> None:
     options = CorpusOptions(text_field="body")
     assert read(tmp_path / "rows", options=options, problems=problems) == [["First."], ["a?b"]]
     assert [problem.count for problem in problems.summary()] == [1, 1, 1, 1]
-    with pytest.raises(ConfigError, match="fields: body, n") as error:
-        read(tmp_path / "rows")
-    assert "--text-field" in str(error.value)
+    for before in (b"", b"\n"):
+        (tmp_path / "rows").write_bytes(before + json_lines("First.", field="body"))
+        with pytest.raises(ConfigError, match="fields: body, n") as error:
+            read(tmp_path / "rows")
+        assert "--text-field" in str(error.value)
 
 
 def test_json_that_is_not_lines_is_text(tmp_path: Path) -> None:
     (tmp_path / "pretty").write_text(json.dumps({"text": "x"}, indent=1))
     assert read(tmp_path / "pretty") == [["{", '"text": "x"', "}"]]
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl.gz"])
+def test_what_is_named_json_has_to_be_json_lines(tmp_path: Path, name: str) -> None:
+    content = json.dumps([{"text": "x"}, {"text": "y"}]).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    (tmp_path / "text").write_text("Text.")
+    with pytest.raises(DataError, match=f"{name} is not JSON lines") as error:
+        read(tmp_path / name)
+    assert "jq -c" in str(error.value.hint)
+    problems = ProblemLog()
+    assert read(tmp_path, problems=problems) == [["Text."]]
+    assert [problem.kind for problem in problems.summary()] == ["file skipped, as it is named JSON but is not JSON lines"]
+
+
+def test_a_part_of_a_file_may_begin_within_a_record(tmp_path: Path) -> None:
+    (tmp_path / "part.jsonl").write_bytes(b'lf of a record"}\n' + json_lines("First.", "Second."))
+    problems = ProblemLog()
+    assert read(tmp_path / "part.jsonl", problems=problems) == [["First."], ["Second."]]
+    assert [problem.kind for problem in problems.summary()] == ["line skipped, as it is not JSON"]
 
 
 def test_a_long_json_record(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from discern.data.sources.streams import BLOCK_BYTES, Expansion, HeadStream, Rea
 from discern.errors import ConfigError, DataError
 
 MAX_NESTING = 8
+_COMPRESSED = {"gz", "xz", "zst", "bz2"}
 
 
 @dataclass(frozen=True)
@@ -195,3 +196,11 @@ def missing_field(field: str, where: str, names: list[str]) -> ConfigError:
         f"{where} has no field '{field}'; its fields: {', '.join(names) or 'none'}",
         hint="name the field that holds the text: --text-field NAME",
     )
+
+
+def ending(name: str) -> str:
+    """The extension of a file without that of a compression: "csv" for "reviews.csv.gz"."""
+    parts = name.rsplit("/", 1)[-1].lower().split(".")[1:]
+    while parts and parts[-1] in _COMPRESSED:
+        parts.pop()
+    return parts[-1] if parts else ""

@@ -1,8 +1,9 @@
 """Finds the input files and reads their documents.
 
 The format of a file is detected from its content. Inputs are read in the order given, the files of a folder or pattern sorted
-by path, and the members of an archive in their order there. Files and folders whose names begin with a dot are skipped.
-Archives are read as streams and never unpacked to disk, so the names of their members cannot do any harm.
+by path, and the members of an archive in their order there. Files and folders whose names begin with a dot are skipped, and so
+are data sets, runs and models. Archives are read as streams and never unpacked to disk, so the names of their members cannot do
+any harm.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from discern.data.sources.remote import ResumingStream, is_remote, open_remote, 
 from discern.data.sources.streams import CountingStream, Expansion, PipeStream, naming
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
+from discern.storage.guard import is_kept_whole
+from discern.storage.output import listed
 
 _STEP_BYTES = 1 << 20
 
@@ -78,14 +81,18 @@ class Corpus:
         options: how text becomes documents.
         exclude: folder that is not input although it may lie in one: the output folder.
 
+    Attributes:
+        left_out: folders that were skipped because they are data sets, runs or models.
+
     Raises:
         DataError: an input does not exist or contains no file.
     """
 
     def __init__(self, inputs: Sequence[str], options: CorpusOptions, exclude: Path | None = None) -> None:
         self.options = options
-        excluded = exclude.resolve() if exclude is not None else None
-        self.inputs = [found for text in inputs for found in _inputs(text, excluded)]
+        search = _Search(exclude.resolve() if exclude is not None else None)
+        self.inputs = [found for text in inputs for found in _inputs(text, search)]
+        self.left_out = tuple(search.left_out)
         if sum(item.name == "-" for item in self.inputs) > 1:
             raise ConfigError("'-' (standard input) can be given only once")
 
@@ -95,6 +102,13 @@ class Corpus:
         corpus = cls((), options)
         corpus.inputs = list(inputs)
         return corpus
+
+    @property
+    def note(self) -> str | None:
+        """What the user should know about folders that were skipped; None if there are none."""
+        if not self.left_out:
+            return None
+        return f"left out, as they are data sets, runs or models: {listed(list(map(str, self.left_out)))}"
 
     @property
     def total_bytes(self) -> int | None:
@@ -145,7 +159,64 @@ class Corpus:
                 errors.append(error)
 
 
-def _inputs(text: str, excluded: Path | None) -> Iterator[Input]:
+class _Search:
+    """Finds the files in folders.
+
+    Args:
+        excluded: folder that is not input, with its links resolved.
+
+    Attributes:
+        left_out: folders that were skipped because they are data sets, runs or models.
+    """
+
+    def __init__(self, excluded: Path | None) -> None:
+        self.left_out: list[Path] = []
+        self._excluded = excluded
+        self._has_text: dict[Path, bool] = {}
+
+    def has_text(self, folder: Path) -> bool:
+        """Whether the files of a folder are input."""
+        if folder not in self._has_text:
+            place = folder.resolve()
+            excluded = self._excluded is not None and (place == self._excluded or self._excluded in place.parents)
+            inside = any(parent in self.left_out for parent in folder.parents)
+            kept = not excluded and not inside and is_kept_whole(folder)
+            if kept:
+                self.left_out.append(folder)
+            self._has_text[folder] = not (excluded or inside or kept)
+        return self._has_text[folder]
+
+    def below(self, folder: Path) -> list[Path]:
+        """The regular files below a folder, sorted by path. Links are followed, but to each folder only once."""
+        found: list[Path] = []
+        visited: set[tuple[int, int]] = set()
+        for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+            state = os.stat(parent)
+            if (state.st_dev, state.st_ino) in visited:
+                folders.clear()
+                continue
+            visited.add((state.st_dev, state.st_ino))
+            # In order, so that of two links to a folder the same one is followed everywhere.
+            folders[:] = [name for name in sorted(folders) if not name.startswith(".") and self.has_text(Path(parent) / name)]
+            found += [Path(parent) / name for name in files if not name.startswith(".")]
+        return sorted((path for path in found if path.is_file()), key=lambda path: path.parts)
+
+    def matching(self, pattern: str) -> Iterator[Path]:
+        """The files that match a pattern, and those below the folders that match it, each once."""
+        seen: set[str] = set()
+        for match in map(Path, sorted(glob.glob(pattern, recursive=True))):
+            if match.is_dir():
+                found = self.below(match) if self.has_text(match) else []
+            else:
+                found = [match] if match.exists() and self.has_text(match.parent) else []
+            for path in found:
+                place = os.path.abspath(path)
+                if place not in seen:
+                    seen.add(place)
+                    yield path
+
+
+def _inputs(text: str, search: _Search) -> Iterator[Input]:
     if is_remote(text):
         for found in remote_files(text):
             yield Input(shown(found.address), None, found.address == text, found.size, found.version, found.address)
@@ -155,34 +226,29 @@ def _inputs(text: str, excluded: Path | None) -> Iterator[Input]:
         return
     path = Path(text)
     if path.is_dir():
-        yield from _folder(path, excluded)
+        yield from _folder(path, search)
     elif path.exists():
         yield Input(text, path, True, *_state_of(path.stat()))
     elif glob.has_magic(text):
-        matches = sorted(glob.glob(text, recursive=True))
-        if not matches:
-            raise DataError(f"nothing matches the pattern {text}", hint="quote the pattern if the shell should not expand it")
-        for match in map(Path, matches):
-            if match.is_dir():
-                yield from _folder(match, excluded)
-            else:
-                yield Input(str(match), match, False, *_state_of(match.stat()))
+        match = None
+        for match in search.matching(text):
+            yield Input(str(match), match, False, *_state_of(match.stat()))
+        if match is None:
+            raise DataError(f"no file matches the pattern {text}", hint="quote the pattern if the shell should not expand it")
     else:
         raise DataError(
             f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, an address, '-' or hf:NAME"
         )
 
 
-def _folder(folder: Path, excluded: Path | None) -> Iterator[Input]:
-    """The regular files below a folder, sorted by path. Names that begin with a dot are skipped."""
-    found = []
-    for parent, folders, files in os.walk(folder, onerror=_refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and (Path(parent) / name).resolve() != excluded]
-        found += [Path(parent) / name for name in files if not name.startswith(".")]
-    regular = sorted((path for path in found if path.is_file()), key=lambda path: path.parts)
-    if not regular:
+def _folder(folder: Path, search: _Search) -> Iterator[Input]:
+    """The files below a folder that the user named."""
+    if is_kept_whole(folder):
+        raise DataError(f"{folder} is a data set, a run or a model, not text", hint="give the text that it was made from")
+    found = search.below(folder)
+    if not found:
         raise DataError(f"folder {folder} contains no files", hint="give a folder with text files, or the files themselves")
-    for path in regular:
+    for path in found:
         yield Input(str(path), path, False, *_state_of(path.stat()))
 
 

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.data.sources.base import MAX_NESTING, binary_reason
+from discern.data.sources.base import MAX_NESTING, binary_reason, ending
 from discern.data.sources.documents import Limits
-from discern.data.sources.jsonl import byte_lines, is_json_lines
+from discern.data.sources.jsonl import ONE_PER_LINE, byte_lines, is_json_lines, named_json, not_json_lines
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import CountingStream, Expansion, HeadStream, decompressor, naming
-from discern.data.sources.table import Dialect, ending, table_dialect, table_rows
+from discern.data.sources.table import Dialect, table_dialect, table_rows
 from discern.data.sources.text import text_lines
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
 _FORMATS = "give plain text with one example per line, CSV, TSV or JSON lines"
-_NO_ARRAY = "write one object per line: jq -c '.[]' FILE > FILE.jsonl, or for SQuAD: jq -c '.data[].paragraphs[]' FILE"
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ def _examples(stream: HeadStream, name: str, fields: Sequence[str]) -> Iterator[
         raise DataError(f"{name} is not text: {reason}", hint=_FORMATS)
     if is_json_lines(head):
         return _objects(stream, name, fields)
-    if ending(name) in ("json", "jsonl") and head.strip():
-        raise DataError(f"{name} is not JSON lines, as its first line is not an object", hint=_NO_ARRAY)
+    if named_json(name) and head.strip():
+        raise not_json_lines(name)
     if (dialect := table_dialect(name, head)) is not None:
         return _rows(stream, name, dialect, fields)
     if fields and head.strip():
@@ -112,7 +111,7 @@ def _objects(stream: HeadStream, name: str, fields: Sequence[str]) -> Iterator[E
         yield Example(number, tuple(text for value in chosen for text in _strings(value)))
     if count == 1 and ending(name) == "json":
         # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
-        raise DataError(f"{name} is one JSON object, expected one object per line", hint=_NO_ARRAY)
+        raise DataError(f"{name} is one JSON object, expected one object per line", hint=ONE_PER_LINE)
 
 
 def _check_fields(fields: Sequence[str], known: Sequence[str], name: str) -> None:

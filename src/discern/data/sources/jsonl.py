@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import final
 
-from discern.data.sources.base import FileSource, ReadContext, record_lines
+from discern.data.sources.base import FileSource, ReadContext, ending, record_lines
 from discern.data.sources.documents import Document, Limits, Lines
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import BLOCK_BYTES, HeadStream, Readable
 from discern.errors import DataError
 from discern.parsing import json_value
+
+ONE_PER_LINE = "write one object per line: jq -c '.[]' FILE > FILE.jsonl, or for SQuAD: jq -c '.data[].paragraphs[]' FILE"
 
 
 @final
@@ -18,11 +20,22 @@ class JsonLinesSource(FileSource):
     """One JSON object per line; each object is a record."""
 
     def recognizes(self, name: str, head: bytes) -> bool:
-        return is_json_lines(head)
+        # The first line of a file that was cut into parts may be the end of a record.
+        return is_json_lines(head) or (named_json(name) and is_json_lines(head.partition(b"\n")[2]))
 
     def documents(self, stream: HeadStream, context: ReadContext) -> Iterator[Document]:
         field, limits = context.options.record_field, context.options.limits
         return context.cut_records(json_records(stream, context.name, field, limits, context.problems))
+
+
+def named_json(name: str) -> bool:
+    """Whether the name of a file says that it is JSON."""
+    return ending(name) in ("json", "jsonl", "ndjson")
+
+
+def not_json_lines(name: str) -> DataError:
+    """The error of a file that is named JSON but has no object in its first line."""
+    return DataError(f"{name} is not JSON lines, as its first line is not an object", hint=ONE_PER_LINE)
 
 
 def is_json_lines(head: bytes) -> bool:
@@ -46,6 +59,7 @@ def json_records(stream: Readable, name: str, field: str, limits: Limits, proble
         ConfigError: the first record has no such field.
         DataError: a line is longer than a record may be.
     """
+    first = True
     for number, line in byte_lines(stream, name, limits.record_bytes):
         where = f"{name}: line {number:,}"
         try:
@@ -56,7 +70,8 @@ def json_records(stream: Readable, name: str, field: str, limits: Limits, proble
         if not isinstance(record, dict):
             problems.add("record skipped, as it is not a JSON object", where)
             continue
-        yield from record_lines(record, field, where, problems, first=number == 1)
+        yield from record_lines(record, field, where, problems, first=first)
+        first = False
 
 
 def byte_lines(stream: Readable, name: str, limit: int) -> Iterator[tuple[int, bytes]]:

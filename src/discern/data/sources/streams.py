@@ -113,10 +113,68 @@ class ZstdStream:
         return data
 
 
+class _Decompressor(Protocol):
+    """What the decompressors of `bz2` and `lzma` have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class ManyStreams:
+    """Decompresses bz2 or xz streams that follow each other.
+
+    Unlike the readers of the library, it detects damage at the beginning of a stream, which they take for the end of the file,
+    and skips the zero bytes that may follow an xz stream.
+
+    Args:
+        start: makes the decompressor of one stream.
+    """
+
+    def __init__(self, stream: Readable, start: Callable[[], _Decompressor]) -> None:
+        self._stream = stream
+        self._start = start
+        self._current: _Decompressor | None = None
+        self._input = b""
+        self._output = bytearray()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes.
+
+        Raises:
+            EOFError: the file ends inside a stream.
+            OSError, lzma.LZMAError: it is damaged.
+        """
+        while size < 0 or len(self._output) < size:
+            if not self._input and (self._current is None or self._current.needs_input):
+                self._input = self._stream.read(BLOCK_BYTES)
+                if not self._input:
+                    if self._current is not None:
+                        raise EOFError("the file ends inside a compressed stream")
+                    break
+            if self._current is None:
+                self._input = self._input.lstrip(b"\0")
+                if not self._input:
+                    continue
+                self._current = self._start()
+            self._output += self._current.decompress(self._input, BLOCK_BYTES)
+            self._input = b""
+            if self._current.eof:
+                self._input, self._current = self._current.unused_data, None
+        size = len(self._output) if size < 0 else size
+        data = bytes(self._output[:size])
+        del self._output[:size]
+        return data
+
+
 _COMPRESSIONS: dict[bytes, Callable[[Readable], Readable]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=_as_file(stream), mode="rb"),
-    b"\xfd7zXZ\x00": lambda stream: lzma.LZMAFile(_as_file(stream)),  # noqa: SIM115 (closed with the file beneath)
-    b"BZh": lambda stream: bz2.BZ2File(_as_file(stream)),
+    b"\xfd7zXZ\x00": lambda stream: ManyStreams(stream, lzma.LZMADecompressor),
+    b"BZh": lambda stream: ManyStreams(stream, bz2.BZ2Decompressor),
     b"\x28\xb5\x2f\xfd": ZstdStream,
 }
 

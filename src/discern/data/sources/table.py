@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import final
 
-from discern.data.sources.base import FileSource, ReadContext
+from discern.data.sources.base import FileSource, ReadContext, ending
 from discern.data.sources.documents import Document, Lines
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import HeadStream
@@ -31,7 +31,6 @@ _LABEL_NAMES = (
     "source split tags"
 ).split()
 _ENDINGS = {"csv": ",;\t|", "tsv": "\t", "tab": "\t"}
-_COMPRESSED = {"gz", "xz", "zst", "bz2"}
 _SAMPLE_ROWS = 100
 _LONGEST_FIELD = 10_000_000  # characters
 _FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
@@ -199,14 +198,6 @@ def _is_number(value: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def ending(name: str) -> str:
-    """The extension of a file without that of a compression: "csv" for "reviews.csv.gz"."""
-    parts = name.rsplit("/", 1)[-1].lower().split(".")[1:]
-    while parts and parts[-1] in _COMPRESSED:
-        parts.pop()
-    return parts[-1] if parts else ""
 
 
 def _whole_lines(head: bytes) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Iterator
 from typing import Any, final
@@ -61,7 +60,7 @@ def _members(stream: Readable, name: str) -> Iterator[tuple[str, Readable]]:
     with tarfile.open(fileobj=stream, mode="r|", **options) as archive:  # type: ignore[call-overload]
         while (member := archive.next()) is not None:
             archive.members = []  # the library keeps every header otherwise
-            if member.isfile() and not os.path.basename(member.name).startswith("."):
+            if member.isfile() and not any(part[:1] == "." and part.strip(".") for part in member.name.split("/")):
                 content = archive.extractfile(member)
                 assert content is not None
                 yield f"{name}!{member.name}", content

@@ -9,6 +9,7 @@ from typing import final
 
 from discern.data.sources.base import FileSource, ReadContext
 from discern.data.sources.documents import Document, Lines
+from discern.data.sources.jsonl import named_json, not_json_lines
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import BLOCK_BYTES, HeadStream, Readable
 from discern.errors import DataError
@@ -30,7 +31,20 @@ class TextSource(FileSource):
     def documents(self, stream: HeadStream, context: ReadContext) -> Iterator[Document]:
         if context.options.documents == "record":
             raise DataError(f"{context.name} has no records: it is plain text", hint="use --documents blank-line, file or line")
+        if named_json(context.name) and stream.head.strip():
+            return self._not_text(context)
         return context.cut_text(text_lines(stream, context.name, context.problems))
+
+    def _not_text(self, context: ReadContext) -> Iterator[Document]:
+        """No documents: markup is no text.
+
+        Raises:
+            DataError: the user named the file.
+        """
+        if context.explicit:
+            raise not_json_lines(context.name)
+        context.problems.add("file skipped, as it is named JSON but is not JSON lines", context.name)
+        return iter(())
 
 
 def text_lines(stream: Readable, name: str, problems: ProblemLog, *, squeeze: bool = True) -> Iterator[Lines]:
