@@ -478,6 +478,13 @@ set = { optimizer.warmup_steps = 7 }
     assert own.config.optimizer.warmup_steps == 7
 
 
+def test_the_sizes_are_those_of_the_network_that_is_evaluated(world: Path, tmp_path: Path) -> None:
+    body = '[[run]]\nname = "whole"\nnetwork = "generator"\n[[run]]\nname = "other"\n'
+    plan = plan_comparison(**vars(request(world, tmp_path, "seeds = 1\n", body, overrides=("objective.generator_size=0.5",))))
+    generator, discriminator = (run.encoder.hidden_size for run in plan.runs if run.trained)
+    assert generator == discriminator // 2
+
+
 def test_a_schedule_of_neighboring_steps_goes_on_rising(world: Path, tmp_path: Path) -> None:
     body = '[[run]]\nname = "whole"\n[[run]]\nname = "quarter"\nbudget = 0.25\n'
     shared = ("train.max_steps=40", "objective.generator_weight_schedule=[[38, 1.0], [39, 0.5], [40, 0.0]]")

@@ -28,6 +28,7 @@ from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.pretrain import adapt as module
 from discern.pretrain.adapt import AddedTokens, adapt, perplexity
+from discern.pretrain.doctor import examine
 from discern.pretrain.evaluate import evaluate
 from discern.pretrain.resolved_run import Replay, resolve_run
 from discern.pretrain.run import pretrain
@@ -47,8 +48,9 @@ def write_data(folder: Path, words: list[str], tokenizer: TokenizerChoice, lines
     folder.mkdir()
     texts = [" ".join(rng.choices(words, k=rng.randint(4, 12))) + "." + ("\n" if n % 9 == 8 else "") for n in range(lines)]
     (folder / "text.txt").write_text("\n".join(texts))
-    options = BuildOptions(heldout=0.1, workers=1)
-    prepare([str(folder / "text.txt")], out=folder / "data", tokenizer=tokenizer, build=options, progress=Silent())
+    options = BuildOptions(heldout=0.1, workers=1, filters=("words:2-99",))
+    said = {"language": "en", "license": "CC0"}
+    prepare([str(folder / "text.txt")], out=folder / "data", tokenizer=tokenizer, build=options, progress=Silent(), **said)
     return folder / "data"
 
 
@@ -133,6 +135,12 @@ def test_an_xlnet_is_adapted(source: str, world: Path, tmp_path: Path) -> None:
     for when in ("before", "after"):
         figures = found[when]["domain"]
         assert figures["perplexity"] == pytest.approx(2.718281828 ** figures["permutation_lm_loss"], rel=1e-6)
+
+
+def test_growth_of_the_embeddings_is_not_judged_after_another_start(world: Path, tmp_path: Path) -> None:
+    go(world, tmp_path / "out")
+    (drift,) = (each for each in examine(tmp_path / "out", 4, "cpu", Silent(), pytest.fail).findings if "drift" in each.name)
+    assert (drift.value, drift.verdict) == (None, "unknown")
 
 
 def test_optimizer_and_schedule_begin_anew(world: Path, tmp_path: Path) -> None:
@@ -222,6 +230,8 @@ def test_added_tokens_begin_as_the_mean_of_their_pieces(world: Path, tmp_path: P
     assert found["before"] == found["after"]
     # The text is that of before under the new vocabulary, with the same documents held out.
     data = TokenData.open(tmp_path / "out-data")
+    before = TokenData.open(world / "domain" / "data").manifest.configuration
+    assert {**data.manifest.configuration, "lowercase": before["lowercase"]} == before
     assert data.split("heldout").num_documents == TokenData.open(world / "domain" / "data").split("heldout").num_documents
     assert data.token_counts()[size:].min() > 100
 

@@ -53,6 +53,9 @@ def test_words_decide_classes_sets_and_numbers() -> None:
     train = texts((("new", "red"), ("red",), ()), "fresh cherry", "cherry", "plain")
     several = TfIdf(Labels(("new", "red"), "multi")).predict(train, unseen("fresh cherry", "plain"))
     assert said(several, "labels") == [["new", "red"], []]
+    alone = TfIdf(Labels(("red",), "multi"))
+    train = texts((("red",), ("red",), ()), "fresh cherry", "cherry", "plain")
+    assert said(alone.predict(train, unseen("cherry", "plain")), "labels") == [["red"], []]
     train = texts((5.0, 1.0), "fine", "dull")
     number = TfIdf(Labels((), "number"))
     assert number.title == "TF-IDF with ridge regression"

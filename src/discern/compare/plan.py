@@ -18,6 +18,7 @@ from discern.config.stages import rescaled
 from discern.config.tree import flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, did_you_mean
+from discern.models.config import ModelConfig
 from discern.objectives.base import Vocabulary
 from discern.storage.output import OutputFolder
 from discern.training.config import NO_STEP_LIMIT
@@ -42,6 +43,7 @@ class PlannedRun:
         parameters: number of parameters, shared ones counted once.
         own: keys that the run sets itself, in its `set` or in its file; they are not rescaled.
         network: the network to fine-tune.
+        encoder: sizes of its encoder.
         trained: False for the baseline.
     """
 
@@ -55,6 +57,7 @@ class PlannedRun:
     tokens: int | None
     parameters: int
     network: str
+    encoder: ModelConfig
     own: frozenset[str] = frozenset()
     trained: bool = True
 
@@ -209,6 +212,7 @@ class _Planner:
         if spec.network is not None and spec.network not in networks:
             raise ConfigError(f"run '{spec.name}' has no network '{spec.network}'", hint=did_you_mean(spec.network, networks))
         train, sizes = config.train, step_sizes(config.train, config.data)
+        network = spec.network or next(iter(networks))
         return PlannedRun(
             spec=spec,
             preset=preset,
@@ -219,7 +223,8 @@ class _Planner:
             flops=run_flops(objective, train.max_steps, sizes).total,
             tokens=sizes.positions_before(train.max_steps),
             parameters=sum(parameter.numel() for parameter in objective.parameters()),
-            network=spec.network or next(iter(networks)),
+            network=network,
+            encoder=networks[network].encoder.config,
             own=frozenset({*spec.set} | (_set_by_file(resolved) if spec.config is not None else set())),
         )
 

@@ -63,7 +63,7 @@ def _row(plan: ComparisonPlan, run: PlannedRun, own: Sequence[Unit]) -> dict[str
     asked = plan.config.finetune.seeds
     scores = {task.name: _scores([_first(unit.scores(task), asked) for unit in own]) for task in plan.tasks}
     held = {key: None for record in done for key in record["held_out"]}
-    model, train = run.config.model, run.config.train
+    model, train = run.encoder, run.config.train
     return {
         "name": run.name,
         "objective": run.config.objective.name,

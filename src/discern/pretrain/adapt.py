@@ -22,6 +22,7 @@ from discern.artifacts.run import build_objective, vocabulary_of
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import ADDED_NAME, Manifest
 from discern.data.dataset.shards import TokenData
+from discern.data.filters import Rules
 from discern.data.prepare import available_cores, prepare
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
@@ -282,6 +283,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
     tokenizer = data.tokenizer()
     forms = _forms(data, tokenizer, added, target, progress)
     progress.note(f"adding {len(forms):,} tokens: {', '.join(forms[:8])}{', ...' if len(forms) > 8 else ''}")
+    told: dict[str, Any] = data.manifest.configuration
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "tokenizer.json"
         with utf8_name(path.parent) as folder:
@@ -292,6 +294,8 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
             tokenizer=TokenizerChoice(path=path),
             corpus=_corpus_options(data.manifest),
             build=_build_options(data.manifest),
+            language=told.get("language"),
+            license=told.get("license"),
             progress=progress,
         )
     write_text(target / ADDED_NAME, json.dumps({**asked, "added": forms}, indent=1, ensure_ascii=False) + "\n")
@@ -335,8 +339,9 @@ def _count_words(manifest: Manifest, tokenizer: Tokenizer, target: Path, progres
     """How often each word occurs in the text."""
     counts: Counter[str] = Counter()
     meter = CorpusProgress(progress, "counting words", Corpus(manifest.inputs, _corpus_options(manifest), exclude=target))
+    rules = Rules(_build_options(manifest).filters)
     for document in meter.read(ProblemLog()):
-        for sentence in document:
+        for sentence in (sentence for kept in rules.apply([document])[0] for sentence in kept):
             counts.update(word_forms(tokenizer, sentence))
         meter.show()
     meter.finish()
@@ -364,9 +369,11 @@ def _corpus_options(manifest: Manifest) -> CorpusOptions:
 
 
 def _build_options(manifest: Manifest) -> BuildOptions:
-    """Options with which the data set was made, so that the same documents are held out."""
+    """Options with which the data set was made, so that it has the same documents and holds the same out."""
     settings: Any = manifest.configuration
     return BuildOptions(
+        near_duplicates=settings.get("near_duplicates"),
+        filters=tuple(filter(None, (settings.get("filters") or "").split(","))),
         segmenter=settings["segmenter"],
         heldout=settings["heldout"],
         seed=settings["seed"],

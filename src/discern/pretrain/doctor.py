@@ -152,6 +152,8 @@ def _with_knob_of(run: RunFolder, finding: Finding) -> Finding:
 
 def _drift(run: RunFolder) -> Finding:
     """Compare the embeddings with the initial ones, which follow from the seed unless the run started from a model."""
+    if "start" in run.record or "start" in run.record.get("decay", {}) or run.config.objective.generator_source is not None:
+        return Finding("embedding_norm_drift", None, None, "unknown", "not known, as the run started from a model")
     start = build_objective(run.config, run.vocabulary)
     start.initialize(run.config.train.seed)
     return diagnose_drift(embedding_norm(run.objective), embedding_norm(start), flatten(run.config))

@@ -58,6 +58,15 @@ def test_says_what_it_knows() -> None:
     assert "`token_type_ids` 1 still has its initial value" in card
 
 
+def test_says_what_the_training_started_from() -> None:
+    assert "Pre-trained from scratch with discern" in model_card(facts())
+    card = model_card(facts(start="medical", replay=0.25))
+    assert "Further pre-trained from the weights of `medical` by discern" in card
+    assert "from scratch" not in card
+    assert "the further training only" in card
+    assert "the data set that 25% of the rows were taken from" in card
+
+
 def test_parameters_are_counted_once() -> None:
     generator = OBJECTIVE.networks()["generator"]
     count = sum(value.numel() for value in {*generator.encoder.parameters(), *generator.head.parameters()})

@@ -65,6 +65,10 @@ def test_label_sets_by_hand() -> None:
     assert scores.values["micro_f1"] == pytest.approx(2 / 3)
     assert scores.values["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
     assert scores.values["exact_match"] == pytest.approx(2 / 3)
+    names = ("micro_f1", "macro_f1", "precision", "recall")
+    alone = label_set_scores([("a",), (), ("a",), ()], [(), (), ("a",), ()], names)
+    assert alone.values == pytest.approx({"micro_f1": 2 / 3, "macro_f1": 2 / 3, "precision": 1, "recall": 1 / 2})
+    assert set(label_set_scores([("a",), ()], [(), ()], names).values.values()) == {0}
     empty = label_set_scores([()], [()])
     assert empty.values["micro_f1"] == 0
     assert "micro_f1" in empty.degenerate

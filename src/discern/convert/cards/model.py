@@ -77,6 +77,8 @@ class ModelFacts:
         text_license: license of the text.
         dense_head: the head that was fitted for the export; None: the network has its own.
         overlap: overlap of the text with each evaluation file, as in the record of the run; None if it was not checked.
+        start: name of the model whose weights the run started from; None: it started from random weights.
+        replay: fraction of the rows that come from another data set; None if there is none.
     """
 
     title: str
@@ -99,6 +101,8 @@ class ModelFacts:
     text_license: str | None = None
     dense_head: DenseHead | None = None
     overlap: Sequence[Mapping[str, Any]] | None = None
+    start: str | None = None
+    replay: float | None = None
 
 
 @dataclass(frozen=True)
@@ -209,11 +213,19 @@ def facts_of_run(run: RunFolder, models: Mapping[str, HuggingFaceModel], title: 
         language=run.record.get("language"),
         text_license=run.record.get(TEXT_LICENSE),
         overlap=run.record.get("overlap"),
+        start=_start(run.record),
+        replay=run.record.get("replay", {}).get("share"),
         tokens_seen=records[-1].get("tokens") if records else None,
         evaluation=held_out_metrics(evaluated),
         evaluated_at=evaluated.get("step"),
         versions={"discern": run.record.get("discern", "unknown"), **run.record.get("versions", {})},
     )
+
+
+def _start(record: Mapping[str, Any]) -> str | None:
+    """Return the name of the model that a run started from, also if it is the decay of such a run; no path."""
+    found = record.get("start") or record.get("decay", {}).get("start")
+    return None if found is None else PurePath(found["model"]).name
 
 
 def _reference(config: PretrainConfig) -> str | None:

@@ -114,7 +114,8 @@ class TfIdf(Baseline[ClassificationExample]):
             names = MultiLabelBinarizer(classes=list(self._labels.names))
             each_alone = LogisticRegression(C=_INVERSE_REGULARIZATION, solver="liblinear", random_state=0)
             predicted = OneVsRestClassifier(each_alone).fit(seen, names.fit_transform(gold)).predict(unseen)
-            chosen = names.inverse_transform(np.asarray(predicted))
+            # With a single label, one number for each text.
+            chosen = names.inverse_transform(np.asarray(predicted).reshape(len(examples), -1))
             return [{"id": each.id, "labels": list(labels)} for each, labels in zip(examples, chosen, strict=True)]
         model = LogisticRegression(C=_INVERSE_REGULARIZATION, max_iter=100).fit(seen, np.array(gold, dtype=str))
         classes = model.predict(unseen)

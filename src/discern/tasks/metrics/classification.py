@@ -91,6 +91,8 @@ def label_set_scores(
     nothing = "no label is given or predicted" if not classes else None
 
     def averaged(score: Callable[..., float], average: str) -> Result:
+        if len(classes) == 1:  # scikit-learn would count the examples without the label as a class of their own
+            return float(score(truth[:, 0], guess[:, 0], average="binary", zero_division=0)), nothing
         return (float(score(truth, guess, average=average, zero_division=0)) if classes else 0.0), nothing
 
     known: dict[str, Callable[[], Result]] = {
