@@ -112,6 +112,7 @@ def test_the_folder_is_temporary_or_the_users(model: Path, tmp_path: Path) -> No
         ([("a", "b", "c")], ["x"], "has 3 columns"),
         (["a", ("b", "c")], ["x", "y"], "row 1 of X has 2 columns"),
         (["a", "b"], [0.5, 1.0], "not class labels"),
+        (["a", "b"], ["x", None], "no label for row 1"),
         (["a", "b"], ["x", "x "], "white space"),
     ],
 )

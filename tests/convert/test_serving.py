@@ -28,6 +28,8 @@ from discern.errors import ConfigError, NumericsError
 from discern.finetune.evaluate import evaluate_finetuned, labeled_examples
 from discern.models.config import build_config
 from discern.progress import Silent
+from discern.tasks.base import Labels
+from discern.tasks.readers.text_groups import GroupColumns
 from tests.interop.small_tokenizers import HARD
 from tests.small.finetuned import MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, Made, make_finetuned
 from tests.small.run import make_run
@@ -299,6 +301,23 @@ def test_every_network(encoder: str, name: str, setting: str, tmp_path: Path) ->
     make_run(tmp_path / "run", overrides=[f"model.encoder={encoder}", setting])
     exported(tmp_path / "run", tmp_path / "out", ONNX, network=name)
     check_parity(tmp_path / "out")
+
+
+def test_a_model_of_vectors_as_bert(tmp_path: Path) -> None:
+    own = Made("pairs", Labels(kind="vectors", pairs=True), ("recall_at_1",), GroupColumns("a", "b"))
+    export_task(
+        make_finetuned(tmp_path / "vectors", model=SAME_WIDTHS, own=own),
+        out=tmp_path / "bert",
+        serving=Serving(form="bert"),
+        progress=Silent(),
+    )
+    found, expected = (discern.load(tmp_path / name).encode(["a quiet street."], "mean-all") for name in ("bert", "vectors"))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    joint = replace(SPANS, settings={**(SPANS.settings or {}), "head": "joint"})
+    made = make_finetuned(tmp_path / "joint", model=SAME_WIDTHS, own=joint)
+    with pytest.raises(ConfigError, match="BERT has no class with this task's head"):
+        export_task(made, out=tmp_path / "no", serving=Serving(form="bert"), progress=Silent())
+    assert not (tmp_path / "no").exists()
 
 
 def test_an_electra_as_bert(run: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from discern.errors import ConfigError
+from discern.errors import ConfigError, DataError
 from discern.serve.batching import Batcher, BusyError
 from discern.serve.limits import RateLimiter
 
@@ -61,6 +61,27 @@ def test_a_wrong_request_fails_alone_and_a_cancelled_one_is_not_computed() -> No
     assert isinstance(wrong, ConfigError)
     assert isinstance(gone, asyncio.CancelledError)
     assert 7 not in seen
+
+
+def test_a_panic_of_the_tokenizer_fails_alone() -> None:
+    class PanicException(BaseException):  # as the tokenizers library raises it
+        pass
+
+    def work(items: Sequence[Any]) -> list[Any]:
+        if -1 in items:
+            raise PanicException("backtrack limit")
+        return list(items)
+
+    async def main() -> list[Any]:
+        batcher = Batcher(100, 10**6)
+        found = await asyncio.gather(*(batcher.run("a", work, [n], 1) for n in (1, -1, 2)), return_exceptions=True)
+        later = await asyncio.wait_for(batcher.run("a", work, [3], 1), 20)
+        batcher.close(5)
+        return [*found, later]
+
+    one, wrong, two, later = asyncio.run(main())
+    assert (one, two, later) == ([1], [2], [3])
+    assert isinstance(wrong, DataError)
 
 
 def test_too_many_are_refused() -> None:

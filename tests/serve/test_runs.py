@@ -81,10 +81,12 @@ def test_a_run_says_where_it_is_and_how_long_it_takes(run: Path) -> None:
 
 
 def test_a_run_with_one_record_can_be_finished(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", metrics=[line(4)], overrides=["train.max_steps=4"])
-    watched = WatchedRun(tmp_path / "run")
-    watched.read()
-    assert watched.state(time.time())["condition"] == "finished"
+    for name, more in (("run", ()), ("timed", ("train.max_hours=10",))):
+        make_run(tmp_path / name, metrics=[line(4)], overrides=["train.max_steps=4", *more])
+        watched = WatchedRun(tmp_path / name)
+        watched.read()
+        state = watched.state(time.time())
+        assert (state["condition"], state["seconds_left"], state["progress"]) == ("finished", 0, 1)
 
 
 def test_numbers_of_others_do_not_break_the_page(run: Path) -> None:

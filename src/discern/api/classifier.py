@@ -193,6 +193,9 @@ def _texts_and_labels(texts: Any, labels: Any, *names: str) -> tuple[list[_Row],
         raise ConfigError(
             f"{names[0]} has {len(rows)} rows, but {names[1]} has shape {found.shape}", hint="give one label for each text"
         )
+    missing = next((number for number, label in enumerate(found.tolist()) if label is None or label != label), None)
+    if missing is not None:
+        raise ConfigError(f"{names[1]} has no label for row {missing}", hint="remove such rows")
     return rows, found
 
 

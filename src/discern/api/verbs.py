@@ -193,7 +193,7 @@ def adapt(
     data: PathLike,
     out: PathLike,
     replay: PathLike | None = None,
-    replay_share: float = 0.2,
+    replay_share: float | None = None,
     add_tokens: int | PathLike | None = None,
     config: PathLike | None = None,
     settings: Settings | None = None,
@@ -209,7 +209,7 @@ def adapt(
         data: data set of your text, made with the model's tokenizer.
         out: folder of the new run.
         replay: data set of general text, to mix into the training and to measure forgetting.
-        replay_share: fraction of the examples that come from the general text; 0: only evaluate on it.
+        replay_share: fraction of the examples that come from the general text; 0: only evaluate on it; None: 0.2.
         add_tokens: number of words of your text to add to the vocabulary, or a file with the words, one per line.
         sequences: number of held-out rows to evaluate on; 0: all.
 
@@ -222,7 +222,9 @@ def adapt(
     """
     listener = progress or Logged()
     added = None if add_tokens is None else AddedTokens.of(str(add_tokens))
-    mixed = None if replay is None else Replay(Path(replay), replay_share)
+    if replay_share is not None and replay is None:
+        raise ConfigError(f"replay_share {replay_share:g} needs the text to replay", hint="add replay=DATA")
+    mixed = None if replay is None else Replay(Path(replay), 0.2 if replay_share is None else replay_share)
     adapted = adapting.adapt(
         local_model(model, listener.note),
         data=Path(data),
@@ -244,7 +246,7 @@ def evaluate(
     *,
     data: PathLike | None = None,
     sequences: int = 0,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     task: str | None = None,
     seed: int | None = None,
     device: str = "auto",
@@ -256,7 +258,8 @@ def evaluate(
     Args:
         model: a run, an export with all its networks, a fine-tuned model, or an export of one.
         data: data set whose held-out split is used (default: that of the run); for a fine-tuned model, a labeled file.
-        sequences: number of held-out rows to evaluate on; 0: all.
+        sequences: number of held-out rows to evaluate a pre-trained model on; 0: all.
+        batch_size: number of rows that a pre-trained model reads at a time; None: 32.
         task: task of a fine-tuned model with several tasks.
         seed: seed of a fine-tuned model whose weights are used; None: the best.
 
@@ -270,6 +273,10 @@ def evaluate(
     listener = progress or Logged()
     folder = local_model(model, listener.note)
     if open_model(folder, warn=listener.note).has_task_head:
+        if sequences or batch_size is not None:
+            raise ConfigError(
+                f"sequences and batch_size are for pre-trained models, but {model} is fine-tuned", hint="leave them out"
+            )
         return evaluate_finetuned(
             folder, _path(data), task=task, seed=seed, device=device, precision=precision, progress=listener
         )
@@ -279,7 +286,7 @@ def evaluate(
         folder,
         data=_path(data),
         sequences=sequences,
-        batch_size=batch_size,
+        batch_size=32 if batch_size is None else batch_size,
         device=device,
         precision=precision,
         progress=listener,
@@ -347,7 +354,7 @@ def finetune(
     asked = [task] if isinstance(task, str) else list(task)
     names, own_task = without_own_task(asked, has_data=bool(data), has_train=train is not None)
     folders = [Path(each) for each in ([data] if isinstance(data, str | Path) else data)]
-    if len(folders) == 1:
+    if names and len(folders) == 1:
         folders *= len(names)
     if len(names) != len(folders):
         raise ConfigError(f"{len(names)} tasks and {len(folders)} data folders", hint="specify one folder per task")

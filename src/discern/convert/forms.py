@@ -76,6 +76,8 @@ def _as_bert(model: HuggingFaceModel) -> HuggingFaceModel:
         )
     if theirs == BERT_LM_CLASS and model.head:
         raise ConfigError("BERT has no head that copies tokens", hint="leave out --as bert")
+    if theirs == BERT_ENCODER_CLASS and model.head and _is_bare(model.tensors):
+        raise ConfigError("BERT has no class with this task's head", hint="leave out --as bert")
     tensors = {bert_name(name): tensor for name, tensor in _kept(model.tensors, theirs).items()}
     kept: dict[str, Any] = {key: value for key, value in config.items() if key not in _ELECTRA_ONLY}
     kept |= {"architectures": [theirs], "model_type": "bert"}
@@ -86,4 +88,11 @@ def _as_bert(model: HuggingFaceModel) -> HuggingFaceModel:
 
 def _kept(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
     """The tensors that the architecture has a place for."""
-    return {name: each for name, each in tensors.items() if architecture != BERT_ENCODER_CLASS or name.startswith("electra.")}
+    if architecture != BERT_ENCODER_CLASS or _is_bare(tensors):
+        return dict(tensors)
+    return {name: each for name, each in tensors.items() if name.startswith("electra.")}
+
+
+def _is_bare(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these are the weights of an encoder alone, whose names have no prefix."""
+    return not any(name.startswith("electra.") for name in tensors)

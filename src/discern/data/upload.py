@@ -69,11 +69,9 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
                 problem.message.replace(str(folder), address),
                 hint=problem.hint.replace(str(folder), address) if problem.hint else problem.hint,
             ) from problem
-        if existing is not None and not overwrite:
-            differing = _differing(report.manifest, before, there)
-        else:
-            differing = [*files_of(report.manifest), TOKENIZER_NAME, MANIFEST_NAME]
-        _upload(address, folder, differing, there, progress)
+        own = [*files_of(report.manifest), TOKENIZER_NAME, MANIFEST_NAME]
+        differing = _differing(report.manifest, before, there) if existing is not None and not overwrite else own
+        _upload(address, folder, differing, [name for name in there if name not in own], progress)
     except DataError as problem:
         if (folder / MANIFEST_NAME).is_file() and (folder / TOKENIZER_NAME).is_file():
             progress.note(f"the data set is complete in {folder}: you can copy it by hand, {MANIFEST_NAME} last")
@@ -107,12 +105,16 @@ def _differing(made: Manifest, before: Manifest, there: dict[str, int | None]) -
     return [*names, *([MANIFEST_NAME] if before.overlap != made.overlap else [])]
 
 
-def _upload(address: str, folder: Path, names: list[str], there: dict[str, int | None], progress: Progress) -> None:
-    """Upload files of a data set. What is there is no data set while its files are replaced."""
+def _upload(address: str, folder: Path, names: list[str], foreign: list[str], progress: Progress) -> None:
+    """Upload files of a data set. What is there is no data set while its files are replaced.
+
+    Args:
+        foreign: names of what is there and does not belong to the data set. It is removed if the manifest is replaced.
+    """
     if MANIFEST_NAME in names:
         remove_remote(joined(address, MANIFEST_NAME))
-        for name in there:
-            if name not in names and name != UNFINISHED:
+        for name in foreign:
+            if name != UNFINISHED:
                 remove_remote(joined(address, name))
     sizes = {name: (folder / name).stat().st_size for name in names}
     progress.start("uploading", sum(sizes.values()), "bytes")

@@ -196,7 +196,10 @@ class Model:
         """Like `score`, with the score of each token."""
         if scorer not in self._scorers:
             self._scorers[scorer] = load_scorer(self.path, scorer, self.device, warn=_warn)
-        return self._by_blocks(texts, self._scorers[scorer].score)
+        found = self._by_blocks(texts, self._scorers[scorer].score)
+        if (long := sum(score.windows > 1 for score in found)) > 0:
+            _warn(f"{long} of {len(found)} texts are longer than {self._scorers[scorer].window_size} tokens: read in windows")
+        return found
 
     def fill(self, text: str, top: int = 5) -> list[list[FilledToken]]:
         """Predict the most likely tokens at each "[MASK]" in a text, best first: one list per mask.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from discern.data.tokenizer.loading import naming_panics
 from discern.errors import DiscernError
 
 Work = Callable[[Sequence[Any]], list[Any]]
@@ -122,7 +123,8 @@ class Batcher:
 def _results(batch: list[_Job]) -> list[list[Any] | Exception]:
     """The results of each job, or its error. If a batch fails, its jobs are computed one by one: only the guilty one fails."""
     try:
-        results = iter(batch[0].work([item for job in batch for item in job.items]))
+        with naming_panics("the model's tokenizer"):
+            results = iter(batch[0].work([item for job in batch for item in job.items]))
         return [[next(results) for _ in job.items] for job in batch]
     except Exception as problem:
         if len(batch) == 1 or not isinstance(problem, DiscernError | ValueError):

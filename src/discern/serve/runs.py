@@ -111,10 +111,10 @@ class WatchedRun:
         train = None if self._config is None else self._config.train
         steps = None if train is None or train.max_hours is not None else train.max_steps
         left = None
-        if train is not None and train.max_hours is not None and is_number(last.get("seconds")):
-            left = max(0.0, train.max_hours * 3600 - last["seconds"])
-        elif steps is not None and step >= steps:
+        if train is not None and step >= train.max_steps:
             left = 0.0
+        elif train is not None and train.max_hours is not None and is_number(last.get("seconds")):
+            left = max(0.0, train.max_hours * 3600 - last["seconds"])
         elif steps is not None and speed:
             left = (steps - step) / speed
         changed = self._metrics.changed_at
@@ -229,9 +229,8 @@ class WatchedRun:
         if self._config is None or not last:
             return None
         hours = self._config.train.max_hours
-        if hours is not None and left is not None:
-            return min(1.0, 1 - left / (hours * 3600))
-        return min(1.0, float(last["step"] / self._config.train.max_steps))
+        of_time = 0.0 if hours is None or left is None else 1 - left / (hours * 3600)
+        return min(1.0, max(of_time, float(last["step"] / self._config.train.max_steps)))
 
     def _newest_checkpoint(self) -> int | None:
         try:

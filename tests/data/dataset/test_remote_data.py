@@ -21,6 +21,7 @@ from discern.data.dataset import remote as cache
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import MANIFEST_NAME
 from discern.data.dataset.shards import TokenData
+from discern.data.overlap import EvaluationFiles
 from discern.data.prepare import prepare, prepare_part
 from discern.data.reports import PrepareReport
 from discern.data.sources import object_stores, remote
@@ -61,12 +62,14 @@ def bucket(server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: 
     (server[1] / "bucket").mkdir()
 
 
-def make(tmp_path: Path, out: str, *inputs: str, seed: int = 0, overwrite: bool = False) -> PrepareReport:
+def make(
+    tmp_path: Path, out: str, *inputs: str, seed: int = 0, overwrite: bool = False, against: EvaluationFiles | None = None
+) -> PrepareReport:
     choice, build = (
         TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt")),
         BuildOptions(workers=1, seed=seed, shard_tokens=900),
     )
-    return prepare(inputs, out=Path(out), tokenizer=choice, build=build, overwrite=overwrite, progress=Silent())
+    return prepare(inputs, out=Path(out), tokenizer=choice, build=build, overwrite=overwrite, against=against, progress=Silent())
 
 
 def test_from_a_bucket_to_a_bucket_and_back(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +176,19 @@ def test_processes_that_share_a_cache_never_read_half_a_file(
     assert len(local.strip()) == 64
     assert found == [local] * 3
     assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+def test_what_is_recorded_later_removes_nothing(bucket: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(plain(made_up(50)).encode())
+    (tmp_path / "dev.txt").write_bytes(plain(made_up(5)).encode())
+    make(tmp_path, "s3://bucket/data", str(tmp_path / "text"))
+    before = sorted(path.name for path in (bucket / "data").iterdir())
+    again = make(tmp_path, "s3://bucket/data", str(tmp_path / "text"), against=EvaluationFiles([tmp_path / "dev.txt"]))
+    assert again.repaired == ("manifest.json",)
+    assert sorted(path.name for path in (bucket / "data").iterdir()) == before
+    opened = TokenData.open("s3://bucket/data")
+    assert opened.manifest.overlap is not None
+    assert opened.split("train").read(0, 5).size == 5
 
 
 def test_a_half_written_data_set_is_none(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
