@@ -14,6 +14,7 @@ from discern.artifacts.export_folder import check_target
 from discern.convert.export import export
 from discern.convert.sentence_transformers import write_sentence_transformers
 from discern.errors import ConfigError
+from discern.interop.sentence_transformers import StoredPooling, read_pooling
 from discern.progress import Silent
 from tests.small.run import make_run
 
@@ -70,3 +71,20 @@ def test_an_unknown_pooling_is_refused(exported: Path) -> None:
     with pytest.raises(ConfigError, match="unknown pooling 'means'") as caught:
         write_sentence_transformers(exported, "means")
     assert "did you mean 'mean'" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("kind", "read"), [("xlnet", "cls"), ("bert", None)])
+def test_the_last_token_is_cls_in_xlnet_only(tmp_path: Path, kind: str, read: str | None) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    files = {
+        "config.json": {"model_type": kind},
+        "modules.json": [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}],
+        "1_Pooling/config.json": {"pooling_mode_lasttoken": True},
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    if read is not None:
+        assert read_pooling(tmp_path) == StoredPooling(read, normalize=False)
+    else:
+        with pytest.raises(ConfigError, match="pooling by the last token, which discern does not have"):
+            read_pooling(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.errors import CheckpointError, ConfigError
+from discern.interop.names import CONFIG_NAME
 from discern.parsing import json_value
 
 MODULES_FILE = "modules.json"
@@ -42,6 +43,8 @@ def read_pooling(folder: Path) -> StoredPooling | None:
         modes = [
             name.removeprefix("pooling_mode_") for name, on in pooled.items() if name.startswith("pooling_mode_") and on is True
         ]
+        if "lasttoken" in modes and _json(folder / CONFIG_NAME).get("model_type") != "xlnet":
+            modes = ["the last token"]  # only XLNet has [CLS] there
         modes = modes or [{"mean": "mean_tokens", "cls": "cls_token"}.get(str(pooled.get("pooling_mode")), "")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise CheckpointError(
