@@ -265,7 +265,7 @@ class _Resolution:
 
     @property
     def repeated(self) -> frozenset[str]:
-        """Those of them from a file that discern wrote."""
+        """Keys of `user_set` from a file that discern wrote."""
         return frozenset(key for key in self.user_set if self.settings[key].origin.written)
 
     def compose(self, root: type[ConfigT]) -> ConfigT | None:

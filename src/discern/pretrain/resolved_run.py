@@ -158,7 +158,7 @@ def _resumed(out: Path, config: Path | None, preset: str | None, overrides: Sequ
     try:
         settings = load_pretrain_config(config, preset, overrides)
     except ConfigError:
-        # A schedule of the user may end beyond a run that is resumed: it may have been stopped early, for example.
+        # A run that is resumed may end before a schedule of the user does.
         settings = load_pretrain_config(config, preset, overrides, shortens=False)
     kept = kept_when_resumed(before, settings)
     if not kept:

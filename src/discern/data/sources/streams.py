@@ -76,6 +76,14 @@ class PipeStream:
         self._file.close()
 
 
+def _taken(buffer: bytearray, size: int) -> bytes:
+    """The first `size` bytes, or all if it is negative; they are removed from the buffer."""
+    size = len(buffer) if size < 0 else size
+    data = bytes(buffer[:size])
+    del buffer[:size]
+    return data
+
+
 class ZstdStream:
     """Decompresses zstd frames. Unlike the reader of the library, it detects a last frame that is cut short."""
 
@@ -107,10 +115,7 @@ class ZstdStream:
             self._input = b""
             if self._frame.eof:
                 self._input, self._frame = self._frame.unused_data, None
-        size = len(self._output) if size < 0 else size
-        data = bytes(self._output[:size])
-        del self._output[:size]
-        return data
+        return _taken(self._output, size)
 
 
 class _Decompressor(Protocol):
@@ -165,10 +170,7 @@ class ManyStreams:
             self._input = b""
             if self._current.eof:
                 self._input, self._current = self._current.unused_data, None
-        size = len(self._output) if size < 0 else size
-        data = bytes(self._output[:size])
-        del self._output[:size]
-        return data
+        return _taken(self._output, size)
 
 
 _COMPRESSIONS: dict[bytes, Callable[[Readable], Readable]] = {
