@@ -13,7 +13,7 @@ import discern
 from discern.artifacts.export_folder import check_target
 from discern.convert.export import export
 from discern.convert.sentence_transformers import write_sentence_transformers
-from discern.errors import ConfigError
+from discern.errors import CheckpointError, ConfigError
 from discern.interop.sentence_transformers import StoredPooling, read_pooling
 from discern.progress import Silent
 from tests.small.run import make_run
@@ -65,6 +65,17 @@ def test_the_mean_over_all_tokens_is_what_other_servers_have(exported: Path, tmp
     assert settings["pooling_mode_mean_tokens"]
     assert settings["word_embedding_dimension"] == model.hidden_size
     assert json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 16
+    assert discern.load(folder).max_length == 16
+
+
+@pytest.mark.parametrize("stated", [2, True, "64"])
+def test_a_length_that_is_none_is_refused(exported: Path, tmp_path: Path, stated: object) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    write_sentence_transformers(folder, "mean")
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": stated}))
+    with pytest.raises(CheckpointError, match=r"sentence_bert_config.json: max_seq_length is .* expected a number of tokens"):
+        discern.load(folder)
 
 
 def test_an_unknown_pooling_is_refused(exported: Path) -> None:

@@ -17,6 +17,7 @@ import discern
 from discern.artifacts.opening import open_model
 from discern.cli.main import main
 from discern.convert.export import export
+from discern.convert.sentence_transformers import write_sentence_transformers
 from discern.errors import ConfigError, DataError
 from discern.interop.hub import hub_name, is_hub_name, local_model
 from discern.progress import Silent
@@ -30,6 +31,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hub")
     make_run(folder / "run")
     export(folder / "run", out=folder / "out", progress=Silent(), warn=pytest.fail)
+    write_sentence_transformers(folder / "out", "cls", normalize=True)
     (folder / "out" / "tf_model.h5").write_bytes(b"another framework's weights")
     return folder / "out"
 
@@ -85,7 +87,7 @@ def sha1(data: bytes) -> str:
 def asked(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Paths that the server was asked for; the cache is empty, and the working folder too."""
     found: list[str] = []
-    files = {path.name: path.read_bytes() for path in exported.iterdir()}
+    files = {path.relative_to(exported).as_posix(): path.read_bytes() for path in exported.rglob("*") if path.is_file()}
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(files, found))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
@@ -106,6 +108,7 @@ def test_a_model_is_downloaded_once_and_used(asked: list[str], exported: Path, m
     assert open_model(folder, warn=pytest.fail).encoder.description == hub_name(folder)
     model = discern.load(NAME, device="cpu")
     assert model.encode(["a text"]).shape == (1, model.hidden_size)
+    assert (model.vectors.pooling, model.vectors.normalize) == ("cls", True), "as its files for sentence-transformers say"
     # Without a network, what is in the cache serves.
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert local_model(NAME, told.append) == folder

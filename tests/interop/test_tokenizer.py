@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from discern.data.tokenizer import SPECIAL_TOKENS
+from discern.data.tokenizer import SPECIAL_TOKENS, special_ids
 from discern.errors import DataError
+from discern.inference.fill import reading_masks
 from discern.interop.tokenizer import read_max_length, to_huggingface_tokenizer
 from tests.interop.small_tokenizers import CORPUS, HARD, KINDS, small_tokenizer
 
@@ -38,10 +39,10 @@ def load(folder: Path) -> Any:
 
 @pytest.fixture(params=KINDS, scope="module")
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
-    """The source as tokenizers reads it, and the export as transformers does."""
+    """The source as `discern fill` reads it, and the export as transformers does."""
     folder = tmp_path_factory.mktemp("tokenizer")
     out = write(folder, small_tokenizer(request.param))
-    return Tokenizer.from_file(str(folder / "source.json")), load(out)
+    return reading_masks(Tokenizer.from_file(str(folder / "source.json"))), load(out)
 
 
 @pytest.mark.parametrize("text", [*HARD, "", "  "])
@@ -111,6 +112,26 @@ def test_special_tokens_that_the_source_does_not_declare(tmp_path: Path) -> None
     exported = Tokenizer.from_file(str(out / "tokenizer.json"))
     assert load(out)("a [MASK]")["input_ids"] == exported.encode("a [MASK]").ids == [2, 5, 4, 3]
     assert exported.get_vocab_size() == len(entries)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece, cased"])
+def test_a_mask_stands_for_a_whole_token(kind: str, tmp_path: Path) -> None:
+    """Tokens of BPE and Unigram include the space before them. A separate space before a mask would never occur in training."""
+    source = small_tokenizer(kind)
+    before, after = (source.encode(text, add_special_tokens=False).ids for text in ("the", " x"))
+    ids = load(write(tmp_path, source))("the [MASK] x")["input_ids"]
+    special = special_ids(source)
+    assert ids == [special["cls"], *before, special["mask"], *after, special["sep"]]
+
+
+def test_declared_treatment_of_spaces_is_kept(tmp_path: Path) -> None:
+    tokenizer = small_tokenizer("wordpiece, cased")
+    tokenizer.add_special_tokens(
+        [AddedToken("[SEP]", special=True, normalized=False, lstrip=True, rstrip=True, single_word=True)]
+    )
+    exported = Tokenizer.from_file(str(write(tmp_path, tokenizer) / "tokenizer.json"))
+    (sep,) = (each for each in exported.get_added_tokens_decoder().values() if each.content == "[SEP]")
+    assert (sep.lstrip, sep.rstrip, sep.single_word) == (True, True, True)
 
 
 def test_what_the_source_cuts_and_pads_is_left_out(tmp_path: Path) -> None:

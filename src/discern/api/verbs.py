@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import tomli_w
 
+from discern.api.arguments import checks_choices
 from discern.api.exporting import serving_of
 from discern.artifacts.export_folder import check_target
 from discern.artifacts.opening import open_model
@@ -44,7 +45,7 @@ from discern.pretrain.adapt import AddedTokens
 from discern.pretrain.estimate import estimate
 from discern.pretrain.refit import check_refit
 from discern.pretrain.refit import refit_head as fit_head
-from discern.pretrain.resolved_run import Replay
+from discern.pretrain.resolved_run import Replay, Resume
 from discern.progress import Logged, Progress
 from discern.tasks.base import Prediction
 from discern.tasks.prediction_input import InputFormat
@@ -53,6 +54,7 @@ PathLike = str | Path
 Settings = Mapping[str, Any]
 
 
+@checks_choices
 def prepare(
     inputs: PathLike | Sequence[PathLike],
     *,
@@ -96,7 +98,7 @@ def prepare(
         Counts of the data set: `documents`, `tokens`, `vocab_size`, `unknown_fraction` and others.
 
     Raises:
-        ConfigError: the arguments contradict each other.
+        ConfigError: the arguments contradict each other, or a value is out of range.
         DataError: the input cannot be read, or `out` holds something else.
     """
     listener = progress or Logged()
@@ -111,7 +113,7 @@ def prepare(
         chosen,
         heldout,
         seed,
-        workers=workers or preparing.available_cores(),
+        workers=preparing.available_cores() if workers is None else workers,
         near_duplicates=near_duplicates,
         filters=(filters,) if isinstance(filters, str) else tuple(filters),
     )
@@ -133,6 +135,7 @@ def prepare(
     return report.values()
 
 
+@checks_choices
 def pretrain(
     config: PathLike | None = None,
     *,
@@ -142,7 +145,7 @@ def pretrain(
     settings: Settings | None = None,
     init_from: PathLike | None = None,
     decay_from: PathLike | None = None,
-    resume: Literal["auto", "never", "must"] = "auto",
+    resume: Resume = "auto",
     device: str = "auto",
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -187,6 +190,7 @@ def pretrain(
     return pretraining.pretrain(_path(config), **options, progress=listener) or {}
 
 
+@checks_choices
 def adapt(
     model: PathLike,
     *,
@@ -197,7 +201,7 @@ def adapt(
     add_tokens: int | PathLike | None = None,
     config: PathLike | None = None,
     settings: Settings | None = None,
-    resume: Literal["auto", "never", "must"] = "auto",
+    resume: Resume = "auto",
     sequences: int = 0,
     device: str = "auto",
     progress: Progress | None = None,
@@ -241,6 +245,7 @@ def adapt(
     return adapted or {}
 
 
+@checks_choices
 def evaluate(
     model: PathLike,
     *,
@@ -250,7 +255,7 @@ def evaluate(
     task: str | None = None,
     seed: int | None = None,
     device: str = "auto",
-    precision: str = "float32",
+    precision: Literal["float32", "bfloat16"] = "float32",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Evaluate a pre-trained model on held-out text, or a fine-tuned model on a labeled file, as `discern evaluate` does.
@@ -294,6 +299,7 @@ def evaluate(
     )
 
 
+@checks_choices
 def finetune(
     model: PathLike,
     *,
@@ -385,6 +391,7 @@ def finetune(
     )
 
 
+@checks_choices
 def predict(
     model: PathLike,
     input: PathLike,
@@ -399,7 +406,7 @@ def predict(
     format: InputFormat | None = None,
     logits: bool = False,
     device: str = "auto",
-    precision: str = "float32",
+    precision: Literal["float32", "bfloat16", "auto"] = "float32",
     progress: Progress | None = None,
 ) -> list[Prediction]:
     """Return predictions for every row of a file, as `discern predict` writes them.
@@ -436,6 +443,7 @@ def predict(
     return found
 
 
+@checks_choices
 def export(
     model: PathLike,
     *,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from discern.convert.onnx import Feed, Found
 from discern.convert.onnx_graph import Graph, Served
+from discern.data.tokenizer.plain_text import encode_texts
 
 Runner: TypeAlias = Callable[[Feed], Found]
 Row: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -100,7 +101,7 @@ def sample_rows(served: Served, texts: Sequence[str] | None = None) -> list[Row]
     special, tokenizer, random = served.special, served.tokenizer, np.random.default_rng(_SEED)
     words = tokenizer.get_vocab_size()
     given = texts if texts is not None else _SENTENCES
-    ids = [np.array(each.ids, np.int64) for each in tokenizer.encode_batch_fast(list(given), add_special_tokens=False)]
+    ids = [np.array(each.ids, np.int64) for each in encode_texts(tokenizer, given, ids_only=True)]
     ids = [each for each in ids if len(each)]
     if texts is None and (not ids or np.mean(np.concatenate(ids) == special.unk) > 0.2):
         ids = [random.integers(0, words, length) for length in random.integers(5, 40, len(_SENTENCES))]

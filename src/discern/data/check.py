@@ -16,7 +16,6 @@ from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.data.tokenizer.words import check_segmenter
 from discern.errors import DiscernError
 from discern.progress import Progress
 
@@ -46,7 +45,7 @@ def check(
     if choice.path or choice.train:
         choice.check()
     rules = Rules(build.filters)
-    check_segmenter(build.segmenter)
+    build.check()
     encoder = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
     problems, errors = ProblemLog(), list[DiscernError]()
     text = Corpus(inputs, corpus or CorpusOptions(), exclude=exclude)

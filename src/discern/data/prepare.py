@@ -22,8 +22,6 @@ from discern.data.dataset.publish import (
     repair,
     write_header,
 )
-from discern.data.filters import Rules
-from discern.data.near_duplicates import Banding
 from discern.data.overlap import EvaluationFiles, FileOverlap, OverlapSearch
 from discern.data.reports import PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
@@ -36,7 +34,7 @@ from discern.data.stages.run import Staged, Work
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
 from discern.data.tokenizer.languages import find_language
-from discern.data.tokenizer.words import SegmenterName, check_segmenter
+from discern.data.tokenizer.words import SegmenterName
 from discern.data.upload import uploaded
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
@@ -219,12 +217,9 @@ class _Asked:
     ) -> _Asked:
         corpus, build = corpus or CorpusOptions(), build or BuildOptions(workers=available_cores())
         choice.check()
-        Rules(build.filters)  # refuses what is no filter
-        if build.near_duplicates is not None:
-            Banding.of(build.near_duplicates)  # refuses what is no similarity
+        build.check()
         OutputFolder(out).check(*map(Path, inputs))
         check_not_inside("--out", out, choice.path)
-        check_segmenter(build.segmenter)
         encoder = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
         settings = configuration(choice, corpus, build, language, _one_line(license))
         target = out.resolve()

@@ -249,6 +249,8 @@ def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
     Raises:
         ConfigError, DataError: they do not, or a rank differs; the message names it. Nothing has been written.
     """
+    if seeds < 1:
+        raise ConfigError(f"--seeds is {seeds}, expected at least 1", hint="3 is usual for a table of results")
     train = plan.config.train
     check_weight_precision(train, ranks)
     check_groups(train, ranks)

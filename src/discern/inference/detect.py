@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from discern.data.tokenizer.plain_text import encode_texts
 from discern.errors import ConfigError
 from discern.inference.calibration import ChosenThreshold, chosen_threshold
 from discern.inference.detection import Detection, DetectionModel, detect_each, load_detection_model, load_detector
@@ -190,7 +191,7 @@ def _proposals(
     if model.proposer is None:
         return [None] * len(found)
     tokenizer = model.detector.tokenizer
-    encodings = tokenizer.encode_batch([each.text for each in found], add_special_tokens=False)
+    encodings = encode_texts(tokenizer, [each.text for each in found])
     ids = [encoding.ids for encoding in encodings]
     progress.start("asking the generator", sum(map(len, ids)), "tokens")
     try:

@@ -13,6 +13,7 @@ from tokenizers import Encoding, Tokenizer
 from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
 from discern.data.tokenizer import special_tokens
+from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import CheckpointError, ConfigError
 from discern.inference.proposals import Proposer, proposer_of
@@ -137,7 +138,7 @@ def detect(model: Path, texts: Sequence[str], progress: Progress, warn: Callable
         CheckpointError: the weights are missing or damaged.
     """
     detector = load_detector(model, warn)
-    encodings = detector.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    encodings = encode_texts(detector.tokenizer, texts)
     too_long = sum(len(encoding) > detector.window_size for encoding in encodings)
     if too_long:
         which = "the text is" if len(texts) == 1 else f"{too_long} of {len(texts)} texts are"
@@ -166,7 +167,7 @@ def detect_each(
     unknown = UnknownTokens(detector.tokenizer)
     try:
         for block in _blocks(texts):
-            encodings = detector.tokenizer.encode_batch([each.text for each in block], add_special_tokens=False)
+            encodings = encode_texts(detector.tokenizer, [each.text for each in block])
             for each, encoding in zip(block, encodings, strict=True):
                 unknown.add_ids(encoding.ids)
                 if len(encoding) > detector.window_size:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from discern.data.tokenizer import special_tokens
+from discern.data.tokenizer.plain_text import encode_texts
 from discern.errors import ConfigError
 from discern.inference.rows import TextWindow, batches, best_places, framed, read, windows_of
 from discern.models.base import Encoder
@@ -154,7 +155,7 @@ def chosen_settings(
 
 
 def _ids(reader: Reader, texts: Sequence[str]) -> list[list[int]]:
-    return [encoding.ids for encoding in reader.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+    return [encoding.ids for encoding in encode_texts(reader.tokenizer, texts, ids_only=True)]
 
 
 def _read(reader: Reader, ids: Sequence[Sequence[int]], windows: Sequence[TextWindow]) -> Iterator[tuple[int, States]]:

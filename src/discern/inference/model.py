@@ -19,6 +19,7 @@ from discern.artifacts.opening import open_model
 from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer import fingerprint as tokenizer_fingerprint
 from discern.data.tokenizer import load_tokenizer
+from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.inference.detection import Detection, Detector, detect_replaced, load_detector
 from discern.inference.embed import Reader, VectorSettings, chosen_settings, text_vectors, token_states
@@ -63,8 +64,10 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
         model._task_models[None] = tuned
         return model
     loaded = opened.encoder
-    reader = Reader(loaded.encoder.to(place), load_tokenizer(loaded.tokenizer_path), loaded.max_length)
     found = read_pooling(folder)
+    stated = None if found is None else found.max_length
+    max_length = min(loaded.max_length, stated or loaded.max_length)
+    reader = Reader(loaded.encoder.to(place), load_tokenizer(loaded.tokenizer_path), max_length)
     vectors = VectorSettings() if found is None else VectorSettings(found.pooling, found.normalize, trained=True)
     return Model(folder, reader, place, vectors)
 
@@ -173,7 +176,7 @@ class Model:
         """Like `detect`, for many texts."""
 
         def detected(block: Sequence[str]) -> list[Detection]:
-            encodings = self._detector.tokenizer.encode_batch(list(block), add_special_tokens=False)
+            encodings = encode_texts(self._detector.tokenizer, block)
             too_long = sum(len(encoding) > self._detector.window_size for encoding in encodings)
             if too_long:
                 _warn(f"{too_long} of {len(block)} texts are longer than {self._detector.window_size} tokens: read in windows")

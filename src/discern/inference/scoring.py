@@ -17,6 +17,7 @@ from discern.artifacts.opening import open_model
 from discern.corruption.masking import chosen_share
 from discern.corruption.sampling import Sampling
 from discern.data.tokenizer import special_tokens
+from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.words import Sentences, word_finder
 from discern.errors import ConfigError, NumericsError
 from discern.inference import PREFERRED, scorers
@@ -225,7 +226,7 @@ class TextScorer:
         Raises:
             NumericsError: a score is not finite.
         """
-        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encodings = encode_texts(self.tokenizer, texts)
         starts = self._word_starts(texts, encodings)
         windows = windows_of([len(encoding) for encoding in encodings], self.window_size)
         pieces = [

@@ -9,8 +9,10 @@ from typing import Any
 from discern.errors import CheckpointError, ConfigError
 from discern.interop.names import CONFIG_NAME
 from discern.parsing import json_value
+from discern.storage.records import read_object
 
 MODULES_FILE = "modules.json"
+_SETTINGS_FILE = "sentence_bert_config.json"
 _POOLINGS = {"mean_tokens": "mean-all", "cls_token": "cls", "lasttoken": "cls"}
 
 
@@ -21,10 +23,12 @@ class StoredPooling:
     Attributes:
         pooling: 'mean-all', 'mean' or 'cls'.
         normalize: whether vectors are scaled to length 1.
+        max_length: number of tokens that are read at a time, including [CLS] and [SEP]; None: as many as the encoder takes.
     """
 
     pooling: str
     normalize: bool
+    max_length: int | None = None
 
 
 def read_pooling(folder: Path) -> StoredPooling | None:
@@ -59,7 +63,24 @@ def read_pooling(folder: Path) -> StoredPooling | None:
         )
     named = {kind for kind, _ in kinds}
     # discern writes WordWeights only to leave out [CLS] and [SEP].
-    return StoredPooling("mean" if "WordWeights" in named else _POOLINGS[modes[0]], "Normalize" in named)
+    pooling = "mean" if "WordWeights" in named else _POOLINGS[modes[0]]
+    return StoredPooling(pooling, "Normalize" in named, _max_length(folder / _SETTINGS_FILE))
+
+
+def _max_length(path: Path) -> int | None:
+    """The length that the settings of the encoder state, if they do.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if not path.is_file():
+        return None
+    stated = read_object(path, hint="export the model again", error=CheckpointError).get("max_seq_length")
+    if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int) or stated < 3):
+        raise CheckpointError(
+            f"{path}: max_seq_length is {stated!r}, expected a number of tokens of at least 3", hint="export the model again"
+        )
+    return stated
 
 
 def _json(path: Path) -> Any:

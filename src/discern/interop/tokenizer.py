@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from discern.data.tokenizer import framing, load_tokenizer, lowercases, special_names
 from discern.errors import DataError
@@ -67,7 +67,7 @@ def tokenizer_files(
     if last:
         tokenizer.post_processor = _cls_last(tokenizer)
     # transformers marks these as special itself. So must tokenizer.json, or "[MASK]" would be tokenized differently.
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in names.values()])
+    tokenizer.add_special_tokens([_declared(tokenizer, token, is_mask=role == "mask") for role, token in names.items()])
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", *(["token_type_ids"] if has_segments else []), "attention_mask"],
@@ -80,6 +80,17 @@ def tokenizer_files(
     }
     settings = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     return TokenizerFiles((tokenizer.to_str(pretty=True) + "\n").encode(), settings.encode())
+
+
+def _declared(tokenizer: Tokenizer, token: str, *, is_mask: bool) -> AddedToken:
+    """A special token with the treatment of spaces that the tokenizer declares.
+
+    A mask includes the space before it, unless the model is WordPiece: tokens of BPE and Unigram include theirs, and so did the
+    masks in training. A separate space before the mask would ask for the rest of a word.
+    """
+    found = next((each for each in tokenizer.get_added_tokens_decoder().values() if each.content == token), AddedToken(token))
+    lstrip = found.lstrip or (is_mask and not isinstance(tokenizer.model, models.WordPiece))
+    return AddedToken(token, special=True, normalized=False, lstrip=lstrip, rstrip=found.rstrip, single_word=found.single_word)
 
 
 def _cls_last(tokenizer: Tokenizer) -> processors.TemplateProcessing:

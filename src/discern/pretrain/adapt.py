@@ -32,6 +32,7 @@ from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, 
 from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError, DataError
 from discern.objectives.base import Objective
+from discern.pretrain.evaluate import check_sequences
 from discern.pretrain.opened_run import Run, open_run
 from discern.pretrain.resolved_run import Replay, ResolvedRun, Resume, resolve_run
 from discern.pretrain.rows import heldout_stream
@@ -114,6 +115,7 @@ def adapt(
         CheckpointError, NumericsError: the run had to stop; its last intact checkpoint is kept.
         KeyboardInterrupt, SystemExit(143): the run was asked to stop, and has been saved.
     """
+    check_sequences(sequences)
     options: dict[str, Any] = {"out": out, "config": config, "overrides": overrides, "replay": replay, "resume": resume}
     if added is not None:
         data = data_with_tokens(model, data=data, added=added, progress=progress, **options)

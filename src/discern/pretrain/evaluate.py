@@ -43,10 +43,14 @@ def evaluate(
         precision: 'float32' or 'bfloat16'.
 
     Raises:
-        ConfigError: a network of the objective is missing, or the model is an export and no data set is given.
+        ConfigError: a number is out of range, a network of the objective is missing, or the model is an export and no data set
+            is given.
         DataError: the data set is missing, has no held-out split, or was made with another tokenizer.
         CheckpointError: weights are missing or damaged.
     """
+    check_sequences(sequences)
+    if batch_size < 1:
+        raise ConfigError(f"--batch-size is {batch_size}, expected at least 1", hint="omit it for 32 rows at a time")
     trained = open_model(model, warn=warn)
     objective, config = trained.objective, trained.evaluation_config
     assert config is not None  # the objective was built from it
@@ -78,6 +82,16 @@ def evaluate(
     if is_run(model) and trained.data is not None and opened.location == located(trained.data):
         _keep(model, found, warn)
     return found
+
+
+def check_sequences(sequences: int) -> None:
+    """Check the number of held-out rows to evaluate on.
+
+    Raises:
+        ConfigError: it is negative.
+    """
+    if sequences < 0:
+        raise ConfigError(f"--sequences is {sequences}, expected a number of rows", hint="0 evaluates on all of them")
 
 
 def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, final
 
 from discern.artifacts.opening import open_model
 from discern.artifacts.task_model import TaskModel
+from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, MissingHeadError
 from discern.inference.calibration import ChosenThreshold, chosen_threshold
@@ -70,7 +71,7 @@ class ServedModel:
     def detect(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         """For each text, what `discern detect --json` prints."""
         detector, threshold = self._has("detect", self.detector), self._has("detect", self.threshold)
-        encodings = detector.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encodings = encode_texts(detector.tokenizer, texts)
         found = detect_replaced(detector, texts, encodings, Silent().advance)
         return [detection_values(each, threshold.value) for each in found]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from discern.data.tokenizer.plain_text import encode_texts
 from discern.tasks.base import TextEncoder
 from discern.tasks.examples import Answer
 
@@ -39,7 +40,7 @@ def located_tokens(texts: Sequence[str], encoder: TextEncoder) -> list[LocatedTo
     that a piece cut at tokens keeps them.
     """
     located = []
-    for text, encoding in zip(texts, encoder.tokenizer.encode_batch(list(texts), add_special_tokens=False), strict=True):
+    for text, encoding in zip(texts, encode_texts(encoder.tokenizer, texts), strict=True):
         starts, ends = np.array(encoding.offsets, np.int32).reshape(-1, 2).T.copy()
         following = np.append(starts[1:], len(text))
         for token in np.flatnonzero(following > ends):

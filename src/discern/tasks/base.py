@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from discern.config.base import Section
+from discern.data.tokenizer.plain_text import encode_texts
 from discern.models.config import ModelConfig
 from discern.tasks.examples import Reading
 from discern.tasks.features import Features, TaskRows
@@ -72,7 +73,7 @@ class TextEncoder:
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without special tokens."""
-        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in encode_texts(self.tokenizer, texts, ids_only=True)]
 
 
 class TaskHead(nn.Module, abc.ABC):

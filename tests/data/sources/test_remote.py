@@ -88,6 +88,18 @@ def test_a_connection_that_breaks_goes_on_where_it_broke(server: str, name: str)
         assert _Fragile.requests[1] == ("/text", "bytes=30000-")
 
 
+def test_addresses_are_sent_encoded_once(server: str) -> None:
+    assert read(f"{server}/fünf texts%20more?part=a b") == DOCUMENTS
+    assert _Fragile.requests[0][0] == "/f%C3%BCnf%20texts%20more?part=a%20b"
+
+
+@pytest.mark.parametrize("address", ["http://exa mple/x", "http://example:port/x", "http://[example/x"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not an address") as raised:
+        read(address)
+    assert "http://SERVER/PATH" in (raised.value.hint or "").replace("https", "http")
+
+
 def test_a_server_without_ranges(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Fragile, "ranges", False)
     assert read(f"{server}/text") == DOCUMENTS

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import get_args
 
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, frame
 from discern.data.tokenizer.encoding import DocumentEncoder
@@ -79,6 +79,23 @@ def test_without_a_pre_tokenizer_spaces_part_words() -> None:
     tokenizer = Tokenizer(models.BPE({entry: number for number, entry in enumerate(entries)}, [("a", "b")], unk_token="[UNK]"))
     tokenizer.post_processor = frame(tokenizer)
     assert words(tokenizer, ["ab  bab", "a"]) == [["ab"], [" ", " ", "b", "ab"], ["a"]]
+
+
+@pytest.mark.parametrize(
+    "splitter",
+    [pre_tokenizers.Split(" ", "merged_with_previous"), pre_tokenizers.Metaspace(split=False)],
+    ids=["gemma", "metaspace"],
+)
+def test_a_pre_tokenizer_that_leaves_a_sentence_whole_is_not_asked(splitter: pre_tokenizers.PreTokenizer) -> None:
+    """Gemma's normalizer writes spaces as "▁" before its pre-tokenizer looks for them: a sentence is one pre-token."""
+    entries = [*SPECIAL_TOKENS.values(), "▁", "a", "b", "▁a", "ab"]
+    merges = [("▁", "a"), ("a", "b")]
+    tokenizer = Tokenizer(models.BPE({entry: number for number, entry in enumerate(entries)}, merges, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.post_processor = frame(tokenizer)
+    begun = words(tokenizer, ["bab a bb"])
+    assert ["".join(word).strip("▁") for word in begun] == ["bab", "a", "bb"]
 
 
 def test_jieba_parts_words_and_leaves_the_ids() -> None:

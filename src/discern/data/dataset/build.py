@@ -18,15 +18,18 @@ from tokenizers import Tokenizer
 from discern.data.dataset.manifest import COUNTS_NAME, FileInfo, NearDuplicates, SplitInfo, SplitName, Statistics
 from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter
 from discern.data.filters import Rules
+from discern.data.near_duplicates import Banding
 from discern.data.overlap import Matches, NgramFinder, NgramIndex, OverlapSearch
 from discern.data.processes import WorkerPool
 from discern.data.sources.corpus import CorpusProgress
 from discern.data.sources.documents import Document
 from discern.data.tokenizer import special_ids, vocab_size
 from discern.data.tokenizer.encoding import DIGEST_BYTES, EncodedChunk, encoding_service, token_dtype
-from discern.data.tokenizer.words import SegmenterName
+from discern.data.tokenizer.words import SegmenterName, check_segmenter
+from discern.errors import ConfigError
 from discern.storage.files import write_file
 
+MOST_HELDOUT = 0.99
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _EXACT = 4096
 _RATIO = 1.01
@@ -165,6 +168,24 @@ class BuildOptions:
     workers: int = 1
     near_duplicates: float | None = None
     filters: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Check the options before any work.
+
+        Raises:
+            ConfigError: a number is out of range, there is no such filter, or the segmenter is not installed.
+        """
+        if not 0 <= self.heldout <= MOST_HELDOUT:
+            raise ConfigError(
+                f"--heldout is {self.heldout:g}, expected a fraction of the documents from 0 to {MOST_HELDOUT:g}",
+                hint="0.01 holds out one document in a hundred",
+            )
+        if self.workers < 1:
+            raise ConfigError(f"--workers is {self.workers}, expected at least 1", hint="omit it to use all cores")
+        Rules(self.filters)  # refuses what is no filter
+        if self.near_duplicates is not None:
+            Banding.of(self.near_duplicates)  # refuses what is no similarity
+        check_segmenter(self.segmenter)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from discern.data.sources.object_stores import (
     PACKAGES,
@@ -42,6 +42,8 @@ _FIRST_WAIT_SECONDS = 0.25
 _TIMEOUT_SECONDS = 30
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _HEADERS = {"User-Agent": "discern", "Accept-Encoding": "identity"}
+_AS_THEY_ARE = "%/:?#[]@!$&'()*+,;=~"
+"""Characters of an address that are not percent-encoded: those with a meaning, and `%`, which begins what is encoded already."""
 _ADDRESS = re.compile(rf"(https?|{'|'.join(PACKAGES)}):/+(.+)", re.IGNORECASE | re.DOTALL)
 
 
@@ -81,9 +83,16 @@ def refuse_password(address: str) -> None:
     """Check that an address contains no user name and no password, which manifests and records of runs would keep.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it does, or the name of its server is not valid.
     """
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        scheme = address.partition("://")[0]
+        raise ConfigError(
+            f"an input that begins with {scheme}:// is not an address: it has an unpaired bracket in the name of the server",
+            hint=f"the form is {scheme}://SERVER/PATH",
+        ) from None
     if parts.username or parts.password:
         raise ConfigError(
             f"the address of an input at {parts.hostname} contains a user name or a password, which the manifest would record",
@@ -314,11 +323,12 @@ def _answer(address: str, method: str, headers: dict[str, str]) -> Any:
         OSError: the server does not answer, or asks to come again later.
     """
     try:
-        return urllib.request.urlopen(urllib.request.Request(address, headers=headers, method=method), timeout=_TIMEOUT_SECONDS)
+        request = urllib.request.Request(_quoted(address), headers=headers, method=method)
+        return urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
     except urllib.error.HTTPError as problem:
         problem.close()
         code = problem.code
-    except ValueError:
+    except (ValueError, http.client.InvalidURL):
         raise ConfigError(f"{shown(address)} is not an address", hint="the form is https://SERVER/PATH") from None
     if code in _PASSING:
         raise ConnectionError(f"the server answers {code}")
@@ -327,6 +337,18 @@ def _answer(address: str, method: str, headers: dict[str, str]) -> Any:
     if code in (404, 410):
         raise DataError(f"{shown(address)} does not exist: the server answers {code}", hint="check the address")
     raise DataError(f"{shown(address)} cannot be read: the server answers {code}", hint="check the address")
+
+
+def _quoted(address: str) -> str:
+    """An address as it is sent: spaces and letters beyond ASCII are percent-encoded, except for what is encoded already.
+
+    Raises:
+        ValueError: the name of the server is not valid.
+    """
+    parts = urlsplit(address)
+    server = parts.netloc if parts.netloc.isascii() else parts.netloc.encode("idna").decode()
+    path, query = (quote(part, safe=_AS_THEY_ARE) for part in (parts.path, parts.query))
+    return urlunsplit((parts.scheme, server, path, query, ""))
 
 
 def _file_on_server(address: str) -> RemoteFile:

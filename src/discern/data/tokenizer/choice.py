@@ -60,7 +60,7 @@ class TokenizerChoice:
     @property
     def size(self) -> int:
         """Number of entries to train."""
-        return self.vocab_size or DEFAULT_VOCAB_SIZE
+        return DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from discern.data.filters import Rules
 from discern.data.sources.documents import Document
-from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
+from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, vocab_size
+from discern.data.tokenizer.plain_text import PlainText
 from discern.data.tokenizer.words import SegmenterName, Sentences, word_finder
 
 DIGEST_BYTES = 16
@@ -181,12 +182,8 @@ class DocumentEncoder:
         self._words = word_finder(self._tokenizer, segmenter)
         by_word = WordCache.applies(self._tokenizer) and not self._words.needs_encodings
         self._cache = WordCache(self._tokenizer) if by_word else None
-        size = vocab_size(self._tokenizer)
-        self._dtype = token_dtype(size)
-        special = special_ids(self._tokenizer)
-        # Unigram models encode a literal "[MASK]" as the piece of that name. Text must not yield special tokens.
-        self._written = np.arange(size, dtype=self._dtype)
-        self._written[list(special.values())] = special["unk"]
+        self._text = PlainText(self._tokenizer)
+        self._dtype = token_dtype(vocab_size(self._tokenizer))
 
     def encode(self, documents: Sequence[Document]) -> EncodedChunk:
         """The documents in order, without those that have no tokens."""
@@ -211,15 +208,12 @@ class DocumentEncoder:
 
     def _encode_batch(self, texts: list[str]) -> _Batch:
         sentences = self._sentences(texts)
-        return _Batch(self._written[sentences.ids], self._words.starts(sentences), sentences.lengths)
+        return _Batch(sentences.ids, self._words.starts(sentences), sentences.lengths)
 
     def _sentences(self, texts: list[str]) -> Sentences:
         if self._cache is not None and (found := self._cache.encode(texts)) is not None:
             return Sentences(texts, np.array(found[0], dtype=self._dtype), found[1], None)
-        # The fast variant does not compute offsets and words.
-        encode = self._tokenizer.encode_batch if self._words.needs_encodings else self._tokenizer.encode_batch_fast
-        with naming_panics("the tokenizer"):
-            encodings = encode(texts, add_special_tokens=False)
+        encodings = self._text.encode(texts, ids_only=not self._words.needs_encodings)
         lengths = np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings))
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths.sum()))
         return Sentences(texts, ids, lengths, encodings)

@@ -18,6 +18,7 @@ from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers
 from discern.errors import ConfigError
 
 SegmenterName = Literal["none", "jieba"]
+_TWO_WORDS = "a b"
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,14 @@ def word_finder(tokenizer: Tokenizer, segmenter: SegmenterName = "none") -> Word
         return TokenTable(_matching(tokenizer, lambda token: token.startswith(mark)))
     if isinstance(splitter, pre_tokenizers.ByteLevel):
         return CharacterClasses(tokenizer)
-    return PreTokenizedWords() if splitter is not None else TextBoundaries("none")
+    return PreTokenizedWords() if _separates_words(tokenizer) else TextBoundaries("none")
+
+
+def _separates_words(tokenizer: Tokenizer) -> bool:
+    """Whether the pre-tokenizer separates words. Gemma's does not: its normalizer leaves no space to separate them at."""
+    text = tokenizer.normalizer.normalize_str(_TWO_WORDS) if tokenizer.normalizer else _TWO_WORDS
+    splitter = tokenizer.pre_tokenizer
+    return splitter is not None and len(splitter.pre_tokenize_str(text)) > 1
 
 
 def _matching(tokenizer: Tokenizer, matches: Callable[[str], bool]) -> Bool[np.ndarray, " V"]:

@@ -1,0 +1,41 @@
+"""Values that annotations do not list are refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import pytest
+
+import discern
+from discern.api.arguments import checks_choices
+
+Fruit: TypeAlias = Literal["apple", "pear"]
+
+
+@checks_choices
+def eat(first: Fruit, *, then: Fruit | None = None, most: int = 1, others: Sequence[Fruit] = (), name: str = "") -> str:
+    """Eat some fruit."""
+    return f"{first} {then} {most} {list(others)} {name}"
+
+
+def test_listed_values_and_all_others_pass() -> None:
+    assert eat("apple") == "apple None 1 [] "
+    assert eat(first="pear", then="apple", most=2, others=["apple"], name="x") == "pear apple 2 ['apple'] x"
+    assert (eat.__name__, eat.__doc__) == ("eat", "Eat some fruit.")
+    assert list(inspect.signature(eat).parameters) == ["first", "then", "most", "others", "name"]
+
+
+def test_other_values_are_refused_by_position_and_by_name() -> None:
+    with pytest.raises(discern.ConfigError, match="first is 'appel', which is not one of its values") as raised:
+        eat("appel")  # type: ignore[arg-type]
+    assert raised.value.hint == "did you mean 'apple'?"
+    with pytest.raises(discern.ConfigError, match="then is 'stone'") as raised:
+        eat("pear", then="stone")  # type: ignore[arg-type]
+    assert raised.value.hint == "known: apple, pear"
+
+
+def test_wrong_calls_are_errors_as_ever() -> None:
+    with pytest.raises(TypeError, match="missing a required argument"):
+        eat()  # type: ignore[call-arg]

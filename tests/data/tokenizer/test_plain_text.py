@@ -1,0 +1,62 @@
+"""No text yields a special token, whatever it spells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from discern.data.tokenizer import load_tokenizer, special_ids
+from discern.data.tokenizer.encoding import DocumentEncoder
+from discern.data.tokenizer.plain_text import PlainText, encode_texts
+from tests.data.tokenizer.test_training import TEXT, tokenizer_of
+
+HTML = "<s>old</s> price<mask>"
+
+
+@pytest.fixture
+def roberta(tmp_path: Path) -> Tokenizer:
+    """A Unigram vocabulary with the names of XLM-RoBERTa, whose pieces include the special tokens."""
+    names = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+    letters = ["▁", *"<>/soldpricemak", "▁price"]
+    pieces = [*((name, 0.0) for name in names), *((letter, -3.0) for letter in dict.fromkeys(letters))]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    named = '{"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}'
+    (tmp_path / "tokenizer_config.json").write_text(named)
+    return load_tokenizer(tmp_path)
+
+
+def test_names_are_spelled_out(roberta: Tokenizer) -> None:
+    special = set(special_ids(roberta).values())
+    assert special & set(roberta.encode(HTML, add_special_tokens=False).ids)
+    (encoding,) = encode_texts(roberta, [HTML])
+    assert not special & set(encoding.ids)
+    assert "".join(encoding.tokens) == "▁" + HTML.replace(" ", "▁")
+    assert [HTML[start:end] for start, end in encoding.offsets][:4] == ["<", "<", "s", ">"]
+    assert encode_texts(roberta, [HTML], ids_only=True)[0].ids == encoding.ids
+
+
+def test_other_texts_are_encoded_as_ever(roberta: Tokenizer) -> None:
+    texts = ["old price", HTML, "", "<p>"]
+    found = PlainText(roberta).encode(texts)
+    for row in (0, 2, 3):
+        expected = roberta.encode(texts[row], add_special_tokens=False)
+        assert (found[row].ids, found[row].offsets) == (expected.ids, expected.offsets)
+
+
+def test_data_sets_get_the_same_ids(roberta: Tokenizer) -> None:
+    block = DocumentEncoder(roberta.to_str(), "none").encode([[HTML, "old"]]).block
+    expected = [number for encoding in encode_texts(roberta, [HTML, "old"]) for number in encoding.ids]
+    assert block.tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_other_models_need_no_second_look(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)  # type: ignore[arg-type]
+    texts = [*TEXT[:5], "a [MASK] b [SEP]"]
+    assert [each.ids for each in encode_texts(tokenizer, texts)] == [
+        each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)
+    ]
