@@ -498,6 +498,22 @@ def test_a_run_killed_while_it_began_can_begin_again(data: Path, tmp_path: Path)
     assert (tmp_path / "tokenizer.json").read_text() == (data / "tokenizer.json").read_text()
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_can_begin_again_otherwise(data: Path, tmp_path: Path) -> None:
+    """With another length, other settings and other data, as nothing would be lost."""
+    out = tmp_path / "run"
+    assert run(*command(data, out, 6)).returncode == 0
+    shutil.rmtree(out / "checkpoints")
+    missing = run(*command(data, out, 6, "--resume", "must"))
+    assert "has no checkpoint to resume from" in missing.stderr
+    done = run(*command(data, out, 4, "--set", "train.seed=5"))
+    assert done.returncode == 0, done.stderr
+    assert "ended before its first checkpoint; it starts again" in done.stderr
+    assert max(record["step"] for record in figures(out)) == 4
+    fresh = tmp_path / "fresh"
+    assert run(*command(data, fresh, 4, "--set", "train.seed=5")).returncode == 0
+    assert weights(out, 4) == weights(fresh, 4)
+
+
 def leaves(value: object, name: str = "") -> dict[str, object]:
     """Every number and text of nested figures, by its place."""
     if isinstance(value, dict):

@@ -17,6 +17,7 @@ from discern.pretrain.decay import RECORD_KEY, DecayStart, risen_rate, write_sta
 from discern.pretrain.resolved_run import (
     ResolvedRun,
     fill_folder,
+    has_progress,
     make_folder,
     refuse_another_run,
     refuse_other_files,
@@ -186,7 +187,7 @@ def _read_earlier(resolved: ResolvedRun, folder: OutputFolder, progress: Progres
     out, decay = resolved.out, resolved.decay
     contents: checkpoint.Contents | None = None
     record: Mapping[str, Any] = {}
-    if resolved.resume != "never" and is_run(out):
+    if has_progress(out, resolved.resume):
         refuse_another_run(resolved)
         contents = checkpoint.load_newest(out / CHECKPOINTS, progress.note)
         record = read_record(out)
@@ -195,6 +196,8 @@ def _read_earlier(resolved: ResolvedRun, folder: OutputFolder, progress: Progres
             progress.note(f"warning: {warning}")
     else:
         refuse_other_files(folder)
+        if resolved.resume == "auto" and is_run(out):
+            progress.note(f"{out} holds a run that ended before its first checkpoint; it starts again")
     if resolved.resume == "must" and contents is None:
         raise CheckpointError(f"{out} has no checkpoint to resume from", hint="leave out --resume to start a new run")
     if contents is None and decay is not None:
@@ -248,7 +251,7 @@ def _restore(
 def precision_of(resolved: ResolvedRun, ranks: Ranks, same_precision_as: Mapping[str, Any] | None = None) -> Precision:
     """Precision of the run: the one it started with, that of another run, or the faster one on this machine."""
     config, known = resolved.config, same_precision_as
-    if resolved.resume != "never" and is_run(resolved.out):
+    if has_progress(resolved.out, resolved.resume):
         record: Mapping[str, Any] = read_record(resolved.out)
     else:
         record = {} if resolved.decay is None else resolved.decay.record

@@ -135,7 +135,7 @@ def resolve_run(
                 )
         return _resolve_decay(decay_from, data, out, overrides, resume, warn)
     OutputFolder(out).check(data, init_from, replay.data if replay else None)
-    resumes = resume != "never" and is_run(out) and checkpoint.found(out / CHECKPOINTS)
+    resumes = has_progress(out, resume)
     if init_from is None:
         settings = _resumed(out, config, preset, overrides) if resumes else load_pretrain_config(config, preset, overrides)
         return ResolvedRun(out, resume, settings, TokenData.open(data))
@@ -146,6 +146,11 @@ def resolve_run(
     settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
     replayed = None if replay is None else _open_replay(replay, settings.config, opened)
     return ResolvedRun(out, resume, settings, opened, start, replay, replayed)
+
+
+def has_progress(out: Path, resume: Resume) -> bool:
+    """Whether a folder holds a run to be resumed. One that ended before its first checkpoint has nothing to resume."""
+    return resume != "never" and is_run(out) and bool(checkpoint.found(out / CHECKPOINTS))
 
 
 def _resumed(out: Path, config: Path | None, preset: str | None, overrides: Sequence[str]) -> Resolved[PretrainConfig]:
@@ -184,7 +189,7 @@ def _resolve_decay(
     source, step = run_of(path)
     OutputFolder(out).check(data, source)
     opened = TokenData.open(data)
-    if resume == "never" or not is_run(out) or not checkpoint.found(out / CHECKPOINTS):
+    if not has_progress(out, resume):
         start = open_start(path, opened, warn)
         settings = decay_settings(start.config, start.run, start.step, overrides, MAY_CHANGE)
         return ResolvedRun(out, resume, settings, opened, decay=start)
