@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import discern
 from discern.artifacts.finetuned import FinetunedFolder
 from discern.errors import ConfigError, DataError
 from discern.inference import predict as module
@@ -32,6 +33,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_finetuned(root / name, own=made)
     make_finetuned(root / "named", sst2=CLASSES)
     make_finetuned(root / "qqp", qqp=CLASSES)
+    make_finetuned(root / "afqmc", afqmc=CLASSES)
+    make_finetuned(root / "chnsenticorp", chnsenticorp=CLASSES)
     make_finetuned(root / "characters", **{"weibo-ner": replace(TAGS, columns=None)})
     make_finetuned(root / "several", seeds=2, first=SINGLE, second=NUMBER)
     return root
@@ -70,6 +73,21 @@ def test_every_kind_of_file_gives_the_same(folders: Path, tmp_path: Path, monkey
     standard = io.TextIOWrapper(io.BytesIO(text.read_bytes()))
     monkeypatch.setattr(sys, "stdin", standard)
     assert said(folders / "single", Path("-")) == found
+
+
+def test_named_tasks_of_clue_know_their_columns_and_pairs(folders: Path, tmp_path: Path) -> None:
+    pairs = [("the chef", "a meal"), ("hello", "guests")]
+    tuples = discern.load(folders / "afqmc").predict(pairs)
+    table = csv(tmp_path / "a.csv", "nr,sentence2,sentence1", *(f"1,{second},{first}" for first, second in pairs))
+    for path in (table, csv(tmp_path / "a.tsv", *("\t".join(each) for each in [("sentence1", "sentence2"), *pairs]))):
+        found = [row["probabilities"]["1"] for row in said(folders / "afqmc", path)]
+        assert found == pytest.approx([row["probabilities"]["1"] for row in tuples], abs=1e-5)
+    with pytest.raises(ConfigError, match="pair"):
+        discern.load(folders / "afqmc").predict(["the chef"])
+    expected = said(folders / "chnsenticorp", csv(tmp_path / "b.txt", *TEXTS))
+    for name in ("text_a", "text", "review"):
+        path = csv(tmp_path / "b.csv", f"id,{name}", *(f'7,"{text}"' for text in TEXTS))
+        assert [row["label"] for row in said(folders / "chnsenticorp", path)] == [row["label"] for row in expected]
 
 
 def test_parquet_and_compressed_files(folders: Path, tmp_path: Path) -> None:

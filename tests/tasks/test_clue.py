@@ -40,3 +40,13 @@ def test_real_files_hold_no_label_that_training_lacks(name: str, classes: int) -
     assert len(task.labels.names) == classes
     for split in ("dev", "test"):
         task.check(definition.source.read(paths[split], split))
+
+
+@pytest.mark.parametrize("name", ["afqmc", "ocnli", "cmnli"])
+def test_tasks_on_pairs(tmp_path: Path, name: str) -> None:
+    definition: Definition[ClassificationExample] = tasks.load(name)
+    label = definition.labels[-1]
+    path = write(tmp_path / "train.json", f'{{"sentence1": "股市上涨", "sentence2": "股市", "label": "{label}"}}')
+    (example,) = definition.source.read(path, "train").examples
+    assert (example.text, example.pair, example.label) == ("股市上涨", "股市", label)
+    assert definition.source.text_names() == (("sentence1",), ("sentence2",))

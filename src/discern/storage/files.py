@@ -122,6 +122,23 @@ def cannot_write(path: Path, problem: Exception) -> DataError:
 
 
 @contextmanager
+def writing_temporary_files() -> Iterator[None]:
+    """Name the folder for temporary files if one cannot be written there.
+
+    Raises:
+        DataError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as problem:
+        raise DataError(
+            f"cannot write a temporary file in {tempfile.tempdir or 'the folder for temporary files'}: "
+            f"{problem.strerror or problem}",
+            hint="free some space there, or choose another folder: export TMPDIR=FOLDER",
+        ) from problem
+
+
+@contextmanager
 def utf8_name(path: Path) -> Iterator[Path]:
     """A path to the same file for libraries that, like safetensors, only open files with UTF-8 names; valid until the block ends.
 

@@ -20,7 +20,7 @@ for _name in ("newsqa", "naturalqs", "triviaqa", "searchqa", "hotpotqa", "squad-
     tasks.register(_name, f"discern.tasks.mrqa:{_name.upper().replace('-', '_')}")
 for _name in ("chunk", "ner", "weibo-ner"):
     tasks.register(_name, f"discern.tasks.conll:{_name.upper().replace('-', '_')}")
-for _name in ("chnsenticorp", "tnews"):
+for _name in ("chnsenticorp", "tnews", "iflytek", "afqmc", "ocnli", "cmnli"):
     tasks.register(_name, f"discern.tasks.clue:{_name.upper()}")
 
 families: Registry[Any] = Registry("family of tasks")

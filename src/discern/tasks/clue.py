@@ -145,6 +145,10 @@ class ClueSource(Source[ClassificationExample]):
 
     task: str
 
+    def text_names(self) -> tuple[tuple[str, ...], ...]:
+        task = CLUE[self.task]
+        return tuple((name,) for name in (task.text, task.pair) if name is not None)
+
     def splits(self, folder: Path) -> dict[str, Path]:
         return existing_splits(folder, CLUE_FILES)
 
@@ -155,6 +159,9 @@ class ClueSource(Source[ClassificationExample]):
 @dataclass(frozen=True)
 class ChnSentiCorpSource(Source[ClassificationExample]):
     """The TSV files of ChnSentiCorp."""
+
+    def text_names(self) -> tuple[tuple[str, ...], ...]:
+        return (("text_a",),)
 
     def splits(self, folder: Path) -> dict[str, Path]:
         return existing_splits(folder, CHNSENTICORP_FILES)
@@ -173,7 +180,11 @@ CHNSENTICORP: Definition[ClassificationExample] = Definition(
     {"task.sequence_length": 256},
     ("test",),
 )
-# The test file of CLUE has no labels, but that of FewCLUE has: it is evaluated only if there is no dev file.
-TNEWS: Definition[ClassificationExample] = Definition(
-    "tnews", Classification, ClueSource("tnews"), ("accuracy",), CLUE["tnews"].labels
-)
+
+
+def _definition(name: str) -> Definition[ClassificationExample]:
+    """A task of CLUE. The test files of FewCLUE have labels; they are evaluated only if there is no dev file."""
+    return Definition(name, Classification, ClueSource(name), ("accuracy",), CLUE[name].labels)
+
+
+TNEWS, IFLYTEK, AFQMC, OCNLI, CMNLI = (_definition(name) for name in ("tnews", "iflytek", "afqmc", "ocnli", "cmnli"))

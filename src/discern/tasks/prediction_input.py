@@ -154,8 +154,8 @@ def _rows(
     text, pair = columns.get("text"), columns.get("pair")
     # The column of a plain text has no name.
     text = None if table.format == "text" and pair is None and len(names) < 2 else text
-    first, *second = [[name.lower() for name in each] for each in names] or [TEXT_NAMES]
-    text = chosen_column(table, text, first, "--text", {pair})
+    first, *second = [[name.lower() for name in each] for each in names] or [[]]
+    text = chosen_column(table, text, first if second else [*first, *TEXT_NAMES], "--text", {pair})
     if pair is not None or second:
         pair = chosen_column(table, pair, second[0] if second else (), "--pair", {text})
     return classification_rows(table, ClassificationColumns(text, pair), labeled=False)

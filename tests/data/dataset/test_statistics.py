@@ -10,6 +10,7 @@ import pytest
 from discern.data.dataset.build import QUANTILES, LengthHistogram, StatisticsCounter
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.encoding import DocumentEncoder
+from discern.errors import DataError
 from tests.data.small_text import write_vocabulary
 
 
@@ -50,3 +51,13 @@ def test_unknown_tokens(tmp_path: Path) -> None:
     with StatisticsCounter(unknown_id=1) as counter:
         counter.add(encoder.encode([["中 cat 文 dog"]]))
         assert counter.finish(0).unknown_fraction == 0.5
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_folder_for_temporary_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = DocumentEncoder(load_tokenizer(write_vocabulary(tmp_path / "vocab.txt")).to_str(), "none")
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda: Path("/dev/full").open("wb"))  # noqa: SIM115
+    with StatisticsCounter(unknown_id=1) as counter:
+        counter.add(encoder.encode([["the cat"], ["a dog"]]))  # in the buffer
+        with pytest.raises(DataError, match="cannot write a temporary file in"):
+            counter.finish(bytes_read=1)

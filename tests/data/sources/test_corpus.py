@@ -90,6 +90,16 @@ def test_a_damaged_parquet_file(tmp_path: Path) -> None:
         read(tmp_path / "data")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_folder_for_temporary_files_is_not_the_fault_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "data").write_bytes(b"PAR1" + bytes(100))
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile", lambda **_: Path("/dev/full").open("wb", buffering=0))  # noqa: SIM115
+    with pytest.raises(DataError, match=r"cannot write a temporary file in .*: No space left") as raised:
+        read(tmp_path / "data")
+    assert "TMPDIR" in (raised.value.hint or "")
+
+
 def test_a_hub_data_set(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "rows").mkdir()

@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from discern.data.tokenizer import special_ids, vocab_size
 from discern.data.tokenizer.encoding import DIGEST_BYTES, EncodedChunk, encoding_service, token_dtype
 from discern.data.tokenizer.words import SegmenterName, check_segmenter
 from discern.errors import ConfigError
-from discern.storage.files import write_file
+from discern.storage.files import write_file, writing_temporary_files
 
 MOST_HELDOUT = 0.99
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -82,7 +82,8 @@ class StatisticsCounter:
 
     def __init__(self, unknown_id: int) -> None:
         self._unknown_id = unknown_id
-        self._digests = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        with writing_temporary_files():
+            self._digests = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._document_lengths, self._sentence_lengths = LengthHistogram(), LengthHistogram()
         self.documents = self.sentences = self.tokens = self.words = 0
         self.unknown = self.empty = self.characters = 0
@@ -92,7 +93,8 @@ class StatisticsCounter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._digests.close()
+        with suppress(OSError):  # nothing in it is kept; a full disk was reported before
+            self._digests.close()
 
     def add(self, chunk: EncodedChunk) -> None:
         """Count one chunk."""
@@ -107,7 +109,8 @@ class StatisticsCounter:
         self.filtered.update(chunk.filtered)
         self._document_lengths.add(block.document_lengths)
         self._sentence_lengths.add(block.sentence_lengths)
-        self._digests.write(block.digests.tobytes())
+        with writing_temporary_files():
+            self._digests.write(block.digests.tobytes())
 
     def finish(self, bytes_read: int) -> Statistics:
         """The statistics of all chunks."""
@@ -129,7 +132,8 @@ class StatisticsCounter:
 
     def _duplicates(self) -> int:
         """Number of documents whose digest occurred before: 16 bytes of memory per document, sorted in place."""
-        self._digests.seek(0)
+        with writing_temporary_files():
+            self._digests.seek(0)  # writes what is buffered
         return repeated(np.fromfile(self._digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES))
 
 

@@ -11,6 +11,7 @@ from discern.data.sources.documents import Document, Lines
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import BLOCK_BYTES, Expansion, HeadStream, Readable
 from discern.errors import ConfigError, DataError
+from discern.storage.files import writing_temporary_files
 
 _SPOOL_BYTES = 1 << 26
 _BATCH_BYTES = 1 << 25
@@ -54,7 +55,8 @@ def parquet_records(
         ) from problem
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as spool:
         while block := stream.read(BLOCK_BYTES):
-            spool.write(block)
+            with writing_temporary_files():
+                spool.write(block)
         spool.seek(0)
         try:
             schema = parquet.read_schema(spool)
