@@ -31,6 +31,7 @@ QUESTIONS = [("who ate the meal?", "purple elephants ate the meal"), ("who?", "t
 KINDS = {
     "single": (SINGLE, TEXTS),
     "pair": (PAIR, PAIRS),
+    "compared": (replace(PAIR, settings={"pooling": "pair"}), PAIRS),
     "multi": (MULTI, TEXTS),
     "number": (NUMBER, TEXTS),
     "dense": (replace(SINGLE, settings={"head": "dense"}), TEXTS),
@@ -201,6 +202,16 @@ def test_a_head_beside_the_encoder(folders: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / HEAD_NAME).unlink()
     with pytest.raises(CheckpointError, match=HEAD_NAME):
         open_model(tmp_path / "out", warn=pytest.fail).task_model()
+
+
+def test_a_head_of_an_earlier_version_compares_states_alone(tmp_path: Path) -> None:
+    made = replace(PAIR, settings={"pooling": "pair", "compare_words": False})
+    make_finetuned(tmp_path / "tuned", own=made)
+    expected = discern.load(tmp_path / "tuned").predict(PAIRS)
+    record = json.loads((tmp_path / "tuned" / "finetuned.json").read_text())
+    del record["tasks"]["own"]["config"]["compare_words"]
+    (tmp_path / "tuned" / "finetuned.json").write_text(json.dumps(record))
+    assert discern.load(tmp_path / "tuned").predict(PAIRS) == expected
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ files = json.loads((world / "files.json").read_text())
 request = Finetuning(
     str(world / "model"),
     out / "finetuned",
-    overrides=(*files, *few, "train.sequences_per_step=12", "finetune.dropout=0", "finetune.keep=best"),
+    # This head also reads the word table, which is divided as well.
+    overrides=(*files, *few, "task.pooling=pair", "train.sequences_per_step=12", "finetune.dropout=0", "finetune.keep=best"),
     baselines=False,
 )
 found["finetune"] = finetune(request, Silent())["median"]

@@ -8,19 +8,24 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from discern.corruption.randomness import Randomness
+from discern.models.base import build_encoder
+from discern.models.embeddings import Embeddings
 from discern.tasks.base import Labels
 from discern.tasks.classification import Classification, ClassificationConfig, ClassificationHead
 from discern.tasks.examples import ClassificationExample, Reading
-from discern.tasks.features import TaskRows
+from discern.tasks.features import TaskBatch, TaskRows
 from discern.tasks.pairs import PairStates
+from discern.tasks.supervised import SupervisedObjective
 from tests.parity.small_networks import make_noisy, token_batch
 from tests.parity.small_xlnet import sizes
+from tests.support import settings
 
 WIDTH = 4
 
 
 def pair_states() -> PairStates:
-    states = PairStates(WIDTH, 0.0)
+    states = PairStates(WIDTH, WIDTH, 0.0)
     with torch.no_grad():
         make_noisy(states)
     return states
@@ -80,6 +85,29 @@ def test_pairs_and_narrow_networks_choose_it(pooling: str, pairs: bool, width: i
     config = ClassificationConfig.model_validate({"pooling": pooling})
     task = Classification("t", config, ("accuracy",), Labels(("a", "b"), pairs=pairs))
     assert task.head(sizes(hidden_size=width, num_heads=8), 0.1).pooling == expected
+
+
+def test_words_are_compared_besides_states() -> None:
+    config = settings(hidden_dropout=0.0, attention_dropout=0.0).model
+    encoder = build_encoder(Embeddings(100, config.embedding_size + 2, config), config)
+    task = Classification("t", ClassificationConfig(pooling="pair"), ("accuracy",), Labels(("a", "b"), pairs=True))
+    objective = SupervisedObjective(encoder, {"t": task}, dropout=0.0)
+    with torch.no_grad():
+        make_noisy(objective)
+    batch = token_batch([7], second=[4])
+    rows = TaskRows("t", torch.arange(1), torch.arange(1), {})
+    corrupted = objective.corrupt(TaskBatch(**vars(batch), groups=(rows,)), Randomness(0, 0, torch.arange(1)))
+    found = objective(corrupted, Randomness(0, 0, torch.arange(1))).observations["t/logits"]
+
+    table = encoder.embeddings.word.weight[batch.input_ids]
+    words = (table - table.mean(-1, keepdim=True)) / (table.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    states = torch.cat([encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids), words], -1)
+    head = objective.heads["t"]
+    ids = batch.input_ids[0].tolist()
+    expected = head.output(by_hand(head.pair, [states[0, :4], states[0, 4:]], [ids[:4], ids[4:]]))
+    torch.testing.assert_close(found[0], expected)
+    alone = Classification("t", ClassificationConfig(pooling="pair", compare_words=False), ("accuracy",), task.labels)
+    assert not alone.head(encoder.config, 0.0).reads_words
 
 
 def test_the_training_file_decides_whether_there_are_pairs() -> None:

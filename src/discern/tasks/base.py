@@ -34,7 +34,13 @@ Prediction = dict[str, Any]
 
 
 class TaskConfig(Section):
-    """Settings of all tasks. Each family extends them in its own module."""
+    """Settings of all tasks. Each family extends them in its own module.
+
+    Attributes:
+        before: values, by name, of settings that earlier versions did not have: what they did.
+    """
+
+    before: ClassVar[Mapping[str, object]] = {}
 
     sequence_length: int = Field(
         128, ge=8, le=1 << 20, description="Maximum number of tokens per row, including [CLS] and [SEP]."
@@ -77,7 +83,13 @@ class TextEncoder:
 
 
 class TaskHead(nn.Module, abc.ABC):
-    """The head of one task on the encoder."""
+    """The head of one task on the encoder.
+
+    Attributes:
+        reads_words: whether the head also reads the word embeddings of the tokens.
+    """
+
+    reads_words: bool = False
 
     @abc.abstractmethod
     def forward(
@@ -88,7 +100,8 @@ class TaskHead(nn.Module, abc.ABC):
         Values that are not finite are taken as the sign of a network that diverged.
 
         Args:
-            hidden: hidden states of the rows.
+            hidden: hidden states of the rows; if the head `reads_words`, (R, L, D + E): each state is followed by the word
+                embedding of its token, normalized to mean 0 and variance 1.
             tokens: the rows.
             rows: their targets, if any.
 

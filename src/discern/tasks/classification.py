@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -42,6 +42,8 @@ _ACTIVATIONS: dict[str, Literal["tanh", "gelu"]] = {"summary": "tanh", "dense": 
 class ClassificationConfig(TaskConfig):
     """Settings of classification and regression."""
 
+    before: ClassVar[Mapping[str, object]] = {"compare_words": False}
+
     class_weights: Literal["none", "balanced"] = Field(
         "none",
         description="Weights of the classes in the loss. 'balanced': number of examples / (classes x examples of the class).",
@@ -59,6 +61,11 @@ class ClassificationConfig(TaskConfig):
         "means and their aligned tokens, which transformers does not have. 'auto': 'pair' for pairs of texts and networks "
         "narrower than 256, otherwise 'cls'.",
     )
+    compare_words: bool = Field(
+        True,
+        description="With pooling 'pair', compare the word embeddings of the tokens as well as their states, from which the word "
+        "itself may have been lost.",
+    )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."
     )
@@ -75,6 +82,7 @@ class ClassificationHead(TaskHead):
         activation: activation of a summary, a dense layer before the last: tanh or the exact GELU; None: no summary.
         inner: ModernBERT's layers before the last one, instead of a summary.
         pooling: 'cls': the head reads the state of [CLS]; 'mean': the mean over all tokens; 'pair': see `PairStates`.
+        words: width E of the word embeddings that pooling 'pair' compares, too; 0: it compares only states.
     """
 
     weights: Tensor
@@ -88,12 +96,14 @@ class ClassificationHead(TaskHead):
         activation: Literal["tanh", "gelu"] | None = None,
         inner: PredictionLayers | None = None,
         pooling: Pooling = "cls",
+        words: int = 0,
     ) -> None:
         super().__init__()
         self.kind = labels.kind
         self.activation = activation
         self.pooling = pooling
-        self.pair = PairStates(hidden_size, dropout) if pooling == "pair" else None
+        self.pair = PairStates(hidden_size + words, hidden_size, dropout) if pooling == "pair" else None
+        self.reads_words = self.pair is not None and words > 0
         self.summary = nn.Linear(hidden_size, hidden_size) if activation is not None else None
         self.inner = inner
         self.dropout = Dropout(dropout)
@@ -216,6 +226,7 @@ class Classification(Task[ClassificationExample]):
             activation=_ACTIVATIONS.get(settings.head),
             inner=PredictionLayers(encoder) if settings.head == "prediction" else None,
             pooling=self._pooling(settings.pooling, encoder.hidden_size),
+            words=encoder.embedding_size if settings.compare_words else 0,
         )
 
     def _pooling(self, setting: Literal["auto"] | Pooling, hidden_size: int) -> Pooling:

@@ -22,12 +22,14 @@ class PairStates(nn.Module):
     factor. Three things are known of it then: its absolute difference from what it is aligned to, its largest cosine, and
     whether the other text has the same token. Each text has the means of these over its tokens, weighted by a trained
     importance. The state of the row is computed from them, the state of [CLS], the mean states of both texts, and the absolute
-    difference and the product of these, by a linear layer, GELU and LayerNorm.
+    difference and the product of these, by a linear layer, GELU and LayerNorm. Wherever this says state, the word embedding of
+    the token may be appended to it, so that texts are also compared word by word.
 
     Small encoders need it: from a few thousand pairs they do not learn to compare two texts inside their few layers.
 
     Args:
-        hidden_size: width D of the states.
+        input_size: width W of what is known of each token: its state, followed by its word embedding if the head reads both.
+        hidden_size: width D of the state of the row.
         dropout: dropout of the input of the linear layer.
 
     References: Parikh et al. 2016, "A decomposable attention model for natural language inference" (alignment); Conneau et al.
@@ -35,15 +37,15 @@ class PairStates(nn.Module):
     Wikipedia to answer open-domain questions" (same token); Zhang et al. 2020, "BERTScore" (largest cosines).
     """
 
-    def __init__(self, hidden_size: int, dropout: float) -> None:
+    def __init__(self, input_size: int, hidden_size: int, dropout: float) -> None:
         super().__init__()
         self.sharpness = nn.Parameter(torch.tensor(_SHARPNESS))
-        self.importance = nn.Parameter(torch.zeros(hidden_size))  # at first, all tokens are equally important
+        self.importance = nn.Parameter(torch.zeros(input_size))  # at first, all tokens are equally important
         self.dropout = Dropout(dropout)
-        self.dense = nn.Linear(7 * hidden_size + 4, hidden_size)
+        self.dense = nn.Linear(7 * input_size + 4, hidden_size)
         self.norm = nn.LayerNorm(hidden_size)
 
-    def forward(self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch) -> Float[Tensor, "R D"]:
+    def forward(self, hidden: Float[Tensor, "R L W"], tokens: TokenBatch) -> Float[Tensor, "R D"]:
         """The state of each row. A row of one text is compared to zeros."""
         real = tokens.attention_mask
         # The states of padding are undefined, and 0 * nan is not 0.

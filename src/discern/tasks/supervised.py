@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from discern.corruption.randomness import Randomness, key_of
 from discern.errors import ConfigError, NumericsError
@@ -83,7 +84,9 @@ class SupervisedObjective(Objective):
         super().__init__()
         self.encoder = encoder
         self.tasks = dict(tasks)
-        self.heads = nn.ModuleDict({name: task.head(encoder.config, dropout) for name, task in tasks.items()})
+        # A generator may read embeddings of another width than that of its own settings.
+        sizes = encoder.config.model_copy(update={"embedding_size": encoder.embeddings.embedding_size})
+        self.heads = nn.ModuleDict({name: task.head(sizes, dropout) for name, task in tasks.items()})
         self.heldout = dict(heldout or {})
         self._frame = FRAMES[frame]
         self._sums = reduction == "sum"
@@ -125,7 +128,10 @@ class SupervisedObjective(Objective):
         for group in tokens.groups:
             whole = len(group.rows) == tokens.size
             rows = tokens if whole else _chosen(tokens, group)
-            loss, outputs = self.heads[group.task](hidden if whole else hidden[group.rows], rows, group)
+            head, states = self.heads[group.task], hidden if whole else hidden[group.rows]
+            if head.reads_words:
+                states = torch.cat([states, self._words(rows).to(states.dtype)], -1)
+            loss, outputs = head(states, rows, group)
             if loss is None:
                 loss = hidden.new_zeros(())
             # The count is the number of items; a sum is the mean over the sequences of a step times their number. Without its
@@ -134,6 +140,11 @@ class SupervisedObjective(Objective):
             terms[group.task] = LossTerm(loss, count, float(self._sequences) if self._sums else group.share)
             observations |= {f"{group.task}/{name}": value for name, value in outputs.items()}
         return StepOutput(terms, observations)
+
+    def _words(self, rows: TokenBatch) -> Tensor:
+        """The word embeddings of the tokens, (R, L, E), normalized over their width."""
+        words = self.encoder.embeddings.words(rows.input_ids)
+        return F.layer_norm(words, words.shape[-1:])
 
     def _items(self, group: TaskRows) -> int:
         return self.tasks[group.task].items(group) if group.count is None else group.count
