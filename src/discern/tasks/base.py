@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from pydantic import Field
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from discern.config.base import Section
 from discern.data.tokenizer.plain_text import encode_texts
+from discern.models.base import Encoder
 from discern.models.config import ModelConfig
 from discern.tasks.examples import Reading
 from discern.tasks.features import Features, TaskRows
@@ -91,16 +94,23 @@ class TaskHead(nn.Module, abc.ABC):
 
     reads_words: bool = False
 
+    def reads(self, hidden: Float[Tensor, "R L D"], encoder: Encoder, input_ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L W"]:
+        """What `forward` takes: the states of the rows, followed by the word embeddings if the head `reads_words`."""
+        if not self.reads_words:
+            return hidden
+        words = encoder.embeddings.words(input_ids)
+        return torch.cat([hidden, F.layer_norm(words, words.shape[-1:]).to(hidden.dtype)], -1)
+
     @abc.abstractmethod
     def forward(
-        self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
+        self, hidden: Float[Tensor, "R L W"], tokens: TokenBatch, rows: TaskRows
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Compute the loss and the outputs for the rows of this task.
 
         Values that are not finite are taken as the sign of a network that diverged.
 
         Args:
-            hidden: hidden states of the rows; if the head `reads_words`, (R, L, D + E): each state is followed by the word
+            hidden: hidden states of the rows, W = D; if the head `reads_words`, W = D + E: each state is followed by the word
                 embedding of its token, normalized to mean 0 and variance 1.
             tokens: the rows.
             rows: their targets, if any.

@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from discern.corruption.randomness import Randomness, key_of
 from discern.errors import ConfigError, NumericsError
@@ -20,7 +19,7 @@ from discern.models.config import HeadLayers
 from discern.models.heads import PredictionLayers
 from discern.models.initialization import truncated_normal
 from discern.objectives.base import Evaluator, Objective
-from discern.tasks.base import Outputs, Task
+from discern.tasks.base import Outputs, Task, TaskHead
 from discern.tasks.features import Features, TaskBatch, TaskRows
 from discern.tasks.frames import FRAMES, FrameName
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
@@ -128,9 +127,8 @@ class SupervisedObjective(Objective):
         for group in tokens.groups:
             whole = len(group.rows) == tokens.size
             rows = tokens if whole else _chosen(tokens, group)
-            head, states = self.heads[group.task], hidden if whole else hidden[group.rows]
-            if head.reads_words:
-                states = torch.cat([states, self._words(rows).to(states.dtype)], -1)
+            head = cast(TaskHead, self.heads[group.task])
+            states = head.reads(hidden if whole else hidden[group.rows], self.encoder, rows.input_ids)
             loss, outputs = head(states, rows, group)
             if loss is None:
                 loss = hidden.new_zeros(())
@@ -140,11 +138,6 @@ class SupervisedObjective(Objective):
             terms[group.task] = LossTerm(loss, count, float(self._sequences) if self._sums else group.share)
             observations |= {f"{group.task}/{name}": value for name, value in outputs.items()}
         return StepOutput(terms, observations)
-
-    def _words(self, rows: TokenBatch) -> Tensor:
-        """The word embeddings of the tokens, (R, L, E), normalized over their width."""
-        words = self.encoder.embeddings.words(rows.input_ids)
-        return F.layer_norm(words, words.shape[-1:])
 
     def _items(self, group: TaskRows) -> int:
         return self.tasks[group.task].items(group) if group.count is None else group.count
