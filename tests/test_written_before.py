@@ -65,3 +65,26 @@ def test_a_fine_tuning_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = discern("finetune", "model", "--config", "tuned/config.toml", "--out", "tuned")
     assert found["seeds"] == [0]
     assert Path("tuned/seed-0/scores.json").read_bytes() == scores, "what was finished is not done again"
+
+
+def test_a_fine_tuning_on_pairs_keeps_the_head_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of earlier versions compare states alone."""
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"the river {n},a bridge {n % 3},{'yes' if n % 2 else 'no'}\n" for n in range(24))
+    for name in ("train", "dev"):
+        Path(f"{name}.csv").write_text("a,b,same\n" + rows)
+    files = "--set", "files.train=train.csv", "--set", "files.dev=dev.csv", "--set", "files.text=a", "--set", "files.pair=b"
+    command = (
+        *("finetune", WRITTEN / "model", *files, "--set", "files.label=same", "--set", "train.max_steps=4", "--no-baselines"),
+        *("--out", "tuned"),
+    )
+    discern(*command, "--set", "task.compare_words=false")
+    for name in ("config.toml", "finetuned.json"):  # as the earlier version wrote them
+        lines = Path("tuned", name).read_text().splitlines(keepends=True)
+        Path("tuned", name).write_text("".join(line for line in lines if "compare_words" not in line))
+    monkeypatch.setenv("DISCERN_VERIFY", "0")
+    assert discern(*command, "--seeds", "2")["seeds"] == [0, 1]
+    assert discern("evaluate", "tuned", "--data", "dev.csv")["examples"] == 24
+    refused = CliRunner().invoke(application(), [*map(str, command), "--set", "task.compare_words=true"])
+    assert refused.exit_code == 2
+    assert "different settings: task.compare_words" in refused.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import pytest
@@ -28,7 +29,7 @@ def test_listed_values_and_all_others_pass() -> None:
 
 
 def test_other_values_are_refused_by_position_and_by_name() -> None:
-    with pytest.raises(discern.ConfigError, match="first is 'appel', which is not one of its values") as raised:
+    with pytest.raises(discern.ConfigError, match="first is 'appel', expected one of 'apple', 'pear'") as raised:
         eat("appel")  # type: ignore[arg-type]
     assert raised.value.hint == "did you mean 'apple'?"
     with pytest.raises(discern.ConfigError, match="then is 'stone'") as raised:
@@ -37,5 +38,17 @@ def test_other_values_are_refused_by_position_and_by_name() -> None:
 
 
 def test_wrong_calls_are_errors_as_ever() -> None:
-    with pytest.raises(TypeError, match="missing a required argument"):
+    with pytest.raises(TypeError, match=r"eat\(\) missing 1 required positional argument: 'first'"):
         eat()  # type: ignore[call-arg]
+
+
+@checks_choices
+def drink(what: Fruit | Literal["water"] | None = None, where: Fruit | Path = "apple") -> str:
+    return f"{what} {where}"
+
+
+def test_unions_have_the_values_of_all_their_parts() -> None:
+    assert [drink("water"), drink("pear"), drink()] == ["water apple", "pear apple", "None apple"]
+    assert drink(where=Path("a")) == "None a"
+    with pytest.raises(discern.ConfigError, match="what is 'wine'"):
+        drink("wine")  # type: ignore[arg-type]

@@ -75,8 +75,8 @@ def test_its_own_tokenizer_and_that_of_its_run_are_known(kind: str, tmp_path: Pa
     of_export = open_model(folder, warn=pytest.fail).tokenizer_fingerprints
     assert of_export[0] == of_run[0]
     assert fingerprint(load_tokenizer(folder)) in of_export
-    # The library reads the scores of a Unigram only nearly as it writes them.
-    assert len(set(of_export)) == 1 or kind == "unigram", "declaring the special tokens that are declared changes nothing"
+    # In exports of BPE and Unigram, the mask includes the space before it, which is another declaration.
+    assert len(set(of_export)) == 1 or kind in ("bpe", "unigram"), "declaring the tokens that are declared changes nothing"
 
 
 def test_a_discriminator_alone_makes_up_nothing(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def task_of(name: str, record: dict[str, Any]) -> Task[Any]:
     family = _family(name, record["family"])
     known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record["labels"].items()}
     labels = Labels(**known)
-    config = family.Config.model_validate({**family.Config.before, **record["config"]})
+    config = family.Config.model_validate({**family.Config.earlier_defaults, **record["config"]})
     task: Task[Any] = family(name, config, tuple(record["metrics"]), labels)
     return task
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,36 @@ def prepare_folder(plan: FinetunePlan, ranks: Ranks, folder: OutputFolder) -> No
         ConfigError, DataError: the folder holds something else, is in use by another process, or cannot be written.
     """
     ranks.run_on_rank_zero(lambda: _prepare(plan, folder))
+
+
+def keep_earlier_settings(config: FinetuneConfig, out: Path, names: Iterable[str], user_set: Set[str]) -> FinetuneConfig:
+    """The configuration with which a fine-tuning of an earlier version can be continued: it does what that version did.
+
+    Args:
+        out: output folder, which may hold a fine-tuning.
+        names: names of the tasks.
+        user_set: dotted keys that the user set; they are kept.
+    """
+    earlier = _earlier_settings(config, out, names)
+    for name in names:
+        prefix = config.task_prefix(name)
+        kept = {key.removeprefix(prefix): value for key, value in earlier.items() if key.startswith(prefix)}
+        config = config.with_task_values(name, {key: value for key, value in kept.items() if prefix + key not in user_set})
+    return config
+
+
+def _earlier_settings(config: FinetuneConfig, out: Path, names: Iterable[str]) -> dict[str, Any]:
+    """By dotted key, what the version that wrote a folder did where it lacked a setting of today."""
+    if not is_finetuned(out):
+        return {}
+    tasks = read_finetuned(out)["tasks"]
+    return {
+        f"{config.task_prefix(name)}{key}": value
+        for name in names
+        if name in tasks
+        for key, value in config.task_config(name).earlier_defaults.items()
+        if key not in tasks[name]["config"]
+    }
 
 
 def keep_precision(plan: FinetunePlan, ranks: Ranks) -> str:
@@ -115,9 +145,13 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
         for key in ("labels", "files")
         if _differs(json.loads(json.dumps(record["tasks"][name][key])), old["tasks"][name][key])
     ]
-    # A setting that did not exist yet had the value that is now its default.
+    # A setting that did not exist yet had the value that is now its default, unless its owner says otherwise.
     usual = _plain(flatten(type(config)()))
-    before = usual | _leaves(parse_toml(read_text(out / CONFIG_FILE, hint=hint), str(out / CONFIG_FILE)))
+    before = (
+        usual
+        | _earlier_settings(config, out, record["tasks"])
+        | _leaves(parse_toml(read_text(out / CONFIG_FILE, hint=hint), str(out / CONFIG_FILE)))
+    )
     differing += sorted(_differing(before, usual | _plain(flatten(config))))
     if "finetune.recipe" in differing:
         hint = f"to continue with the earlier settings: --recipe {before['finetune.recipe']}; otherwise choose another --out"

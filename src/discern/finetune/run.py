@@ -20,7 +20,7 @@ from discern.config.presets import preset_names
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, did_you_mean
-from discern.finetune.folder import complete_seeds, keep_precision, prepare_folder
+from discern.finetune.folder import complete_seeds, keep_earlier_settings, keep_precision, prepare_folder
 from discern.finetune.length import with_steps
 from discern.finetune.rates import at_rate, search_rate
 from discern.finetune.results import measured_baselines, summarize
@@ -218,6 +218,8 @@ def prepare_finetuning(
     Raises:
         ConfigError, DataError: a file does not fit its task, or is not the whole test file that a submission needs.
     """
+    names = [files.definition.name for files in resolved.files]
+    resolved = replace(resolved, config=keep_earlier_settings(resolved.config, out, names, resolved.user_set))
     if resolved.config.finetune.layers is not None:
         loaded = first_layers(loaded, resolved.config.finetune.layers)
     tokenizer = load_tokenizer(loaded.tokenizer_path)

@@ -160,6 +160,18 @@ class FinetuneConfig(Section):
         config: TaskConfig = getattr(several, name) if several is not None else getattr(self, "task")  # noqa: B009
         return config
 
+    def with_task_values(self, name: str, values: Mapping[str, Any]) -> FinetuneConfig:
+        """The configuration with other values of settings of a task."""
+        changed = self.task_config(name).model_copy(update=dict(values))
+        several = getattr(self, "tasks", None)
+        return self.model_copy(
+            update={"task": changed} if several is None else {"tasks": several.model_copy(update={name: changed})}
+        )
+
+    def task_prefix(self, name: str) -> str:
+        """What the dotted keys of a task's settings begin with."""
+        return "task." if getattr(self, "tasks", None) is None else f"tasks.{name}."
+
 
 def given_settings(file: Path | None, overrides: Sequence[str]) -> Settings:
     """The settings of a TOML file, overridden by "section.key=value" strings.

@@ -197,7 +197,7 @@ def _read_earlier(resolved: ResolvedRun, folder: OutputFolder, progress: Progres
     else:
         refuse_other_files(folder)
         if resolved.resume == "auto" and is_run(out):
-            progress.note(f"{out} holds a run that ended before its first checkpoint; it starts again")
+            progress.note(f"{out} holds a run without a checkpoint; it starts again")
     if resolved.resume == "must" and contents is None:
         raise CheckpointError(f"{out} has no checkpoint to resume from", hint="leave out --resume to start a new run")
     if contents is None and decay is not None:

@@ -11,7 +11,16 @@ from typing import Any, Literal, TypeAlias
 from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
 from discern.artifacts.run import counts_text, vocabulary_of
-from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, COUNTS_FILE, RECORD_FILE, TOKENIZER_FILE, is_run, read_record
+from discern.artifacts.run_record import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    COUNTS_FILE,
+    EVALUATION_FILE,
+    RECORD_FILE,
+    TOKENIZER_FILE,
+    is_run,
+    read_record,
+)
 from discern.config.resolve import Resolved
 from discern.config.tree import NONE, flatten, to_toml, toml_value
 from discern.data.batching.mixture import replay_fraction
@@ -27,6 +36,7 @@ from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write, write_text
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
+from discern.training.metrics_log import read_metrics
 from discern.training.pretrain_config import (
     LENGTH_OF_RUN,
     PretrainConfig,
@@ -234,12 +244,26 @@ def _open_replay(replay: Replay, config: PretrainConfig, data: TokenData) -> Tok
 def make_folder(run: ResolvedRun, folder: OutputFolder, progress: Progress) -> None:
     """Create the folder of the run and lock it. If the run is to start over, an earlier run is moved aside.
 
+    A run without a checkpoint is moved aside only if it had results; the log of one that was killed early is written anew.
+
     Raises:
         DataError: another process is using the folder, or it cannot be created.
     """
-    if run.resume == "never" and is_run(folder.path):
+    out = folder.path
+    if is_run(out) and (run.resume == "never" or (not has_progress(out, run.resume) and _had_results(out))):
         progress.note(f"moved the earlier run to {folder.move_aside()}")
     folder.make()
+
+
+def _had_results(out: Path) -> bool:
+    """Whether a run without a checkpoint was evaluated, or got so far that its checkpoints must have been removed."""
+    if (out / EVALUATION_FILE).exists():
+        return True
+    logged = read_metrics(out)
+    if not logged:
+        return False
+    train = read_written_config(out / CONFIG_FILE).train
+    return int(logged[-1]["step"]) > min(train.checkpoint_every_steps, train.max_steps - 1)
 
 
 def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data: TokenData) -> None:

@@ -40,10 +40,10 @@ class TaskConfig(Section):
     """Settings of all tasks. Each family extends them in its own module.
 
     Attributes:
-        before: values, by name, of settings that earlier versions did not have: what they did.
+        earlier_defaults: for settings that earlier versions lacked, the value that corresponds to their behavior.
     """
 
-    before: ClassVar[Mapping[str, object]] = {}
+    earlier_defaults: ClassVar[Mapping[str, object]] = {}
 
     sequence_length: int = Field(
         128, ge=8, le=1 << 20, description="Maximum number of tokens per row, including [CLS] and [SEP]."

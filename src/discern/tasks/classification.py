@@ -42,7 +42,7 @@ _ACTIVATIONS: dict[str, Literal["tanh", "gelu"]] = {"summary": "tanh", "dense": 
 class ClassificationConfig(TaskConfig):
     """Settings of classification and regression."""
 
-    before: ClassVar[Mapping[str, object]] = {"compare_words": False}
+    earlier_defaults: ClassVar[Mapping[str, object]] = {"compare_words": False}
 
     class_weights: Literal["none", "balanced"] = Field(
         "none",

@@ -18,12 +18,12 @@ _NOWHERE = -1e4
 class PairStates(nn.Module):
     """One state per row from the states of two texts: their means, compared, and their tokens, aligned and compared.
 
-    Each token is aligned to the mean of the other text's states, weighted by the softmax of their cosines times a trained
-    factor. Three things are known of it then: its absolute difference from what it is aligned to, its largest cosine, and
-    whether the other text has the same token. Each text has the means of these over its tokens, weighted by a trained
-    importance. The state of the row is computed from them, the state of [CLS], the mean states of both texts, and the absolute
-    difference and the product of these, by a linear layer, GELU and LayerNorm. Wherever this says state, the word embedding of
-    the token may be appended to it, so that texts are also compared word by word.
+    A token is described by its state, to which its word embedding may be appended; the two together are called its state here.
+    Each token is aligned to the mean of the other text's states, weighted by the softmax of their cosines times a trained factor.
+    Three things are known of it then: its absolute difference from what it is aligned to, its largest cosine, and whether the
+    other text has the same token. Each text has the means of these over its tokens, weighted by a trained importance. The state
+    of the row is computed from them, the state of [CLS], the mean states of both texts, and the absolute difference and the
+    product of these, by a linear layer, GELU and LayerNorm.
 
     Small encoders need it: from a few thousand pairs they do not learn to compare two texts inside their few layers.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from discern.data.tokenizer import load_tokenizer, special_ids
 from discern.data.tokenizer.encoding import DocumentEncoder
-from discern.data.tokenizer.plain_text import PlainText, encode_texts
+from discern.data.tokenizer.plain_text import PlainText, _separating, encode_texts
 from tests.data.tokenizer.test_training import TEXT, tokenizer_of
 
 HTML = "<s>old</s> price<mask>"
@@ -37,6 +38,43 @@ def test_names_are_spelled_out(roberta: Tokenizer) -> None:
     assert "".join(encoding.tokens) == "▁" + HTML.replace(" ", "▁")
     assert [HTML[start:end] for start, end in encoding.offsets][:4] == ["<", "<", "s", ">"]
     assert encode_texts(roberta, [HTML], ids_only=True)[0].ids == encoding.ids
+
+
+WHOLE_WORDS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "[": 5, "MASK]": 6, "SEP]": 7, "a": 8, "##MASK]": 9}
+
+
+def whole_words(path: Path) -> Tokenizer:
+    """WordPiece whose pre-tokenizer leaves `[MASK]` whole, so that it is a word of the vocabulary."""
+    tokenizer = Tokenizer(models.WordPiece(WHOLE_WORDS, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(path))
+    return load_tokenizer(path)
+
+
+def declared_as_ordinary(path: Path) -> Tokenizer:
+    """BERT's splitting, with special tokens that are added tokens, but not special ones."""
+    tokenizer = Tokenizer(models.WordPiece(WHOLE_WORDS, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in ("[SEP]", "[MASK]")])
+    tokenizer.save(str(path))
+    return load_tokenizer(path)
+
+
+@pytest.mark.parametrize("made", [whole_words, declared_as_ordinary])
+def test_other_models_may_find_special_tokens_as_well(made: Callable[[Path], Tokenizer], tmp_path: Path) -> None:
+    tokenizer = made(tmp_path / "tokenizer.json")
+    text = "a [MASK] [SEP]"
+    assert set(tokenizer.encode(text, add_special_tokens=False).ids) & {3, 4}
+    assert not set(encode_texts(tokenizer, [text])[0].ids) & {0, 2, 3, 4}
+    block = DocumentEncoder(tokenizer.to_str(), "none").encode([[text]]).block
+    assert not set(block.tokens.tolist()) & {0, 2, 3, 4}
+
+
+def test_a_large_vocabulary_is_copied_once(roberta: Tokenizer) -> None:
+    _separating.cache_clear()
+    for _ in range(3):
+        encode_texts(roberta, [HTML])
+    assert _separating.cache_info().misses == 1
 
 
 def test_other_texts_are_encoded_as_ever(roberta: Tokenizer) -> None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from discern.data.filters import Rules
 from discern.data.sources.documents import Document
-from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, vocab_size
+from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
 from discern.data.tokenizer.plain_text import PlainText
 from discern.data.tokenizer.words import SegmenterName, Sentences, word_finder
 
@@ -183,7 +183,12 @@ class DocumentEncoder:
         by_word = WordCache.applies(self._tokenizer) and not self._words.needs_encodings
         self._cache = WordCache(self._tokenizer) if by_word else None
         self._text = PlainText(self._tokenizer)
-        self._dtype = token_dtype(vocab_size(self._tokenizer))
+        size = vocab_size(self._tokenizer)
+        self._dtype = token_dtype(size)
+        # A data set must not hold special tokens, even if a vocabulary builds one where nobody expects it.
+        special = special_ids(self._tokenizer)
+        self._written = np.arange(size, dtype=self._dtype)
+        self._written[list(special.values())] = special["unk"]
 
     def encode(self, documents: Sequence[Document]) -> EncodedChunk:
         """The documents in order, without those that have no tokens."""
@@ -208,7 +213,7 @@ class DocumentEncoder:
 
     def _encode_batch(self, texts: list[str]) -> _Batch:
         sentences = self._sentences(texts)
-        return _Batch(sentences.ids, self._words.starts(sentences), sentences.lengths)
+        return _Batch(self._written[sentences.ids], self._words.starts(sentences), sentences.lengths)
 
     def _sentences(self, texts: list[str]) -> Sentences:
         if self._cache is not None and (found := self._cache.encode(texts)) is not None:

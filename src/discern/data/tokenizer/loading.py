@@ -118,15 +118,9 @@ def lowercases(tokenizer: Tokenizer) -> bool:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 of everything that decides the ids: vocabulary, merges, normalization, splitting and framing.
-
-    Neither the decoder nor the treatment of spaces around special tokens is included: text never yields special tokens.
-    """
+    """SHA-256 of everything that decides the ids: vocabulary, merges, normalization, splitting and framing, not the decoder."""
     whole = json_value(tokenizer.to_str())
     decisive = {key: whole.get(key) for key in _DECIDES_IDS}
-    for token in decisive["added_tokens"] or []:
-        if token.get("special"):
-            token.update(lstrip=False, rstrip=False)
     return hashlib.sha256(json.dumps(decisive, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
