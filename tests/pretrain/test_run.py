@@ -503,15 +503,28 @@ def test_a_run_that_ended_before_its_first_checkpoint_can_begin_again_otherwise(
     out = tmp_path / "run"
     assert run(*command(data, out, 6)).returncode == 0
     shutil.rmtree(out / "checkpoints")
+    log = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(line for line in log if json.loads(line)["step"] < 3))  # as if it was killed then
     missing = run(*command(data, out, 6, "--resume", "must"))
     assert "has no checkpoint to resume from" in missing.stderr
     done = run(*command(data, out, 4, "--set", "train.seed=5"))
     assert done.returncode == 0, done.stderr
-    assert "ended before its first checkpoint; it starts again" in done.stderr
+    assert "holds a run without a checkpoint; it starts again" in done.stderr
+    assert not (tmp_path / "run.1").exists()
     assert max(record["step"] for record in figures(out)) == 4
     fresh = tmp_path / "fresh"
     assert run(*command(data, fresh, 4, "--set", "train.seed=5")).returncode == 0
     assert weights(out, 4) == weights(fresh, 4)
+
+
+def test_a_run_whose_checkpoints_were_removed_is_kept_when_another_begins(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(*command(data, out, 6)).returncode == 0
+    log = (out / "metrics.jsonl").read_bytes()
+    shutil.rmtree(out / "checkpoints")
+    done = run(*command(data, out, 4, "--set", "train.seed=5"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run.1" / "metrics.jsonl").read_bytes() == log
 
 
 def leaves(value: object, name: str = "") -> dict[str, object]:

@@ -90,7 +90,7 @@ def refuse_password(address: str) -> None:
     except ValueError:
         scheme = address.partition("://")[0]
         raise ConfigError(
-            f"an input that begins with {scheme}:// is not an address: it has an unpaired bracket in the name of the server",
+            f"the address of an input, {scheme}://..., has an unpaired bracket in its server name",
             hint=f"the form is {scheme}://SERVER/PATH",
         ) from None
     if parts.username or parts.password:
