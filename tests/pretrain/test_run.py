@@ -525,6 +525,11 @@ def test_a_run_whose_checkpoints_were_removed_is_kept_when_another_begins(data: 
     done = run(*command(data, out, 4, "--set", "train.seed=5"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run.1" / "metrics.jsonl").read_bytes() == log
+    shutil.rmtree(out / "checkpoints")
+    (out / "metrics.jsonl").unlink()
+    (out / "blimp.json").write_text("{}")  # evaluated before it was damaged
+    assert run(*command(data, out, 4, "--set", "train.seed=5")).returncode == 0
+    assert (tmp_path / "run.2" / "blimp.json").read_text() == "{}"
 
 
 def leaves(value: object, name: str = "") -> dict[str, object]:

@@ -32,6 +32,7 @@ from discern.pretrain.decay import NEW_RUN, RECORD_KEY, DecayStart, decay_settin
 from discern.pretrain.start_config import start_config
 from discern.pretrain.warm_start import added_pieces
 from discern.progress import Progress
+from discern.report.evaluation import BLIMP_FILE
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write, write_text
 from discern.storage.output import OutputFolder
@@ -257,7 +258,7 @@ def make_folder(run: ResolvedRun, folder: OutputFolder, progress: Progress) -> N
 
 def _had_results(out: Path) -> bool:
     """Whether a run without a checkpoint was evaluated, or got so far that its checkpoints must have been removed."""
-    if (out / EVALUATION_FILE).exists():
+    if (out / EVALUATION_FILE).exists() or (out / BLIMP_FILE).exists():
         return True
     logged = read_metrics(out)
     if not logged:
