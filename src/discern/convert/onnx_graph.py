@@ -170,8 +170,8 @@ class TaskGraph(Graph):
             example_index=everything,
             slot=everything,
         )
-        read = self.head.reads(hidden, self.encoder, input_ids)
-        _, found = self.head(read, tokens, TaskRows("", everything, everything, {}))
+        states = self.head.inputs(hidden, self.encoder, input_ids)
+        _, found = self.head(states, tokens, TaskRows("", everything, everything, {}))
         logits: Float[Tensor, "..."] = found["logits"]
         if self.labels.kind == "number":
             logits = logits * self.labels.scale + self.labels.shift

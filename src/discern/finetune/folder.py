@@ -52,26 +52,19 @@ def keep_earlier_settings(config: FinetuneConfig, out: Path, names: Iterable[str
         names: names of the tasks.
         user_set: dotted keys that the user set; they are kept.
     """
-    earlier = _earlier_settings(config, out, names)
+    if not is_finetuned(out):
+        return config
+    old = read_finetuned(out)
     for name in names:
-        prefix = config.task_prefix(name)
-        kept = {key.removeprefix(prefix): value for key, value in earlier.items() if key.startswith(prefix)}
-        config = config.with_task_values(name, {key: value for key, value in kept.items() if prefix + key not in user_set})
+        prefix, earlier = config.task_prefix(name), _earlier_values(config, name, old)
+        config = config.with_task_values(name, {key: value for key, value in earlier.items() if prefix + key not in user_set})
     return config
 
 
-def _earlier_settings(config: FinetuneConfig, out: Path, names: Iterable[str]) -> dict[str, Any]:
-    """By dotted key, what the version that wrote a folder did where it lacked a setting of today."""
-    if not is_finetuned(out):
-        return {}
-    tasks = read_finetuned(out)["tasks"]
-    return {
-        f"{config.task_prefix(name)}{key}": value
-        for name in names
-        if name in tasks
-        for key, value in config.task_config(name).earlier_defaults.items()
-        if key not in tasks[name]["config"]
-    }
+def _earlier_values(config: FinetuneConfig, name: str, old: dict[str, Any]) -> dict[str, Any]:
+    """What the version that wrote a record did where it lacked a setting of the task, by the name of the setting."""
+    recorded = old["tasks"].get(name, {}).get("config", {})
+    return {key: value for key, value in config.task_config(name).earlier_defaults.items() if key not in recorded}
 
 
 def keep_precision(plan: FinetunePlan, ranks: Ranks) -> str:
@@ -146,12 +139,11 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
         if _differs(json.loads(json.dumps(record["tasks"][name][key])), old["tasks"][name][key])
     ]
     # A setting that did not exist yet had the value that is now its default, unless its owner says otherwise.
-    usual = _plain(flatten(type(config)()))
-    before = (
-        usual
-        | _earlier_settings(config, out, record["tasks"])
-        | _leaves(parse_toml(read_text(out / CONFIG_FILE, hint=hint), str(out / CONFIG_FILE)))
-    )
+    usual, earlier = _plain(flatten(type(config)())), dict[str, Any]()
+    for name in record["tasks"]:
+        then = _earlier_values(config, name, old)
+        earlier |= {f"{config.task_prefix(name)}{key}": value for key, value in then.items()}
+    before = usual | earlier | _leaves(parse_toml(read_text(out / CONFIG_FILE, hint=hint), str(out / CONFIG_FILE)))
     differing += sorted(_differing(before, usual | _plain(flatten(config))))
     if "finetune.recipe" in differing:
         hint = f"to continue with the earlier settings: --recipe {before['finetune.recipe']}; otherwise choose another --out"

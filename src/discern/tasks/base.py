@@ -94,8 +94,14 @@ class TaskHead(nn.Module, abc.ABC):
 
     reads_words: bool = False
 
-    def reads(self, hidden: Float[Tensor, "R L D"], encoder: Encoder, input_ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L W"]:
-        """What `forward` takes: the states of the rows, followed by the word embeddings if the head `reads_words`."""
+    def inputs(self, hidden: Float[Tensor, "R L D"], encoder: Encoder, input_ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L W"]:
+        """What `forward` takes as `hidden`.
+
+        Args:
+            hidden: hidden states of the rows.
+            encoder: encoder that computed them.
+            input_ids: tokens of the rows.
+        """
         if not self.reads_words:
             return hidden
         words = encoder.embeddings.words(input_ids)

@@ -128,7 +128,7 @@ class SupervisedObjective(Objective):
             whole = len(group.rows) == tokens.size
             rows = tokens if whole else _chosen(tokens, group)
             head = cast(TaskHead, self.heads[group.task])
-            states = head.reads(hidden if whole else hidden[group.rows], self.encoder, rows.input_ids)
+            states = head.inputs(hidden if whole else hidden[group.rows], self.encoder, rows.input_ids)
             loss, outputs = head(states, rows, group)
             if loss is None:
                 loss = hidden.new_zeros(())

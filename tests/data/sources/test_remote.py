@@ -95,7 +95,7 @@ def test_addresses_are_sent_encoded_once(server: str) -> None:
 
 @pytest.mark.parametrize("address", ["http://exa mple/x", "http://example:port/x", "http://[example/x"])
 def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not an address|unpaired bracket") as raised:
+    with pytest.raises(ConfigError, match="is not an address") as raised:
         read(address)
     assert "http://SERVER/PATH" in (raised.value.hint or "").replace("https", "http")
 

@@ -90,7 +90,7 @@ def refuse_password(address: str) -> None:
     except ValueError:
         scheme = address.partition("://")[0]
         raise ConfigError(
-            f"the address of an input, {scheme}://..., has an unpaired bracket in its server name",
+            f"an input that begins with {scheme}:// is not an address: its server name has an unpaired bracket",
             hint=f"the form is {scheme}://SERVER/PATH",
         ) from None
     if parts.username or parts.password:
