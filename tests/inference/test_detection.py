@@ -351,6 +351,8 @@ def test_the_most_suspicious_are_named() -> None:
         detection_text.verdict(DETECTION, 0.5).plain
         == "3 of 5 tokens look replaced (threshold 0.5): ']' 1.00, 'b' 0.90, 'c' 0.50"
     )
+    pieces = Detection("it ate", ["it", "a", "##te"], [(0, 2), (3, 4), (4, 6)], [0.6, 0.7, 0.8])
+    assert detection_text.verdict(pieces, 0.5).plain == "3 of 3 tokens look replaced (threshold 0.5): 'ate' 0.80, 'it' 0.60"
     calm = Detection("a", ["a"], [(0, 1)], [0.2])
     assert detection_text.verdict(calm, 0.5).plain == "no token of 1 reaches 0.5; the highest: 'a' 0.20"
 

@@ -62,9 +62,14 @@ def test_the_state_by_hand() -> None:
     torch.testing.assert_close(states(hidden, batch), torch.stack(expected))
 
 
-def test_a_text_alone_has_a_state_and_a_gradient() -> None:
+def test_a_text_alone_is_compared_to_zeros() -> None:
     hidden = torch.randn(1, 5, WIDTH, requires_grad=True)
-    state = pair_states()(hidden, token_batch([5]))
+    states = pair_states()
+    state = states(hidden, token_batch([5]))
+    text, nothing = hidden[0], torch.zeros(WIDTH)
+    known = torch.softmax(text @ states.importance, 0) @ torch.cat([text.abs(), torch.tensor([[-1.0, 0.0]] * 5)], 1)
+    everything = torch.cat([text[0], text.mean(0), nothing, text.mean(0).abs(), nothing, known, torch.zeros(WIDTH + 2)])
+    torch.testing.assert_close(state[0], states.norm(F.gelu(everything @ states.dense.weight.T + states.dense.bias)))
     state.square().sum().backward()
     assert state.isfinite().all()
     assert hidden.grad is not None

@@ -73,17 +73,19 @@ def token_table(detection: Detection, threshold: float) -> RenderableType:
 
 
 def verdict(detection: Detection, threshold: float) -> Text:
-    """The number of tokens that look replaced, and the most suspicious ones."""
-    ranked = sorted(range(len(detection.tokens)), key=lambda index: -detection.replaced_probability[index])
-    marked = [index for index in ranked if detection.replaced_probability[index] >= threshold]
-    named = ", ".join(
-        f"{_surface(detection, index)!r} {detection.replaced_probability[index]:.2f}"
-        for index in (marked or ranked)[: _MOST_SUSPICIOUS if marked else 1]
-    )
+    """The number of tokens that look replaced, and the most suspicious words with the highest probability of their tokens."""
+    probabilities = detection.replaced_probability
+    ranked = sorted(range(len(detection.tokens)), key=lambda index: -probabilities[index])
+    marked = [index for index in ranked if probabilities[index] >= threshold]
+    words: dict[tuple[int, int], str] = {}  # by position: the first of a word's tokens is the most suspicious one
+    for index in marked or ranked[:1]:
+        span, name = _word(detection, index)
+        words.setdefault(span, f"{name!r} {probabilities[index]:.2f}")
+    named = ", ".join(list(words.values())[:_MOST_SUSPICIOUS])
     count = len(detection.tokens)
     if not marked:
         return Text(f"no token of {count} reaches {threshold:.3g}; the highest: {named}")
-    more = f" and {len(marked) - _MOST_SUSPICIOUS} more" if len(marked) > _MOST_SUSPICIOUS else ""
+    more = f" and {len(words) - _MOST_SUSPICIOUS} more" if len(words) > _MOST_SUSPICIOUS else ""
     return Text(f"{len(marked)} of {count} tokens look replaced (threshold {threshold:.3g}): {named}{more}")
 
 
@@ -95,13 +97,16 @@ def legend() -> Text:
     )
 
 
-def _surface(detection: Detection, index: int) -> str:
-    """The word of a token, as in the text."""
+def _word(detection: Detection, index: int) -> tuple[tuple[int, int], str]:
+    """The position of a token's word in the text, and the word as it is written there; the token itself if it is in no word."""
     from discern.inference.texts import overlapping, words_of
 
     words = words_of(detection.text)
     whole = [words[number] for number in overlapping(words, detection.offsets[index])]
-    return detection.text[whole[0][0] : whole[-1][1]] if whole else detection.tokens[index]
+    if not whole:
+        return detection.offsets[index], detection.tokens[index]
+    start, end = whole[0][0], whole[-1][1]
+    return (start, end), detection.text[start:end]
 
 
 def _style(probability: float) -> str:
