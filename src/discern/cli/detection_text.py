@@ -73,11 +73,11 @@ def token_table(detection: Detection, threshold: float) -> RenderableType:
 
 
 def verdict(detection: Detection, threshold: float) -> Text:
-    """The number of tokens that look replaced, and the most suspicious words with the highest probability of their tokens."""
+    """The number of tokens that look replaced, and the most suspicious words, each with its highest probability."""
     probabilities = detection.replaced_probability
     ranked = sorted(range(len(detection.tokens)), key=lambda index: -probabilities[index])
     marked = [index for index in ranked if probabilities[index] >= threshold]
-    words: dict[tuple[int, int], str] = {}  # by position: the first of a word's tokens is the most suspicious one
+    words: dict[tuple[int, int], str] = {}  # by position; the most suspicious token of a word comes first
     for index in marked or ranked[:1]:
         span, name = _word(detection, index)
         words.setdefault(span, f"{name!r} {probabilities[index]:.2f}")

@@ -58,13 +58,13 @@ class ClassificationConfig(TaskConfig):
         "auto",
         description="State that the head reads. 'cls': the state of [CLS]. 'mean': the mean over all tokens, [CLS] and [SEP] "
         "included, which only ModernBERT has in Hugging Face transformers. 'pair': computed from two texts by comparing their "
-        "means and their aligned tokens, or of a single text its mean and [CLS], which transformers does not have. 'auto': "
+        "means and their aligned tokens, or from [CLS] and the means of a single text; transformers does not have it. 'auto': "
         "'pair' for pairs of texts and networks narrower than 256, otherwise 'cls'.",
     )
     compare_words: bool = Field(
         True,
         description="With pooling 'pair', read the word embeddings of the tokens as well as their states, from which the word "
-        "itself may have been lost. No other pooling does.",
+        "itself may have been lost. Ignored with other poolings.",
     )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."

@@ -46,7 +46,7 @@ class PairStates(nn.Module):
         self.norm = nn.LayerNorm(hidden_size)
 
     def forward(self, hidden: Float[Tensor, "R L W"], tokens: TokenBatch) -> Float[Tensor, "R D"]:
-        """The state of each row. A text that is alone is compared to zeros: what remains are its means, one of them weighted."""
+        """The state of each row. A text alone is compared to zeros, which leaves [CLS] and its means, one of them weighted."""
         real = tokens.attention_mask
         # The states of padding are undefined, and 0 * nan is not 0.
         hidden = hidden.masked_fill(~real[..., None], 0.0)
