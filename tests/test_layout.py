@@ -1,6 +1,7 @@
 """Rules of the layout that the import linter cannot express."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import discern
@@ -36,3 +37,12 @@ def test_nothing_prints_but_the_console() -> None:
     for path in SOURCE.rglob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
         assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"], path
+
+
+def test_shape_types_are_checked_while_tests_run() -> None:
+    settings = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    checked = tuple(settings["addopts"].split("--jaxtyping-packages=")[1].split()[0].split(",")[:-1])
+    for path in SOURCE.rglob("*.py"):
+        if any(name.startswith("jaxtyping") for name in imports(path)):
+            module = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+            assert any(f"{module}.".startswith(f"{package}.") for package in checked), f"{module}: add it to --jaxtyping-packages"
