@@ -1,168 +1,23 @@
-"""`discern pretrain` as a user runs it: real processes, real signals."""
+"""`discern pretrain` as a user runs it: real processes."""
 
 import json
 import os
-import random
-import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from discern.artifacts.opening import open_model
-from discern.errors import CheckpointError, ConfigError
+from discern.errors import ConfigError
 from discern.pretrain import estimate as module
 from discern.pretrain.estimate import estimate
 from discern.pretrain.evaluate import evaluate
-from discern.pretrain.opened_run import open_run
 from discern.pretrain.resolved_run import refuse_another_run, resolve_run
 from discern.pretrain.run import clocked_work, pretrain
 from discern.progress import Silent
-from discern.storage.output import OutputFolder
-from discern.training.parallel import join_ranks
-
-WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
-DISCERN = [sys.executable, "-m", "discern"]
-FAST = ["--set", "train.checkpoint_every_steps=3", "--set", "train.log_every_steps=5"]
-LIMIT = 180  # seconds a command may take before the test gives up
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small data set with a vocabulary of its own."""
-    folder = tmp_path_factory.mktemp("pretrain")
-    rng = random.Random(0)
-    lines = [" ".join(rng.choices(WORDS, k=rng.randint(4, 14))) + "." for _ in range(3000)]
-    text = "\n".join(line + ("\n" if number % 9 == 8 else "") for number, line in enumerate(lines))
-    (folder / "text.txt").write_text(text)
-    options = ["--train-tokenizer", "wordpiece", "--vocab-size", "300", "--lowercase", "--heldout", "0.05"]
-    done = run("prepare", folder / "text.txt", "--out", folder / "data", *options)
-    assert done.returncode == 0, done.stderr
-    return folder / "data"
-
-
-def run(*arguments: object, limit: float = LIMIT, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*DISCERN, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        **options,  # type: ignore[call-overload]
-    )
-
-
-def command(data: Path, out: Path, steps: int, *more: str) -> list[str]:
-    return [
-        "pretrain",
-        "--preset",
-        "tiny",
-        "--data",
-        str(data),
-        "--out",
-        str(out),
-        "--set",
-        f"train.max_steps={steps}",
-        *FAST,
-        *more,
-    ]
-
-
-def weights(out: Path, step: int) -> bytes:
-    return (out / "checkpoints" / f"step-{step:08d}" / "model.safetensors").read_bytes()
-
-
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.time() + LIMIT
-    while not path.exists() and process.poll() is None and time.time() < deadline:
-        time.sleep(0.005)
-
-
-def kill_and_resume(data: Path, folder: Path, kills: int, steps: int) -> None:
-    """Kill a run at random moments, saves included, and compare its end with that of one left alone."""
-    done = run(*command(data, folder / "whole", steps), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["step"] == steps
-    rng = random.Random(kills)
-    killed = 0
-    for attempt in range(kills):
-        process = subprocess.Popen(
-            [*DISCERN, *command(data, folder / "cut", steps)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        target = (attempt + 1) * steps // (kills + 1) // 3 * 3
-        wait_for(folder / "cut" / "checkpoints" / f"step-{max(target, 3):08d}", process)
-        time.sleep(rng.random() * 0.15)
-        killed += process.poll() is None
-        process.kill()
-        process.wait()
-    assert killed >= kills - 1, "the run was too fast to be killed; give it more steps"
-    done = run(*command(data, folder / "cut", steps), "--json")
-    assert done.returncode == 0, done.stderr
-    assert weights(folder / "whole", steps) == weights(folder / "cut", steps)
-    records = [
-        [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()] for name in ("whole", "cut")
-    ]
-    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
-    one, other = ([{key: line[key] for key in line.keys() - timing} for line in each] for each in records)
-    assert one == other
-    assert not [path for path in (folder / "cut" / "checkpoints").iterdir() if path.name.startswith(".")]
-
-
-def test_killed_three_times_it_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
-    kill_and_resume(data, tmp_path, kills=3, steps=90)
-
-
-@pytest.mark.slow
-def test_killed_twenty_times_it_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
-    kill_and_resume(data, tmp_path, kills=20, steps=400)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_saves_and_exits(data: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
-    out = tmp_path / "run"
-    process = subprocess.Popen(
-        [*DISCERN, *command(data, out, 10**6)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    wait_for(out / "checkpoints" / "step-00000003", process)  # type: ignore[arg-type]
-    process.send_signal(number)
-    _, said = process.communicate(timeout=LIMIT)
-    assert process.returncode == code
-    assert "stopped and saved at step" in said
-    assert "Traceback" not in said
-    step = int(said.split("stopped and saved at step ")[1].split(";")[0])
-    assert (out / "checkpoints" / f"step-{step:08d}").is_dir()
-
-
-def test_a_reader_of_the_progress_who_leaves_loses_nothing(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = subprocess.Popen([*DISCERN, *command(data, out, 10**6)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    assert process.stderr is not None
-    process.stderr.readline()
-    process.stderr.close()  # as `2>&1 | head -1` does
-    assert process.wait(timeout=LIMIT) == 141
-    assert len(list((out / "checkpoints").glob("step-*"))) > 0
-
-
-def test_a_disk_that_takes_no_more_keeps_the_last_good_checkpoint(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    assert run(*command(data, out, 6)).returncode == 0
-    before = weights(out, 6)
-
-    def small_files_only() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-
-    done = run(*command(data, out, 30), preexec_fn=small_files_only)
-    assert done.returncode == 1, done.stderr
-    assert "step-00000006" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert weights(out, 6) == before
-    assert run(*command(data, out, 9)).returncode == 0, "with space again, the same command goes on"
+from tests.pretrain.commands import command, run, weights
 
 
 def test_a_finished_run_says_so(data: Path, tmp_path: Path) -> None:
@@ -238,115 +93,6 @@ def test_the_average_is_what_readers_get_and_a_resumed_run_keeps(data: Path, tmp
     found = evaluate(tmp_path / "whole", progress=Silent(), warn=pytest.fail)
     last = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[-1])
     assert found["loss"] == pytest.approx(last["heldout_loss"], rel=1e-6)
-
-
-STABLE = ("optimizer.schedule=wsd", "optimizer.name=muon", "train.weight_average=0.5", "train.log_every_steps=4")
-
-
-@pytest.fixture(scope="module")
-def stable(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run at step 20 of 1,000, as if it had been interrupted; its warm-up took 10 steps."""
-    out = tmp_path_factory.mktemp("stable") / "run"
-    lengths = ("train.max_steps=20", "optimizer.schedule=constant", "train.checkpoint_every_steps=5", "train.keep_checkpoints=9")
-    pretrain(data=data, out=out, preset="tiny", overrides=(*STABLE, *lengths), progress=Silent())
-    return out
-
-
-def figures(out: Path) -> list[dict[str, float]]:
-    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
-    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in line.items() if key not in timing} for line in lines]
-
-
-def test_a_decay_equals_a_run_that_was_as_long_from_the_start(data: Path, stable: Path, tmp_path: Path) -> None:
-    kept = {path: path.stat().st_mtime_ns for path in sorted(stable.rglob("*"))}
-    whole, decayed = tmp_path / "whole", tmp_path / "decayed"
-    lengths = ("train.max_steps=26", "optimizer.decay_steps=6")
-    pretrain(data=data, out=whole, preset="tiny", overrides=(*STABLE, *lengths), progress=Silent())
-    for steps in ((), ("train.keep_checkpoints=3",)):  # the second time there is nothing left to do
-        overrides = ("optimizer.decay_steps=6", *steps)
-        pretrain(data=data, out=decayed, decay_from=stable, overrides=overrides, progress=Silent())
-    for name in ("model.safetensors", "average.safetensors", "optimizer.safetensors"):
-        ends = [(out / "checkpoints" / "step-00000026" / name).read_bytes() for out in (whole, decayed)]
-        assert ends[0] == ends[1], name
-    end = figures(decayed)[-1]
-    assert (end["step"], end["learning_rate"]) == (26, pytest.approx(figures(whole)[-1]["learning_rate"]))
-    assert end["heldout_loss"] == figures(whole)[-1]["heldout_loss"]
-    assert [line["step"] for line in figures(decayed)] == [1, 4, 8, 12, 16, 20, 24, 26]
-    assert {path: path.stat().st_mtime_ns for path in sorted(stable.rglob("*"))} == kept, "the stable run is left alone"
-    record = json.loads((decayed / "run.json").read_text())["decay"]
-    assert record == {"run": str(stable.resolve()), "step": 20}
-    with pytest.raises(ConfigError, match="decay_steps: 6 in that run, 7 now"):
-        pretrain(data=data, out=decayed, decay_from=stable, overrides=("optimizer.decay_steps=7",), progress=Silent())
-
-
-def test_an_interrupted_decay_continues_although_the_run_itself_went_on(data: Path, stable: Path, tmp_path: Path) -> None:
-    source, decayed = tmp_path / "source", tmp_path / "decayed"
-    shutil.copytree(stable, source)
-    chosen = source / "checkpoints" / "step-00000010"
-    pretrain(data=data, out=tmp_path / "whole", decay_from=chosen, overrides=("train.max_steps=16",), progress=Silent())
-    resolved = resolve_run(data=data, out=decayed, decay_from=chosen, overrides=("train.max_steps=16",), warn=pytest.fail)
-    with join_ranks("cpu") as ranks, OutputFolder(decayed) as folder:
-        open_run(resolved, ranks, folder, Silent())  # and then killed
-    shutil.rmtree(chosen)
-    pretrain(data=data, out=decayed, decay_from=source, overrides=("train.max_steps=16",), progress=Silent())
-    assert weights(decayed, 16) == weights(tmp_path / "whole", 16)
-    # By default a fifth of the whole is decay.
-    planned = estimate(data=data, out=tmp_path / "planned", decay_from=source)
-    assert planned.values["steps"] == 5
-    assert "max_steps = 25" in planned.text
-
-
-def test_settings_that_a_schedule_does_not_use_are_told(data: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-
-    class Notes(Silent):
-        def note(self, message: str) -> None:
-            told.append(message)
-
-    options = ("optimizer.decay_steps=5", "train.max_steps=1", "optimizer.decay_power=1.0")
-    pretrain(data=data, out=tmp_path, preset="tiny", overrides=options, progress=Notes())
-    assert [line for line in told if "no effect" in line] == [
-        "optimizer.decay_steps = 5 has no effect: it needs optimizer.schedule 'wsd'"
-    ]
-
-
-def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: Path) -> None:
-    def refused(*overrides: str, path: Path = stable, **options: Any) -> ConfigError:
-        with pytest.raises((ConfigError, CheckpointError)) as caught:
-            resolve_run(data=data, out=tmp_path / "decayed", decay_from=path, overrides=overrides, warn=pytest.fail, **options)
-        return caught.value  # type: ignore[return-value]
-
-    assert "--preset is not allowed" in refused(preset="tiny").message
-    assert "optimizer.learning_rate: 0.001 in that run, 0.1 now" in refused("optimizer.learning_rate=0.1").message
-    assert "train.max_hours" in refused("train.max_hours=1").message
-    assert "does not end at train.max_steps 30" in refused("train.max_steps=30", "optimizer.decay_steps=6").message
-    assert "the decay begins at step 20" in refused("train.max_steps=20").message
-    assert "within the warm-up, which ends at step 10" in refused(path=stable / "checkpoints" / "step-00000005").message
-    assert "has no checkpoint of step 7" in refused(path=stable / "checkpoints" / "step-00000007").message
-    ended = tmp_path / "ended"
-    pretrain(data=data, out=ended, decay_from=stable, overrides=("optimizer.decay_steps=3",), progress=Silent())
-    problem = refused(path=ended)
-    assert "already decaying at step 23" in problem.message
-    assert problem.hint == f"--decay-from {ended / 'checkpoints' / 'step-00000020'}"
-    linear = tmp_path / "linear"
-    pretrain(data=data, out=linear, preset="tiny", overrides=("train.max_steps=1",), progress=Silent())
-    assert "schedule 'linear'" in refused(path=linear).message
-    with pytest.raises(ConfigError, match="is not a decay of another run"):
-        resolve_run(data=data, out=linear, decay_from=stable, warn=pytest.fail)
-
-
-def test_a_run_that_is_longer_after_its_decay_is_warned_of(data: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-
-    class Notes(Silent):
-        def note(self, message: str) -> None:
-            told.append(message)
-
-    for steps in (16, 30):
-        options = ("optimizer.schedule=wsd", "optimizer.warmup_steps=2", f"train.max_steps={steps}")
-        pretrain(data=data, out=tmp_path, preset="tiny", overrides=options, progress=Notes())
-    assert len([line for line in told if "rises to 0.001 again in the longer run" in line]) == 1
 
 
 def test_a_longer_or_shorter_run_keeps_the_warm_up_that_was_fitted(data: Path, tmp_path: Path) -> None:
@@ -491,47 +237,6 @@ def test_only_a_run_is_moved_aside(data: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_run_killed_while_it_began_can_begin_again(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("half of i")
-    done = run(*command(data, tmp_path, 3))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "tokenizer.json").read_text() == (data / "tokenizer.json").read_text()
-
-
-def test_a_run_that_ended_before_its_first_checkpoint_can_begin_again_otherwise(data: Path, tmp_path: Path) -> None:
-    """With another length, other settings and other data, as nothing would be lost."""
-    out = tmp_path / "run"
-    assert run(*command(data, out, 6)).returncode == 0
-    shutil.rmtree(out / "checkpoints")
-    log = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (out / "metrics.jsonl").write_text("".join(line for line in log if json.loads(line)["step"] < 3))  # as if it was killed then
-    missing = run(*command(data, out, 6, "--resume", "must"))
-    assert "has no checkpoint to resume from" in missing.stderr
-    done = run(*command(data, out, 4, "--set", "train.seed=5"))
-    assert done.returncode == 0, done.stderr
-    assert "holds a run without a checkpoint; it starts again" in done.stderr
-    assert not (tmp_path / "run.1").exists()
-    assert max(record["step"] for record in figures(out)) == 4
-    fresh = tmp_path / "fresh"
-    assert run(*command(data, fresh, 4, "--set", "train.seed=5")).returncode == 0
-    assert weights(out, 4) == weights(fresh, 4)
-
-
-def test_a_run_whose_checkpoints_were_removed_is_kept_when_another_begins(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    assert run(*command(data, out, 6)).returncode == 0
-    log = (out / "metrics.jsonl").read_bytes()
-    shutil.rmtree(out / "checkpoints")
-    done = run(*command(data, out, 4, "--set", "train.seed=5"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run.1" / "metrics.jsonl").read_bytes() == log
-    shutil.rmtree(out / "checkpoints")
-    (out / "metrics.jsonl").unlink()
-    (out / "blimp.json").write_text("{}")  # evaluated before it was damaged
-    assert run(*command(data, out, 4, "--set", "train.seed=5")).returncode == 0
-    assert (tmp_path / "run.2" / "blimp.json").read_text() == "{}"
-
-
 def leaves(value: object, name: str = "") -> dict[str, object]:
     """Every number and text of nested figures, by its place."""
     if isinstance(value, dict):
@@ -607,24 +312,3 @@ def test_a_run_whose_time_is_over_before_its_last_phase_says_so(data: Path, tmp_
     longer = run(*command(data, tmp_path / "run", 6, *stages))
     assert longer.returncode == 0, longer.stderr
     assert "the time budget was used up" not in longer.stderr
-
-
-def test_a_second_process_does_not_touch_a_run_that_is_being_trained(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with OutputFolder(out) as other:
-        out.mkdir()
-        other.acquire()
-        begun = run(*command(data, out, 3))
-        assert begun.returncode == 1
-        assert "another process is using" in begun.stderr
-        assert not list(out.iterdir())
-    assert run(*command(data, out, 3)).returncode == 0
-    with OutputFolder(out) as other:
-        other.acquire()
-        for more in ([], ["--resume", "never"]):
-            done = run(*command(data, out, 6, *more))
-            assert done.returncode == 1
-            assert "another process is using" in done.stderr
-    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert run(*command(data, out, 6)).returncode == 0
