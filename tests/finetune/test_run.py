@@ -20,6 +20,7 @@ from discern.finetune import seed as finetune_seed
 from discern.finetune import sweep as sweeping
 from discern.finetune.seed import FinetunePlan
 from discern.finetune.settings import Recipe, given_settings, load_finetune_config
+from discern.models.config import ModelConfig
 from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.progress import Silent
 from discern.tasks import tasks
@@ -269,9 +270,11 @@ def test_recipes_go_by_size_and_the_google_recipe_repeats_the_released_code(requ
     narrow = prepare_finetuning(replace(request_, overrides=files, recipe="paper"), Silent()).config
     assert (narrow.optimizer.learning_rate, narrow.optimizer.layer_decay, narrow.finetune.dropout) == (1e-3, 1.0, 0.0)
     for width, rate, decay in ((256, 3e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)):
-        paper = load_finetune_config([tasks.load("sst2")], width, given_settings(None, ())).config
+        paper = load_finetune_config([tasks.load("sst2")], ModelConfig(hidden_size=width), given_settings(None, ())).config
         assert (paper.optimizer.learning_rate, paper.optimizer.layer_decay, paper.finetune.dropout) == (rate, decay, 0.1)
-        assert paper.optimizer.weight_decay == 0.0
+        assert (paper.optimizer.weight_decay, paper.finetune.min_steps) == (0.0, 300)
+    shallow = load_finetune_config([tasks.load("sst2")], ModelConfig(num_layers=11), given_settings(None, ())).config
+    assert (shallow.optimizer.learning_rate, shallow.optimizer.layer_decay, shallow.finetune.min_steps) == (1e-3, 1.0, 1000)
     # 60 rows, three epochs, 32 a step.
     assert (narrow.train.max_steps, narrow.optimizer.warmup_steps) == (round(3 * 60 / 32), 0)
     google = prepare_finetuning(replace(request_, overrides=files, recipe="google"), Silent()).config
@@ -333,14 +336,16 @@ def test_answers_have_a_head_that_transformers_has_unless_a_recipe_is_asked_for(
     squad, own = tasks.load("squad1"), tasks.load("sst2")
 
     def head(recipe: Recipe, *overrides: str) -> str:
-        config = load_finetune_config([squad], 256, given_settings(None, overrides), recipe=recipe).config.task_config("squad1")
+        config = load_finetune_config([squad], ModelConfig(), given_settings(None, overrides), recipe=recipe).config.task_config(
+            "squad1"
+        )
         found: str = config.model_dump()["head"]
         return found
 
     assert head("auto") == "span"
     assert head("paper") == head("google") == head("auto", "finetune.recipe=paper") == "joint"
     assert head("google", "task.head=span") == "span"
-    both = load_finetune_config([squad, own], 256, given_settings(None, ()), recipe="google").config
+    both = load_finetune_config([squad, own], ModelConfig(), given_settings(None, ()), recipe="google").config
     assert both.task_config("squad1").model_dump()["head"] == "joint"
     assert both.task_config("sst2").model_dump()["head"] == "linear"
 
@@ -349,7 +354,7 @@ def test_an_encoder_decides_the_heads_unless_a_recipe_or_the_user_does() -> None
     def heads(recipe: Recipe, *overrides: str) -> list[str]:
         named = [tasks.load(name) for name in ("squad2", "newsqa", "sst2", "ner")]
         given = given_settings(None, overrides)
-        config = load_finetune_config(named, 256, given, recipe=recipe, encoder=ModernBertEncoder).config
+        config = load_finetune_config(named, ModelConfig(), given, recipe=recipe, encoder=ModernBertEncoder).config
         return [config.task_config(each.name).model_dump()["head"] for each in named]
 
     assert heads("auto") == ["prediction"] * 4

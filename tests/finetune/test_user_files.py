@@ -15,6 +15,7 @@ from discern.finetune.settings import given_settings, load_finetune_config
 from discern.finetune.task_files import TaskFiles
 from discern.finetune.user_files import UserFileSource, user_task
 from discern.inference.predict import predict
+from discern.models.config import ModelConfig
 from discern.progress import Silent
 from discern.tasks.readers.user_columns import NumberedColumns, TaggingColumns
 from tests.small.run import make_run
@@ -144,11 +145,15 @@ def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_the_columns_of_named_tasks_are_refused_and_theirs_named(tmp_path: Path) -> None:
     files = described(f"files.train={write(tmp_path / 'a.conll', *SENTENCES)}")
-    config = load_finetune_config([files.definition], 32, given_settings(None, ["task.tag_column=1"])).config
+    config = load_finetune_config(
+        [files.definition], ModelConfig(hidden_size=32), given_settings(None, ["task.tag_column=1"])
+    ).config
     with pytest.raises(ConfigError, match=r"task\.tag_column is 1") as caught:
         files.definition.source.configured(config.task_config("own"))
     assert caught.value.hint == "for your own files, use --tags 1"
-    usual = load_finetune_config([files.definition], 32, given_settings(None, ["task.tag_column=-1"])).config
+    usual = load_finetune_config(
+        [files.definition], ModelConfig(hidden_size=32), given_settings(None, ["task.tag_column=-1"])
+    ).config
     assert files.definition.source.configured(usual.task_config("own")) == files.definition.source
 
 

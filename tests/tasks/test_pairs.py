@@ -77,19 +77,21 @@ def test_a_text_alone_is_compared_to_zeros() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pooling", "pairs", "width", "expected"),
+    ("pooling", "pairs", "width", "layers", "expected"),
     [
-        ("auto", True, 192, "pair"),
-        ("auto", True, 256, "cls"),
-        ("auto", False, 192, "cls"),
-        ("cls", True, 192, "cls"),
-        ("pair", True, 256, "pair"),
+        ("auto", True, 192, 12, "pair"),
+        ("auto", True, 256, 11, "pair"),
+        ("auto", True, 256, 12, "cls"),
+        ("auto", True, 768, 6, "cls"),
+        ("auto", False, 192, 12, "cls"),
+        ("cls", True, 192, 12, "cls"),
+        ("pair", True, 256, 12, "pair"),
     ],
 )
-def test_pairs_and_narrow_networks_choose_it(pooling: str, pairs: bool, width: int, expected: str) -> None:
+def test_pairs_and_small_networks_choose_it(pooling: str, pairs: bool, width: int, layers: int, expected: str) -> None:
     config = ClassificationConfig.model_validate({"pooling": pooling})
     task = Classification("t", config, ("accuracy",), Labels(("a", "b"), pairs=pairs))
-    assert task.head(sizes(hidden_size=width, num_heads=8), 0.1).pooling == expected
+    assert task.head(sizes(hidden_size=width, num_layers=layers, num_heads=8), 0.1).pooling == expected
 
 
 def test_words_are_compared_besides_states() -> None:

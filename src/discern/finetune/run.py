@@ -183,9 +183,7 @@ def resolve_finetuning(
     names = [each.name for each in definitions]
     if len(set(names)) < len(names):
         raise ConfigError(f"a task is named twice: {', '.join(names)}", hint="name each task once")
-    resolved = load_finetune_config(
-        definitions, loaded.encoder.config.hidden_size, given, recipe=recipe, encoder=type(loaded.encoder)
-    )
+    resolved = load_finetune_config(definitions, loaded.encoder.config, given, recipe=recipe, encoder=type(loaded.encoder))
     if tasks:
         _refuse_files(resolved.config, resolved.user_set)
     for each in definitions:

@@ -16,6 +16,7 @@ from discern.config.layers import Origin, Setting, Settings, parse_overrides, re
 from discern.config.resolve import Resolved, resolve
 from discern.errors import ConfigError
 from discern.models.base import Encoder
+from discern.models.config import ModelConfig
 from discern.tasks.base import Definition, TaskConfig
 from discern.tasks.classification import ClassificationConfig
 from discern.tasks.frames import FrameName
@@ -30,17 +31,17 @@ _RATES: dict[str, tuple[tuple[int, float], ...]] = {
     "google": ((256, 1e-4), (768, 1e-4), (1_000_000, 5e-5)),
 }
 _LAYER_DECAYS = ((768, 0.8), (1_000_000, 0.9))
-# Networks narrower than the paper's smallest were pre-trained without dropout; at the paper's rates they end up predicting the
-# majority class (benchmarks/records, "tasks").
-_SMALL = 256
-_NARROW = {"optimizer.learning_rate": 1e-3, "optimizer.layer_decay": 1.0, "finetune.dropout": 0.0}
+# At the paper's rates, networks smaller than the paper's end up predicting the majority class (benchmarks/records, "tasks"), or
+# learn too slowly ("recipe").
+_SMALLER = {"optimizer.learning_rate": 1e-3, "optimizer.layer_decay": 1.0, "finetune.dropout": 0.0}
 _SWAPPED = ("mrpc", "stsb")
-# Minimum number of updates, by maximum hidden size: three epochs under-train small networks (benchmarks/records,
+# Minimum number of updates: three epochs under-train networks smaller than the paper's (benchmarks/records,
 # "finetune-defaults"), and all networks on small data (Zhang et al. 2021, "Revisiting Few-sample BERT Fine-tuning"; Mosbach et
 # al. 2021).
-_MIN_STEPS = ((255, 1000), (1_000_000, 300))
+_MIN_STEPS = 300
+_MIN_STEPS_SMALLER = 1000
 _RETRIES = 2
-# With that many steps even a narrow network overfits without dropout.
+# With that many steps even a small network overfits without dropout.
 _DROPOUT = 0.1
 _LENGTHS = frozenset({"finetune.epochs", "train.max_steps"})
 
@@ -184,7 +185,7 @@ def given_settings(file: Path | None, overrides: Sequence[str]) -> Settings:
 
 def load_finetune_config(
     definitions: Sequence[Definition[Any]],
-    hidden_size: int,
+    model: ModelConfig,
     given: Settings,
     *,
     recipe: Recipe = "auto",
@@ -195,10 +196,11 @@ def load_finetune_config(
     The settings of one task are in `[task]`; those of several tasks in `[tasks.NAME]`.
 
     Args:
+        model: configuration of the encoder that is fine-tuned; its size decides the rates.
         given: settings of the user, see `given_settings`.
         recipe: 'auto' uses the rates of 'paper', fits the length to the data, and extracts answers with a head that
             transformers has too.
-        encoder: class of the encoder that is fine-tuned.
+        encoder: class of that encoder.
 
     Raises:
         ConfigError: at least one setting is wrong; the message names all problems.
@@ -206,7 +208,7 @@ def load_finetune_config(
     chosen = _chosen_recipe(given, recipe)
     published = {} if chosen == "auto" else _published_heads(definitions, chosen)
     fitted = is_fitted(chosen, given.keys())
-    recipe_layer = _recipe_layer(definitions, hidden_size, chosen, fitted=fitted)
+    recipe_layer = _recipe_layer(definitions, model, chosen, fitted=fitted)
     # A recipe that was asked for determines the head of answers, whatever the encoder.
     settings = recipe_layer | _encoder_layer(definitions, encoder) | published | given
     if len(definitions) > 1:
@@ -291,24 +293,25 @@ def _model(definitions: Sequence[Definition[Any]]) -> type[FinetuneConfig]:
     return create_model("FinetuneConfig", __base__=FinetuneConfig, tasks=(tasks, Field(default_factory=tasks)))
 
 
-def _recipe_layer(definitions: Sequence[Definition[Any]], hidden_size: int, recipe: Recipe, *, fitted: bool) -> Settings:
+def _recipe_layer(definitions: Sequence[Definition[Any]], model: ModelConfig, recipe: Recipe, *, fitted: bool) -> Settings:
     """The settings of the recipe for a network of this size, and the defaults of the tasks."""
-    size = "small" if hidden_size <= 256 else "base" if hidden_size <= 768 else "large"
+    width = model.hidden_size
+    size = "small" if width <= 256 else "base" if width <= 768 else "large"
     values: dict[str, object] = {
         "finetune.recipe": recipe,
-        "optimizer.learning_rate": next(rate for width, rate in _RATES[recipe] if hidden_size <= width),
-        "optimizer.layer_decay": next(decay for width, decay in _LAYER_DECAYS if hidden_size <= width),
+        "optimizer.learning_rate": next(rate for widest, rate in _RATES[recipe] if width <= widest),
+        "optimizer.layer_decay": next(decay for widest, decay in _LAYER_DECAYS if width <= widest),
         "optimizer.weight_decay": 0.0,
         "train.sequences_per_step": 32,
         "train.evaluate_every_steps": 0,
         "train.evaluate_sequences": 0,
     }
-    if recipe != "google" and hidden_size < _SMALL:
-        size = "narrower than small"
-        values |= _NARROW
+    if recipe != "google" and model.below_published_sizes:
+        size = "smaller than small"
+        values |= _SMALLER
     if fitted:
         values["finetune.dropout"] = _DROPOUT
-        values["finetune.min_steps"] = next(steps for width, steps in _MIN_STEPS if hidden_size <= width)
+        values["finetune.min_steps"] = _MIN_STEPS_SMALLER if model.below_published_sizes else _MIN_STEPS
         values["finetune.retries"] = _RETRIES
     if recipe == "google":
         values |= {

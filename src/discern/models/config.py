@@ -92,6 +92,11 @@ class ModelConfig(Section):
         """Layers of the heads on this encoder. Those of BERT and ELECTRA by default."""
         return HeadLayers()
 
+    @property
+    def below_published_sizes(self) -> bool:
+        """Whether the encoder is smaller than any of the paper: narrower than ELECTRA-Small's 12 layers of 256, or shallower."""
+        return self.hidden_size < 256 or (self.hidden_size == 256 and self.num_layers < 12)
+
     def shrunk(self, width: float, depth: float) -> ModelConfig:
         """The same architecture with hidden size, feed-forward size and heads times `width`, layers times `depth`.
 

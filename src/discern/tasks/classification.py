@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 # Number of texts tokenized at a time: the id lists of a large file take more memory than its rows.
 _BLOCK = 10_000
-# From this width on, pairs are left to the encoder's own layers, as in the published results, of which ELECTRA-Small's are the
-# narrowest.
-_WIDE = 256
 Pooling = Literal["cls", "mean", "pair"]
 _ACTIVATIONS: dict[str, Literal["tanh", "gelu"]] = {"summary": "tanh", "dense": "gelu"}
 
@@ -59,7 +56,7 @@ class ClassificationConfig(TaskConfig):
         description="State that the head reads. 'cls': the state of [CLS]. 'mean': the mean over all tokens, [CLS] and [SEP] "
         "included, which only ModernBERT has in Hugging Face transformers. 'pair': computed from two texts by comparing their "
         "means and their aligned tokens, or from [CLS] and the means of a single text; transformers does not have it. 'auto': "
-        "'pair' for pairs of texts and networks narrower than 256, otherwise 'cls'.",
+        "'pair' for pairs of texts and networks smaller than ELECTRA-Small, otherwise 'cls'.",
     )
     compare_words: bool = Field(
         True,
@@ -225,14 +222,15 @@ class Classification(Task[ClassificationExample]):
             self.labels,
             activation=_ACTIVATIONS.get(settings.head),
             inner=PredictionLayers(encoder) if settings.head == "prediction" else None,
-            pooling=self._pooling(settings.pooling, encoder.hidden_size),
+            pooling=self._pooling(settings.pooling, encoder),
             words=encoder.embedding_size if settings.compare_words else 0,
         )
 
-    def _pooling(self, setting: Literal["auto"] | Pooling, hidden_size: int) -> Pooling:
+    def _pooling(self, setting: Literal["auto"] | Pooling, encoder: ModelConfig) -> Pooling:
         if setting != "auto":
             return setting
-        return "pair" if self.labels.pairs and hidden_size < _WIDE else "cls"
+        # Larger encoders compare pairs in their own layers, as in the published results.
+        return "pair" if self.labels.pairs and encoder.below_published_sizes else "cls"
 
     def items(self, rows: TaskRows) -> int:
         return len(rows.rows)
