@@ -307,7 +307,7 @@ def _recipe_layer(definitions: Sequence[Definition[Any]], model: ModelConfig, re
         "train.evaluate_sequences": 0,
     }
     if recipe != "google" and model.below_published_sizes:
-        size = "smaller than small"
+        size = "smaller than ELECTRA-Small"
         values |= _SMALLER
     if fitted:
         values["finetune.dropout"] = _DROPOUT
