@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from discern.artifacts.opening import open_model
 from discern.convert.export import export
 from discern.errors import ConfigError, DataError
 from discern.finetune import seed as finetune_seed
@@ -67,6 +68,22 @@ def test_what_is_complete_is_not_taken_for_other_examples(request_: Finetuning) 
     del record["debug"], record["tasks"]["own"]["digests"]
     (few.out / "finetuned.json").write_text(json.dumps(record))
     assert run(few)["median"] == first["median"]
+
+
+@pytest.mark.parametrize("pooling", ["cls", "pair"])
+def test_the_weights_decide_the_pooling_that_a_record_leaves_to_the_size(request_: Finetuning, pooling: str) -> None:
+    """As versions did whose 'auto' went by other sizes."""
+    folder = request_.out.parent
+    pairs = write_csv(
+        folder / "pairs.csv", [(a, b, c) for (a, c), (b, _) in zip(ROWS * 4, ROWS[1:] * 6, strict=True)], ("a", "b", "c")
+    )
+    files = (f"files.train='{pairs}'", f"files.dev='{pairs}'", "files.text=a", "files.pair=b", "files.label=c")
+    run(replace(request_, overrides=(*files, "train.max_steps=1", f"task.pooling={pooling}"), baselines=False))
+    record = request_.out / "finetuned.json"
+    record.write_text(record.read_text().replace(f'"pooling": "{pooling}"', '"pooling": "auto"'))
+    assert '"pooling": "auto"' in record.read_text()
+    head = open_model(request_.out, warn=pytest.fail).task_model().objective.heads["own"]
+    assert head.pooling == pooling
 
 
 def test_one_rank_looks_and_writes_and_the_others_go_by_it(request_: Finetuning) -> None:

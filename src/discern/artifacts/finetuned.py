@@ -215,7 +215,7 @@ class FinetunedFolder(ModelFolder):
                 hint=_RECORD_HINT,
             )
         with understood(folder / RECORD_FILE, hint=_RECORD_HINT):
-            tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
+            tasks = {name: task_of(name, _as_trained(name, each, weights)) for name, each in record["tasks"].items()}
             objective = supervised(_encoder(record), tasks, frame=frame_of(record))
         load_model_tensors(objective, weights, str(path))
         return TaskModel(folder, objective.eval(), self.tokenizer, seed, record)
@@ -376,6 +376,14 @@ def _check_found_again(name: str, task: Task[Any], source: Source[Any]) -> None:
 
 def _best_seed(folder: Path) -> int:
     return int(read_results(folder)["best_seed"])
+
+
+def _as_trained(name: str, task: dict[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The record of a task, with the pooling that its weights have. Earlier versions chose it by other sizes if it is 'auto'."""
+    if task["config"].get("pooling") != "auto":
+        return task
+    compares = any(key.startswith(f"heads.{name}.pair.") for key in weights)
+    return {**task, "config": {**task["config"], "pooling": "pair" if compares else "cls"}}
 
 
 def _encoder(record: dict[str, Any]) -> Encoder:

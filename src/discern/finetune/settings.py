@@ -31,8 +31,8 @@ _RATES: dict[str, tuple[tuple[int, float], ...]] = {
     "google": ((256, 1e-4), (768, 1e-4), (1_000_000, 5e-5)),
 }
 _LAYER_DECAYS = ((768, 0.8), (1_000_000, 0.9))
-# At the paper's rates, networks smaller than the paper's end up predicting the majority class (benchmarks/records, "tasks"), or
-# learn too slowly ("recipe").
+# At the paper's rates, networks smaller than the paper's learn too slowly (benchmarks/records, "recipe", section 15), or end up
+# predicting the majority class ("tasks").
 _SMALLER = {"optimizer.learning_rate": 1e-3, "optimizer.layer_decay": 1.0, "finetune.dropout": 0.0}
 _SWAPPED = ("mrpc", "stsb")
 # Minimum number of updates: three epochs under-train networks smaller than the paper's (benchmarks/records,
@@ -306,12 +306,12 @@ def _recipe_layer(definitions: Sequence[Definition[Any]], model: ModelConfig, re
         "train.evaluate_every_steps": 0,
         "train.evaluate_sequences": 0,
     }
-    if recipe != "google" and model.below_published_sizes:
+    if recipe != "google" and model.smaller_than_electra_small:
         size = "smaller than ELECTRA-Small"
         values |= _SMALLER
     if fitted:
         values["finetune.dropout"] = _DROPOUT
-        values["finetune.min_steps"] = _MIN_STEPS_SMALLER if model.below_published_sizes else _MIN_STEPS
+        values["finetune.min_steps"] = _MIN_STEPS_SMALLER if model.smaller_than_electra_small else _MIN_STEPS
         values["finetune.retries"] = _RETRIES
     if recipe == "google":
         values |= {

@@ -93,8 +93,8 @@ class ModelConfig(Section):
         return HeadLayers()
 
     @property
-    def below_published_sizes(self) -> bool:
-        """Whether the encoder is smaller than any of the paper: narrower than ELECTRA-Small's 12 layers of 256, or shallower."""
+    def smaller_than_electra_small(self) -> bool:
+        """Whether the encoder is narrower than ELECTRA-Small (12 layers of 256; Clark et al. 2020, table 6), or shallower."""
         return self.hidden_size < 256 or (self.hidden_size == 256 and self.num_layers < 12)
 
     def shrunk(self, width: float, depth: float) -> ModelConfig:

@@ -230,7 +230,7 @@ class Classification(Task[ClassificationExample]):
         if setting != "auto":
             return setting
         # Larger encoders compare pairs in their own layers, as in the published results.
-        return "pair" if self.labels.pairs and encoder.below_published_sizes else "cls"
+        return "pair" if self.labels.pairs and encoder.smaller_than_electra_small else "cls"
 
     def items(self, rows: TaskRows) -> int:
         return len(rows.rows)
