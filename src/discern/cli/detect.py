@@ -107,7 +107,7 @@ def detect(
             "--corruption",
             min=0.001,
             max=0.9,
-            help="Fraction of the tokens that --calibrate masks and fills. [default: 0.15, as in training]",
+            help="Fraction of the tokens that --calibrate masks and fills. [default: 0.15]",
             rich_help_panel=_CALIBRATION,
             show_default=False,
         ),
