@@ -172,6 +172,27 @@ def test_a_mask_stands_for_the_word_and_the_blank_before_it(kind: str) -> None:
     assert tokenizer.encode("The [MASK] ate").ids == as_text, "the tokenizer itself is as it was"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_special_tokens_are_read_as_text(kind: str) -> None:
+    tokenizer = small_tokenizer(kind)
+    reading, places = reading_masks(tokenizer), tokenizer.get_vocab(with_added_tokens=True)
+    special = {tokenizer.token_to_id(name) for name in SPECIAL_TOKENS.values()}
+    found = reading.encode("The [MASK] [SEP] [CLS][PAD] ate", add_special_tokens=False).ids
+    unknown = tokenizer.token_to_id("[UNK]")
+    assert [number for number in found if number in special - {unknown}] == [tokenizer.token_to_id("[MASK]")]
+    words = reading.get_vocab(with_added_tokens=True)
+    assert {name: words[name] for name in words if name in places} == {name: places[name] for name in words if name in places}
+
+
+def test_tokens_outside_of_the_vocabulary_keep_their_ids() -> None:
+    tokenizer = small_tokenizer(next(iter(KINDS)))
+    tokenizer.add_special_tokens(["<a>"])
+    tokenizer.add_tokens(["zebra"])
+    ids = reading_masks(tokenizer).encode("the zebra <a>", add_special_tokens=False).ids
+    assert tokenizer.token_to_id("zebra") in ids
+    assert tokenizer.token_to_id("<a>") not in ids
+
+
 @pytest.mark.parametrize("text", ["The chef ate.", "", "The <mask> ate.", "The [mask] ate."])
 def test_a_text_without_a_mask_is_refused(made: tuple[Path, Objective], text: str) -> None:
     with pytest.raises(ConfigError, match=r"the text has no \[MASK\]") as caught:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, prepared
 
@@ -107,6 +107,14 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 def small_tokenizer(kind: str) -> Tokenizer:
     """One of `KINDS`, framed and checked as discern's are."""
     return prepared(KINDS[kind](), kind)
+
+
+def reading_special(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy that reads special tokens in a text as such, and the mask with the spaces before it, as transformers does."""
+    reading = Tokenizer.from_str(tokenizer.to_str())
+    reading.add_special_tokens([AddedToken(SPECIAL_TOKENS["mask"], special=True, normalized=False, lstrip=True)])
+    reading.encode_special_tokens = False
+    return reading
 
 
 def _special() -> list[str]:

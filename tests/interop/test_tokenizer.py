@@ -11,9 +11,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from discern.data.tokenizer import SPECIAL_TOKENS, special_ids
 from discern.errors import DataError
-from discern.inference.fill import reading_masks
 from discern.interop.tokenizer import read_max_length, to_huggingface_tokenizer
-from tests.interop.small_tokenizers import CORPUS, HARD, KINDS, small_tokenizer
+from tests.interop.small_tokenizers import CORPUS, HARD, KINDS, reading_special, small_tokenizer
 
 MAX_LENGTH = 512
 
@@ -39,10 +38,10 @@ def load(folder: Path) -> Any:
 
 @pytest.fixture(params=KINDS, scope="module")
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
-    """The source as `discern fill` reads it, and the export as transformers does."""
+    """The source with special tokens read from text, as transformers does, and the export there."""
     folder = tmp_path_factory.mktemp("tokenizer")
     out = write(folder, small_tokenizer(request.param))
-    return reading_masks(Tokenizer.from_file(str(folder / "source.json"))), load(out)
+    return reading_special(Tokenizer.from_file(str(folder / "source.json"))), load(out)
 
 
 @pytest.mark.parametrize("text", [*HARD, "", "  "])

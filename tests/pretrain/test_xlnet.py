@@ -16,7 +16,6 @@ from discern.artifacts.opening import open_model
 from discern.convert.export import export
 from discern.convert.export_finetuned import export_task
 from discern.errors import ConfigError
-from discern.inference.fill import reading_masks
 from discern.inference.predict import predict
 from discern.pretrain.doctor import examine
 from discern.pretrain.estimate import estimate
@@ -25,7 +24,7 @@ from discern.pretrain.run import pretrain
 from discern.progress import Silent
 from discern.report.run_page import report
 from discern.training.pretrain_config import load_pretrain_config
-from tests.interop.small_tokenizers import HARD, KINDS
+from tests.interop.small_tokenizers import HARD, KINDS, reading_special
 from tests.pretrain.test_evaluate import prepared
 from tests.small.run import make_run
 from tests.small.task import Finetuning, finetune, prepare_finetuning
@@ -80,7 +79,7 @@ def test_transformers_loads_the_export_whole_with_the_same_ids(kind: str, tmp_pa
     model, info = XLNetLMHeadModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info.values()), info
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
-    source = reading_masks(Tokenizer.from_file(str(tmp_path / "run" / "tokenizer.json")))
+    source = reading_special(Tokenizer.from_file(str(tmp_path / "run" / "tokenizer.json")))
     for text in HARD:
         plain = [number for number in theirs(text)["input_ids"] if number not in theirs.all_special_ids]
         expected = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from discern.artifacts.opening import open_model
 from discern.data.tokenizer import SPECIAL_TOKENS, special_names, special_tokens
+from discern.data.tokenizer.plain_text import separating
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
 from discern.inference.rows import read
@@ -43,12 +45,14 @@ class Filler:
     """A masked language model, in evaluation mode, with its tokenizer.
 
     Attributes:
-        tokenizer: tokenizer that reads "[MASK]" in a text as the mask, see `reading_masks`.
+        tokenizer: its tokenizer.
+        reading: the same one, which reads the mask in a text as the mask, see `reading_masks`.
         max_length: number of positions the model was trained on, including [CLS] and [SEP]; at least 3.
     """
 
     network: Network
     tokenizer: Tokenizer
+    reading: Tokenizer
     max_length: int
 
     @property
@@ -56,15 +60,34 @@ class Filler:
         """Number of tokens of text that are read at a time."""
         return self.max_length - 2
 
+    def spelled(self, text: str) -> str:
+        """A text whose masks are written as [MASK] or as the tokenizer itself spells them, all in the latter way."""
+        return text.replace(MASK, special_names(self.tokenizer)["mask"])
+
+    def masks_in(self, text: str) -> int:
+        """Number of masks in a text."""
+        return self.spelled(text).count(special_names(self.tokenizer)["mask"])
+
 
 def reading_masks(tokenizer: Tokenizer) -> Tokenizer:
     """A copy of the tokenizer that reads its mask token in a text as the mask, including the spaces before it.
 
     In BPE and Unigram vocabularies, a token includes the space before it, and so did a mask in training. A separate space before
-    the mask would ask for the rest of a word.
+    the mask would ask for the rest of a word. Other special tokens that a text spells, such as "[SEP]", are read as text.
     """
-    reading = Tokenizer.from_str(tokenizer.to_str())
-    mask = special_names(tokenizer)["mask"]
+    names, content = special_names(tokenizer), json.loads(tokenizer.to_str())
+    mask, words = names["mask"], tokenizer.get_vocab(with_added_tokens=False)
+    content["added_tokens"] = [
+        # Under a name that no text has, a token outside of the vocabulary still counts, so that those after it keep their ids.
+        each if not each["special"] or each["content"] == mask else each | {"content": f"\0{each['content']}"}
+        for each in content["added_tokens"]
+        if not each["special"] or each["content"] == mask or each["content"] not in words
+    ]
+    reading = Tokenizer.from_str(json.dumps(content))
+    others = [name for role, name in names.items() if role not in ("mask", "unk")]
+    found = reading.encode(" ".join(others), add_special_tokens=False).ids
+    if any(tokenizer.token_to_id(name) in found for name in others):  # a Unigram has them among its pieces
+        reading.pre_tokenizer = separating(reading.pre_tokenizer, others)
     reading.add_special_tokens([AddedToken(mask, special=True, normalized=False, lstrip=True)])
     reading.encode_special_tokens = False
     return reading
@@ -86,7 +109,7 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
     if top < 1:
         raise ConfigError(f"top is {top}, expected 1 or more", hint="--top 5")
     special = special_tokens(filler.tokenizer)
-    ids = _ids(filler.tokenizer, text)
+    ids = _ids(filler, text)
     masks = [position for position, token in enumerate(ids) if token == special.mask]
     if not masks:
         raise ConfigError(
@@ -130,9 +153,8 @@ def _mask_logits(filler: Filler, ids: Sequence[int], positions: Sequence[int]) -
     return logits.float()
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text whose masks are written as [MASK], or as the tokenizer itself spells them."""
-    ids: list[int] = tokenizer.encode(text.replace(MASK, special_names(tokenizer)["mask"]), add_special_tokens=False).ids
+def _ids(filler: Filler, text: str) -> list[int]:
+    ids: list[int] = filler.reading.encode(filler.spelled(text), add_special_tokens=False).ids
     return ids
 
 
@@ -173,7 +195,7 @@ def fill(
     filler = load_filler(model, warn, device)
     found = filled(filler, text, top, warn)
     unknown = UnknownTokens(filler.tokenizer)
-    unknown.add_ids(_ids(filler.tokenizer, text))
+    unknown.add_ids(_ids(filler, text))
     unknown.report(note, warn)
     return found
 
@@ -210,4 +232,4 @@ def load_filler(model: Path, warn: Callable[[str], None], device: str = "auto") 
     network = fillers.get("generator") or next(iter(fillers.values()))
     network.encoder.to(place)
     network.head.to(place)
-    return Filler(network, reading_masks(loaded.tokenizer), loaded.max_length)
+    return Filler(network, loaded.tokenizer, reading_masks(loaded.tokenizer), loaded.max_length)

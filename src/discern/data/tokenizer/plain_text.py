@@ -67,12 +67,17 @@ def _separating(tokenizer: Tokenizer) -> Tokenizer:
     # Declared as special, they are ordinary text; declared otherwise, they would be found before anything separates them.
     copy.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     copy.encode_special_tokens = True
-    steps = [copy.pre_tokenizer] if copy.pre_tokenizer is not None else []
+    copy.pre_tokenizer = separating(copy.pre_tokenizer, names)
+    return copy
+
+
+def separating(before: pre_tokenizers.PreTokenizer | None, names: Sequence[str]) -> pre_tokenizers.PreTokenizer:
+    """A pre-tokenizer that also separates each of the names after its first character, so that no piece spells it."""
+    steps = [before] if before is not None else []
     for name in names:
         pattern = Regex(f"{re.escape(name[:1])}(?={re.escape(name[1:])})")
         steps.append(pre_tokenizers.Split(pattern, "isolated"))
-    copy.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    return copy
+    return pre_tokenizers.Sequence(steps)
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], *, ids_only: bool = False) -> list[Encoding]:
