@@ -190,6 +190,22 @@ def test_crops_of_texts_and_judged_pairs_are_learned_from_with_fewer_layers(work
     assert held_out.data["pairs"].task.metrics[0] == "spearman"
 
 
+def test_an_xlnet_learns_vectors_in_its_own_framing_alone(work: Path, tmp_path: Path) -> None:
+    settings = ("objective.name=permutation-lm", "model.encoder=xlnet", "model.embedding_size=32")
+    make_run(tmp_path / "run", overrides=settings)
+    short = replace(request(work, tmp_path / "out", "train.csv", "judged.csv", "train.max_steps=2"), seeds=1)
+    short = replace(short, model=str(tmp_path / "run"))
+    with pytest.raises(
+        ConfigError, match="frame is 'cls-first', but vectors of this encoder are read in its own framing, 'cls-last'"
+    ):
+        prepare_finetuning(replace(short, overrides=(*short.overrides, "finetune.frame=cls-first")), Silent())
+    finetune(short, Silent())
+    export_task(tmp_path / "out", out=tmp_path / "exported", progress=Silent())
+    assert "to a vector of 32 components" in (tmp_path / "exported" / "README.md").read_text()
+    texts = [first for first, _ in PAIRS[:3]]
+    np.testing.assert_allclose(*(discern.load(tmp_path / each).encode(texts) for each in ("out", "exported")), atol=1e-5)
+
+
 def test_wrong_settings_are_refused_before_training(work: Path, tmp_path: Path) -> None:
     cases = {
         "task.temperature=0": "temperature",
@@ -198,6 +214,7 @@ def test_wrong_settings_are_refused_before_training(work: Path, tmp_path: Path) 
         "files.words=anchor": "--words is not a column of pairs",
         "task.positives=crop": "is for single texts",
         "finetune.layers=5": "the encoder has 2",
+        "finetune.frame=cls-last": "read in its own framing, 'cls-first'",
     }
     for setting, said in cases.items():
         with pytest.raises(ConfigError, match=said):

@@ -221,6 +221,18 @@ def test_anchors_search_their_positives_among_all_texts() -> None:
     assert [each["text"] for each in made.mistakes(groups, predictions)] == ["d"]
 
 
+def test_a_document_with_the_id_of_the_query_is_not_found_as_in_beir() -> None:
+    groups = [
+        TextGroup("q", ("a query",), relevant=(("d", 1.0),)),
+        TextGroup("r", ("another",), relevant=(("r", 1.0),)),  # is judged, and found
+        *(TextGroup(name, (f"document {name}",)) for name in ("q", "d", "r")),
+    ]
+    places = (0.0, 1.0, 0.0, 0.1, 0.9)
+    outputs = [{"vectors": np.array([[np.cos(place), np.sin(place)]], np.float32)} for place in places]
+    found = task().predict(groups, features_of(groups), outputs)
+    assert [(each["ranks"], each["found"]) for each in found] == [([1], "document d"), ([1], "document r")]
+
+
 def test_vectors_that_are_all_the_same_find_nothing() -> None:
     outputs = [{"vectors": np.ones((len(group.texts), 2), np.float32)} for group in GROUPS]
     found = task().score(GROUPS, task().predict(GROUPS, features_of(GROUPS), outputs)).values

@@ -186,6 +186,7 @@ def resolve_finetuning(
     resolved = load_finetune_config(definitions, loaded.encoder.config, given, recipe=recipe, encoder=type(loaded.encoder))
     if tasks:
         _refuse_files(resolved.config, resolved.user_set)
+    own = loaded.encoder.fine_tuning.get("finetune.frame", "cls-first")
     for each in definitions:
         source = each.source.configured(resolved.config.task_config(each.name))
         if source.needs_dropout and not resolved.config.finetune.dropout:
@@ -194,6 +195,11 @@ def resolve_finetuning(
                 hint="--set finetune.dropout=0.1, or --set task.positives=crop for paragraphs of text",
             )
         each.family.check_encoder(resolved.config.task_config(each.name), loaded.encoder.config)
+        if each.family.own_frame and (frame := resolved.config.finetune.frame) != own:
+            raise ConfigError(
+                f"finetune.frame is '{frame}', but vectors of this encoder are read in its own framing, '{own}'",
+                hint="leave it out",
+            )
     FRAMES[resolved.config.finetune.frame].check(loaded.encoder)
     fitted, notes = _fit_lengths(resolved.config, names, loaded, resolved.user_set)
     return ResolvedFinetuning(files, fitted, notes, resolved.user_set)

@@ -140,6 +140,8 @@ class Task(abc.ABC, Generic[E]):
     family: ClassVar[str]
     objective: ClassVar[str | None] = None
     """The objective that trains the family, as `module:Class`; None: `SupervisedObjective`, which can train several tasks."""
+    own_frame: ClassVar[bool] = False
+    """Whether rows must be framed as the encoder was pre-trained, because the model is used without its head and record."""
 
     def __init__(self, name: str, config: TaskConfig, metrics: tuple[str, ...], labels: Labels) -> None:
         self.name = name

@@ -111,6 +111,7 @@ class Contrastive(Task[TextGroup]):
     Config: ClassVar[type[TaskConfig]] = ContrastiveConfig
     family: ClassVar[str] = NAME
     objective: ClassVar[str] = "discern.tasks.contrastive_objective:ContrastiveObjective"
+    own_frame: ClassVar[bool] = True
 
     @property
     def settings(self) -> ContrastiveConfig:

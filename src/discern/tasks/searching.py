@@ -89,7 +89,11 @@ def _judged(examples: Sequence[TextGroup], vectors: Sequence[Any]) -> Searched:
         documents=documents,
         relevant=[[number for number, _ in each] for each in judged],
         grades=[[grade for _, grade in each] for each in judged],
-        same=[[] for _ in asked],
+        # As in BEIR: a document with the id of the query is the query itself, unless it is judged.
+        same=[
+            [numbers[example.id]] if example.id in numbers and example.id not in dict(example.relevant or ()) else []
+            for example, _ in asked
+        ],
         query_vectors=[row for _, row in asked],
         document_vectors=found,
     )

@@ -32,6 +32,20 @@ def test_columns_are_recognized(tmp_path: Path, header: str, row: str, expected:
     assert texts_of(write(tmp_path / "a.csv", header, row)) == [expected]
 
 
+def test_records_of_json_have_the_negatives_that_they_have(tmp_path: Path) -> None:
+    records = [
+        {"anchor": "a", "positive": "b"},
+        {"anchor": "c", "positive": "d", "negative": "e"},
+        {"anchor": "f", "positive": "g", "negatives": ["h", "", "i"]},
+    ]
+    path = write(tmp_path / "a.jsonl", *map(json.dumps, records))
+    found = read_groups(path, GroupColumns(), training=True)
+    assert [each.texts for each in found.examples] == [("a", "b"), ("c", "d", "e"), ("f", "g", "h", "i")]
+    assert found.notes == ("columns: anchor = anchor, positive = positive, negative 1 = negative, negative 2 = negatives",)
+    with pytest.raises(DataError, match=r"a\.jsonl:1: 'negative' is \{'x': 1\}, expected a text or a list of texts"):
+        texts_of(write(tmp_path / "a.jsonl", json.dumps({"anchor": "a", "positive": "b", "negative": {"x": 1}})))
+
+
 def test_lines_of_text_are_their_own_positives(tmp_path: Path) -> None:
     assert texts_of(write(tmp_path / "a.txt", "one", "two")) == [("one", "one"), ("two", "two")]
 
@@ -101,6 +115,14 @@ def test_a_folder_has_queries_and_then_documents(folder: Path) -> None:
     assert found.examples[1].relevant == (("d2", 1.0),)
     assert found.examples[2].texts == ("The one",)
     assert found.indivisible
+
+
+def test_a_document_may_be_a_title_alone(folder: Path) -> None:
+    write(folder / "corpus.jsonl", '{"_id": "d1", "title": "The", "text": ""}', '{"_id": "d2", "title": "", "text": "two"}')
+    assert [each.texts for each in read_retrieval(folder, "dev").examples[2:]] == [("The",), ("two",)]
+    write(folder / "corpus.jsonl", '{"_id": "d1", "title": "", "text": ""}')
+    with pytest.raises(DataError, match="'text' is empty"):
+        read_retrieval(folder, "dev")
 
 
 def test_a_judgment_that_is_repeated_counts_once(folder: Path) -> None:

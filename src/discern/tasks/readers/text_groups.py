@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ PAIR_NAMES = (
 )
 _ALONE = ("anchor", "text", "sentence")
 _SCORES = ("score", "similarity")
-_NEGATIVE = re.compile(r"negative(_?\d+)?", re.IGNORECASE)
+_NEGATIVE = re.compile(r"negatives?|negative_?\d+", re.IGNORECASE)
 _QUERIES, _DOCUMENTS = ("queries.jsonl",), ("corpus.jsonl", "documents.jsonl")
 _RELEVANCE = {
     "dev": ("qrels/dev.tsv", "qrels/test.tsv", "relevance.tsv"),
@@ -53,13 +53,11 @@ class FoundColumns:
 
     Attributes:
         positive: None: the file has single texts.
-        negatives: columns of texts that the anchor is contrasted with.
         score: column of the similarity of anchor and positive, as judged by people.
     """
 
     anchor: str
     positive: str | None = None
-    negatives: tuple[str, ...] = ()
     score: str | None = None
 
 
@@ -85,12 +83,11 @@ def group_columns(table: Table, named: GroupColumns) -> FoundColumns:
             f"text; its columns: {', '.join(table.columns) or 'none'}",
             hint="name them: --text COLUMN --pair COLUMN",
         )
-    negatives = tuple(column for column in table.columns if _NEGATIVE.fullmatch(column)) if positive is not None else ()
     score = None
     if positive is not None:
         label = named.label if named.label in table.columns else None
         score = label or next((lowered[name] for name in _SCORES if name in lowered), None)
-    return FoundColumns(anchor, positive, negatives, score)
+    return FoundColumns(anchor, positive, score)
 
 
 def read_groups(
@@ -122,9 +119,12 @@ def read_groups(
             hint="leave it out, or --label COLUMN",
         )
     problems, places, examples = ProblemLog(), [], []
+    contrasted: dict[str, None] = {}  # columns, in the order of their appearance: records of JSON may have different keys
     for number, row in enumerate(table.rows):
         score = _score(row, columns.score) if columns.score is not None and labeled else None
-        texts = _texts(row, columns, problems)
+        negatives = [column for column in row.values if _NEGATIVE.fullmatch(column)] if columns.positive is not None else []
+        contrasted |= dict.fromkeys(negatives)
+        texts = _texts(row, columns, negatives, problems)
         if training:
             if score is not None and positive_score is not None:
                 if score < positive_score:
@@ -145,25 +145,28 @@ def read_groups(
             hint="the two texts of a pair must differ; to train on single texts, give a file with the single column 'text'",
         )
     found = {"anchor": columns.anchor, "positive": columns.positive, "score": columns.score}
-    found |= {f"negative {place}": name for place, name in enumerate(columns.negatives, start=1)}
+    found |= {f"negative {place}": name for place, name in enumerate(contrasted, start=1)}
     note = "columns: " + ", ".join(f"{role} = {name}" for role, name in found.items() if name is not None)
     return Reading(tuple(examples), table.name, problems.summary(), (note,), tuple(places))
 
 
-def _texts(row: Row, columns: FoundColumns, problems: ProblemLog) -> tuple[str, ...]:
+def _texts(row: Row, columns: FoundColumns, negatives: Sequence[str], problems: ProblemLog) -> tuple[str, ...]:
     texts = [text_of(row, columns.anchor)]
     if columns.positive is not None:
         texts.append(text_of(row, columns.positive))
-    for column in columns.negatives:
-        text = written(value_of(row, column))
-        if not text:
+    for column in negatives:
+        value = value_of(row, column)
+        for each in value if isinstance(value, list) else [value]:
+            text = written(each)
             if text is None:
-                text_of(row, column)  # a list or an object: raises
-            continue  # a row may have fewer negatives than others
-        if text in texts:
-            problems.add("negative that is also another text of its row, left out", row.where)
-            continue
-        texts.append(text)
+                raise DataError(
+                    f"{row.where}: '{column}' is {value!r:.60}, expected a text or a list of texts",
+                    hint="remove it, or give a text",
+                )
+            if text in texts:
+                problems.add("negative that is also another text of its row, left out", row.where)
+            elif text:  # a row may have fewer negatives than others
+                texts.append(text)
     return tuple(texts)
 
 
@@ -241,8 +244,11 @@ def _records(path: Path, *, title: bool) -> Iterator[tuple[str, str]]:
         if name in seen:
             raise DataError(f"{row.where}: the id '{name}' occurs twice", hint="give every record an id of its own")
         seen.add(name)
-        heading = written(row.values.get("title")) if title else ""
-        yield name, f"{heading} {text_of(row, 'text')}" if heading else text_of(row, "text")
+        heading = (written(row.values.get("title")) or "") if title else ""
+        if heading and written(value_of(row, "text")) == "":  # in some of BEIR's collections
+            yield name, heading
+        else:
+            yield name, f"{heading} {text_of(row, 'text')}" if heading else text_of(row, "text")
 
 
 def _relevance(path: Path) -> Iterator[tuple[str, str, str, float]]:
