@@ -21,6 +21,7 @@ from discern.serve.access import Access
 from discern.serve.app import serve_application
 from discern.serve.limits import Limits
 from discern.serve.model import ServedModel, load_served
+from tests.small.finetuned import SINGLE, make_finetuned
 
 TEXTS = ["the chef ate the meal", "he", "a chef and the chef"]
 HOSTILE = "<script>alert(1)</script>\x1b[31m \u202e"
@@ -76,6 +77,7 @@ def test_fill_score_and_embed_say_what_the_commands_say(client: TestClient, run_
     embedded = client.post("/embed", json={"texts": TEXTS}).json()
     for vector, row in zip(embedded["vectors"], load(run_folder, device="cpu").encode(TEXTS), strict=True):
         assert vector == pytest.approx(row.tolist(), abs=1e-4)
+    assert embedded["pooling"] == "mean", "what 'auto' chose"
 
 
 def test_predict_says_what_the_command_says(client: TestClient, tuned_folder: Path) -> None:
@@ -107,6 +109,18 @@ def test_what_a_model_lacks_is_said(client: TestClient) -> None:
     refused = client.post("/detect", json={"text": "x", "model": 1})
     assert refused.status_code == 422
     assert refused.json()["error"]["message"] == second["lacks"]["detect"]
+
+
+def test_one_of_several_tasks_is_named(tmp_path: Path) -> None:
+    made = make_finetuned(tmp_path / "several", first=SINGLE, second=SINGLE)
+    served = load_served(made, name="ours", device="cpu", warn=pytest.fail)
+    with pytest.raises(ConfigError, match=r"^ours was fine-tuned on several tasks: first, second") as caught:
+        served.predict(TEXTS, None)
+    assert caught.value.hint == 'name one of them: "task": "first"'
+    with pytest.raises(ConfigError, match=r"^ours was not fine-tuned on 'frist'") as caught:
+        served.predict(TEXTS, "frist")
+    assert "first" in str(caught.value.hint)
+    assert len(served.predict(TEXTS, "second")) == len(TEXTS)
 
 
 def test_an_exported_classifier_is_served(tmp_path: Path, tuned: ServedModel, tuned_folder: Path) -> None:

@@ -10,6 +10,8 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from discern.errors import ConfigError
 from discern.serve.limits import Limits
 from discern.serve.model import ServedModel
-from discern.serve.server import bind
+from discern.serve.server import GuardedProtocol, bind
 from tests.serve.conftest import Running, running, wait_until
 
 BODY = json.dumps({"text": "the chef ate the meal"}).encode()
@@ -103,6 +105,28 @@ def _answers(server: Running) -> bool:
         return bool(post(server)["tokens"])
     except OSError:
         return False
+
+
+def test_a_request_on_a_connection_that_was_idle_has_all_its_time() -> None:
+    clock = SimpleNamespace(time=lambda: clock.now, call_later=lambda seconds, call: None, now=0.0)
+    aborted: list[float] = []
+    connection: Any = GuardedProtocol.__new__(GuardedProtocol)
+    connection.limits = Limits(request_seconds=20, stalled_seconds=100)
+    connection.loop, connection.cycle = clock, None
+    connection.transport = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=lambda: aborted.append(clock.now))
+    connection._since = connection._read_at = connection._unread = 0
+    connection._watched = None
+    connection.cycle = SimpleNamespace(response_complete=True, more_body=False)  # answered
+    for seconds in range(1, 16):
+        clock.now = float(seconds)
+        connection._watch()
+    connection.cycle = SimpleNamespace(response_complete=False, more_body=True)  # a request whose body has not come yet
+    for seconds in range(16, 50):
+        clock.now = float(seconds)
+        connection._watch()
+        if aborted:
+            break
+    assert aborted == [37.0], "16 s, when it was seen, and more than 20 s later"
 
 
 def test_what_is_no_http_gets_an_answer_or_nothing_and_the_server_lives(served: ServedModel) -> None:

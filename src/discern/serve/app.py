@@ -89,7 +89,7 @@ class Api:
         work = partial(model.embed, pooling=asked.pooling)
         found = await self._computed(request, model, "embed", (asked.pooling,), work, asked.items)
         size = 0 if model.reader is None else model.reader.hidden_size
-        return JSONResponse({"vectors": found, "size": size, "pooling": asked.pooling})
+        return JSONResponse({"vectors": found, "size": size, "pooling": model.pooling(asked.pooling)})
 
     async def predict(self, request: Request) -> Response:
         """POST /predict."""

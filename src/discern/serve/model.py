@@ -14,7 +14,7 @@ from discern.artifacts.opening import open_model
 from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.unknown import UnknownTokens
-from discern.errors import ConfigError, DataError, MissingHeadError
+from discern.errors import ConfigError, DataError, MissingHeadError, did_you_mean
 from discern.inference.calibration import ChosenThreshold, chosen_threshold
 from discern.inference.detect import detection_values, shown
 from discern.inference.detection import Detector, detect_replaced, load_detector
@@ -99,7 +99,7 @@ class ServedModel:
     def _alternatives(self, filler: Filler, text: str, start: int, end: int, top: int) -> dict[str, Any]:
         masked = f"{text[:start]}{MASK}{text[end:]}"
         # Some of the likeliest tokens continue a word, and are left out.
-        found = filled(filler, masked, 2 * top + 10, _ignore)[text[:start].count(MASK)]
+        found = filled(filler, masked, 2 * top + 10, _ignore)[filler.masks_in(text[:start])]
         kept: dict[str, float] = {}
         for each in found:
             number = filler.tokenizer.token_to_id(each.token)
@@ -150,6 +150,10 @@ class ServedModel:
             vectors: list[list[float]] = self._has("embed", self.reader).encode(list(texts), pooling).tolist()
         return vectors
 
+    def pooling(self, asked: Pooling) -> str:
+        """How a text becomes a vector; for 'auto', as the model was trained."""
+        return self._has("embed", self.reader).vectors.pooling if asked == "auto" else asked
+
     def predict(self, texts: Sequence[Any], task: str | None) -> list[dict[str, Any]]:
         """For each text, a line of `discern predict`.
 
@@ -157,6 +161,13 @@ class ServedModel:
             ConfigError: there is no such task, or a text is not what the task reads.
         """
         tuned = self._has("predict", self.tuned)
+        tasks = tuned.objective.tasks
+        # `TaskModel.task` says the same with the folder of the model and an option of the command line.
+        if task is None and len(tasks) > 1:
+            hint = f'name one of them: "task": "{next(iter(tasks))}"'
+            raise ConfigError(f"{self.name} was fine-tuned on several tasks: {', '.join(tasks)}", hint=hint)
+        if task is not None and task not in tasks:
+            raise ConfigError(f"{self.name} was not fine-tuned on '{task}'", hint=did_you_mean(task, tasks))
         chosen = tuned.task(task)
         examples = examples_of(chosen, tuned.record["tasks"][chosen.name], texts)
         unknown = UnknownTokens(tuned.tokenizer)

@@ -91,7 +91,7 @@ class PredictRequest(TextsRequest):
     text: Readable | None = Field(  # type: ignore[assignment]
         None, description="A text; a pair of texts; a list of words to tag; or {'question': ..., 'context': ...}."
     )
-    texts: list[Readable] | None = Field(None, description="Several inputs, instead of `input`.")  # type: ignore[assignment]
+    texts: list[Readable] | None = Field(None, description="Several inputs, instead of `text`.")  # type: ignore[assignment]
     task: str | None = Field(None, description="Task to apply, if the model was fine-tuned on several.")
 
 

@@ -90,6 +90,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         self._since = self._read_at = self.loop.time()
         self._unread = 0
+        self._watched: object = None
         self._timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.limits.max_connections:
             transport.write(_REFUSED)
@@ -108,6 +109,8 @@ class GuardedProtocol(H11Protocol):
         if not unread or unread < self._unread:
             self._read_at = now
         self._unread = unread
+        if self.cycle is not self._watched:  # a new request: the time before it was nobody's
+            self._watched, self._since = self.cycle, now
         answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if answering or unread:
             self._since = now
