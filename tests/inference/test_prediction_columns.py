@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -63,6 +64,8 @@ def test_other_delimiters_and_one_column(folders: Path, tmp_path: Path, labels: 
     assert header == ["review", "prediction", "probability"]
     assert row[0] == "the chef, it cooked"
     assert len(row) == 3
+    new = appended(folders / "single", tmp_path / "c.csv", b'review\n"first\nsecond"\nplain\n')
+    assert [fields[0] for fields in csv.reader(io.StringIO(new.decode(), newline=""))] == ["review", "first\nsecond", "plain"]
 
 
 def test_tsv_and_json_lines(folders: Path, tmp_path: Path, labels: list[tuple[str, float]]) -> None:

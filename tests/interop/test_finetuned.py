@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,6 +89,11 @@ def test_a_regression_in_the_unit_of_its_targets(tmp_path: Path) -> None:
     assert model.config.num_labels == 1
     expected = outputs(ENCODERS["projected"], made)[:, 0]
     torch.testing.assert_close(model(**inputs(BATCH)).logits, expected, atol=1e-5, rtol=1e-5)
+    finetuned_to_huggingface(ENCODERS["projected"], made, VOCABULARY, "bfloat16")
+    years = replace(made, shift=2005.3)
+    finetuned_to_huggingface(ENCODERS["projected"], years, VOCABULARY)
+    with pytest.raises(ConfigError, match=r"bfloat16 would shift all scores by .*: they lie around 2005\.3 and vary by 1\.5"):
+        finetuned_to_huggingface(ENCODERS["projected"], years, VOCABULARY, "bfloat16")
 
 
 @torch.no_grad()

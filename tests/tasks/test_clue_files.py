@@ -17,10 +17,10 @@ def test_tnews_and_ocnli_by_their_keys(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.json",
         '{"label": 104, "label_desc": "x", "sentence": "股市上涨", "keywords": "", "id": 7}',
-        '{"sentence": "下雨"}',
     )
-    labeled, unlabeled = read_clue("tnews", path).examples
+    (labeled,) = read_clue("tnews", path).examples
     assert (labeled.id, labeled.text, labeled.label) == ("7", "股市上涨", "104")
+    (unlabeled,) = read_clue("tnews", write(tmp_path / "test.json", '{"sentence": "下雨"}')).examples
     assert unlabeled.label is None
     path = write(
         tmp_path / "b.json",
@@ -46,6 +46,9 @@ def test_faults_name_the_line(tmp_path: Path) -> None:
         read_clue("tnews", write(tmp_path / "a.json", '{"text": "x"}'))
     with pytest.raises(DataError, match="label 'maybe' is not one of"):
         read_clue("ocnli", write(tmp_path / "a.json", '{"sentence1": "x", "sentence2": "y", "label": "maybe"}'))
+    some = ('{"sentence": "x"}', '{"sentence": "y", "label": "1"}', '{"sentence": "z", "label": null}')
+    with pytest.raises(DataError, match=r"a\.json:1: no 'label', which other rows of the file have"):
+        read_clue("tnews", write(tmp_path / "a.json", *some))
     with pytest.raises(ConfigError, match="did you mean 'tnews'"):
         read_clue("tnew", tmp_path)
     with pytest.raises(DataError, match=r"a\.tsv:3 has 1 columns"):
@@ -53,7 +56,8 @@ def test_faults_name_the_line(tmp_path: Path) -> None:
 
 
 def test_chnsenticorp_takes_quotes_as_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "label\ttext_a", '1\t"很好', "0\t不好")
+    path = write(tmp_path / "a.tsv", "label\ttext_a", '1\t"很好', "0\t不好", "")
+    path.write_text(path.read_text(encoding="utf-8") + "\n\n", encoding="utf-8")  # blank lines at the end
     assert [(example.text, example.label) for example in read_chnsenticorp(path).examples] == [('"很好', "1"), ("不好", "0")]
 
 

@@ -190,8 +190,9 @@ def _csv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[
 
 def _record(fields: list[str], delimiter: str) -> str:
     buffer = io.StringIO()
-    csv.writer(buffer, delimiter=delimiter, lineterminator="").writerow(fields)
-    return buffer.getvalue()
+    # With an empty terminator, the writer would not quote line ends inside of a field.
+    csv.writer(buffer, delimiter=delimiter, lineterminator="\r\n").writerow(fields)
+    return buffer.getvalue().removesuffix("\r\n")
 
 
 def _tsv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[tuple[str, bool]]:

@@ -40,6 +40,8 @@ PROBLEMS: dict[Problem, str] = {
     "regression": "regression",
 }
 """`problem_type` in config.json, by our name."""
+# Error of a stored offset that is accepted, as a part of the spread of the scores.
+_ROUNDING = 0.01
 
 
 @dataclass(frozen=True)
@@ -135,17 +137,33 @@ def finetuned_to_huggingface(
 
     Raises:
         ConfigError: ELECTRA cannot represent the model: the encoder is not BERT-style with a LayerNorm after each residual, or
-            the head has a summary layer with tanh or a LayerNorm, pools by the mean, or has too many classes.
+            the head has a summary layer with tanh or a LayerNorm, pools by the mean, or has too many classes; or the precision is
+            too coarse for the scores.
     """
     if isinstance(head, OwnHead):
         return _bare(encoder, head, vocabulary, precision)
     _check_layers(head, ARCHITECTURES[head.kind], ("gelu",))
+    _check_rounding(head, precision)
     tensors = encoder_weights(encoder) | _head_tensors(head)
     dtype = PRECISIONS[precision]
     stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
     config = encoder_config(encoder, vocabulary, ARCHITECTURES[head.kind], precision)
     config |= head_config(head) | {"classifier_dropout": encoder.config.hidden_dropout}
     return HuggingFaceModel(config, stored)
+
+
+def _check_rounding(head: HeadWeights, precision: str) -> None:
+    """Raise a ConfigError if a precision is too coarse for the offset of the scores, which is part of the stored bias.
+
+    bfloat16 stores 2005 as 2000: scores that differ by a few units would all be wrong by more than they differ.
+    """
+    offset = (head.scale * head.bias.detach().float().cpu() + head.shift).to(PRECISIONS[precision]).double()
+    lost = float((offset - head.scale * head.bias.detach().double().cpu() - head.shift).abs().max())
+    if head.problem == "regression" and lost > _ROUNDING * abs(head.scale):
+        raise ConfigError(
+            f"{precision} would shift all scores by {lost:.3g}: they lie around {head.shift:.6g} and vary by {head.scale:.3g}",
+            hint="export with --precision float32, or fine-tune on labels from which a constant is subtracted",
+        )
 
 
 def _check_layers(head: HeadWeights, architecture: str, activations: tuple[str, ...]) -> None:
@@ -255,11 +273,12 @@ def xlnet_to_huggingface(
         precision: data type of the stored weights, one of `PRECISIONS`.
 
     Raises:
-        ConfigError: XLNet's classes lack a layer of the head or its pooling.
+        ConfigError: XLNet's classes lack a layer of the head or its pooling, or the precision is too coarse for the scores.
     """
     tensors = xlnet.encoder_tensors(encoder)
     if isinstance(head, HeadWeights):
         _check_layers(head, XLNET_ARCHITECTURES[head.kind], ("tanh", "gelu"))
+        _check_rounding(head, precision)
         tensors |= _summary_tensors(head) | linear_tensors(head, _XLNET_LAYERS[head.kind])
     dtype = PRECISIONS[precision]
     stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
@@ -304,10 +323,12 @@ def modernbert_to_huggingface(
         precision: data type of the stored weights, one of `PRECISIONS`.
 
     Raises:
-        ConfigError: the head lacks the layers that ModernBERT's classes have before the last one.
+        ConfigError: the head lacks the layers that ModernBERT's classes have before the last one, or the precision is too coarse
+            for the scores.
     """
     tensors, dtype = modernbert.encoder_tensors(encoder), PRECISIONS[precision]
     if isinstance(head, HeadWeights):
+        _check_rounding(head, precision)
         summary = head.summary
         if summary is None or summary.norm_weight is None:
             raise ConfigError(

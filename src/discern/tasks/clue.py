@@ -59,13 +59,14 @@ def read_clue(name: str, path: Path, *, labeled: bool = True) -> Reading[Classif
 
     Raises:
         ConfigError: the task does not exist.
-        DataError: the file is not JSON lines, lacks a key, has an unknown label, or an empty text.
+        DataError: the file is not JSON lines, lacks a key, has an unknown label, an empty text, or labels in some rows only.
     """
     if name not in CLUE:
         raise ConfigError(f"unknown CLUE task '{name}'", hint=did_you_mean(name, CLUE))
     task = CLUE[name]
     problems = ProblemLog()
     examples: list[ClassificationExample] = []
+    bare: str | None = None  # the first row without a label
     for number, line in numbered_lines(path):
         if not line.strip():
             continue
@@ -81,11 +82,14 @@ def read_clue(name: str, path: Path, *, labeled: bool = True) -> Reading[Classif
             continue
         if label is not None and task.labels and label not in task.labels:
             raise DataError(f"{where}: label '{label}' is not one of {', '.join(task.labels)}", hint=f"give a file of {name}")
+        bare = where if label is None and bare is None else bare
         pair = _text(record, task.pair, where, name) if task.pair else None
         identity = str(record.get("id", number - 1))
         examples.append(ClassificationExample(identity, _text(record, task.text, where, name), pair, label))
     if not examples:
         raise DataError(f"{path} has no rows", hint=f"--task {name} reads the files of CLUE: one JSON object per line")
+    if bare is not None and any(example.label is not None for example in examples):
+        raise DataError(f"{bare}: no 'label', which other rows of the file have", hint="add it, or remove the row")
     if len({example.id for example in examples}) < len(examples):  # some of CLUE's files repeat ids
         examples = [
             ClassificationExample(str(place), example.text, example.pair, example.label) for place, example in enumerate(examples)
@@ -116,6 +120,8 @@ def read_chnsenticorp(path: Path, *, labeled: bool = True) -> Reading[Classifica
     label_place = columns.index("label") if labeled and "label" in columns else None
     examples: list[ClassificationExample] = []
     for number, line in lines:
+        if not line.strip():
+            continue
         fields = line.split("\t")
         if len(fields) != len(columns):
             raise DataError(f"{path}:{number} has {len(fields)} columns, but the header has {len(columns)}", hint=hint)
