@@ -22,6 +22,7 @@ class Oven(Section):
     minutes: int = Field(20, ge=1, description="How long it bakes.")
     mode: Literal["fan", "grill"] = Field("fan", description="Where the heat comes from.")
     preheat: bool = Field(True, description="Whether it is hot when the dish goes in.")
+    light: bool | Literal["auto"] = Field("auto", description="Whether it is lit; auto: while it bakes.")
     rest: float | None = Field(None, gt=0, description="Minutes to stand; none: eat at once.")
     timer: float | None = Field(5.0, gt=0, description="Minutes between looks; none: never look.")
     shelves: list[int] = Field([1], description="Which shelves are used.")

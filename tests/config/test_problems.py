@@ -30,7 +30,7 @@ def refusal(*overrides: str) -> tuple[str, str | None]:
         (
             "oven=3",
             "oven is a section, not a value",
-            "its keys: temperature, minutes, mode, preheat, rest, timer, shelves, heights",
+            "its keys: temperature, minutes, mode, preheat, light, rest, timer, shelves, heights",
         ),
         ("oven.minutes.x=3", "oven.minutes is a value and has no part 'x'", "set oven.minutes itself"),
     ],
@@ -52,6 +52,7 @@ def test_an_unknown_key_is_told_with_the_likeliest_one(override: str, message: s
         ("oven.rest=-1", "oven.rest is -1; expected a number above 0 or 'none'"),
         ("oven.rest=false", "oven.rest is false; expected a number above 0 or 'none'"),
         ("oven.preheat=2", "oven.preheat is 2; expected true or false"),
+        ("oven.light=2", "oven.light is 2; expected true, false or 'auto'"),
         ("oven.mode=3", "oven.mode is 3; expected one of 'fan', 'grill'"),
     ],
 )
@@ -64,6 +65,7 @@ def test_a_wrong_value_is_told_with_what_was_expected(override: str, message: st
 
 def test_a_misspelt_word_names_the_nearest():
     assert refusal("oven.mode=gril")[1] == "did you mean 'grill'?"
+    assert refusal("oven.light=AUTO")[1] == "did you mean 'auto'?"
 
 
 def test_a_wrong_item_of_a_list_is_told_with_the_list():
@@ -76,6 +78,7 @@ def test_expectations_are_words():
     assert words["minutes"] == "a whole number of at least 1"
     assert words["mode"] == "one of 'fan', 'grill'"
     assert words["rest"] == "a number above 0 or 'none'"
+    assert words["light"] == "true, false or 'auto'"
     assert words["shelves"] == "a list"
 
 

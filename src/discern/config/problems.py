@@ -121,7 +121,7 @@ def _has_other_name(section: str, name: str, schema: Schema) -> str | None:
 def wrong_value(key: str, setting: Setting, field: FieldInfo, because: str | None = None) -> Problem:
     """Report a value that its field does not accept."""
     reason = because or f"expected {expectation(field)}"
-    guess = nearest(setting.value, choices(field)) if isinstance(setting.value, str) else None
+    guess = nearest(setting.value.lower(), choices(field)) if isinstance(setting.value, str) else None
     text = f"{setting.origin.where}: {key} is {quoted(setting.value)}; {reason}"
     return Problem(key, text, f"did you mean '{guess}'?" if guess else _about(key, field))
 
@@ -132,7 +132,8 @@ def _about(key: str, field: FieldInfo) -> str | None:
 
 def translated(section: str, error: ValidationError, settings: Settings, schema: Schema) -> list[Problem]:
     """The validation errors of a section, in the user's terms."""
-    return [_translated_one(section, entry, settings, schema) for entry in error.errors(include_url=False)]
+    found = [_translated_one(section, entry, settings, schema) for entry in error.errors(include_url=False)]
+    return list(dict.fromkeys(found))  # a field of several types has an error for each of them
 
 
 def _translated_one(section: str, entry: ErrorDetails, settings: Settings, schema: Schema) -> Problem:
@@ -146,7 +147,9 @@ def _translated_one(section: str, entry: ErrorDetails, settings: Settings, schem
     if entry["type"] == "missing":
         return Problem(key, f"{key} is missing; expected {expectation(field)}", _about(key, field))
     setting = settings.get(key, Setting(field.get_default(call_default_factory=False), DEFAULT))
-    own_words = entry["type"] in ("value_error", "assertion_error") or key != prefixes[0]
+    # Below a key there are the items of a list, by number, and the types of a union, by name.
+    of_an_item = any(isinstance(part, int) for part in entry["loc"])
+    own_words = entry["type"] in ("value_error", "assertion_error") or of_an_item
     return wrong_value(key, setting, field, message if own_words else None)
 
 

@@ -139,7 +139,10 @@ def expectation(field: FieldInfo) -> str:
     if words and (limits := _limits(field)):
         words[0] += f" {limits}"
     if named := choices(field):
-        words.append("one of " + ", ".join(f"'{word}'" for word in named))
+        words.append(("one of " if len(named) > 1 else "") + ", ".join(f"'{word}'" for word in named))
     if takes_none(field):
         words.append("'none'")
+    if len(words) > 1:
+        words = [word for each in words for word in (("true", "false") if each == _TYPES[bool] else (each,))]
+        words = [", ".join(words[:-1]), words[-1]]
     return " or ".join(words) or "another value"
