@@ -204,18 +204,23 @@ def test_a_schedule_that_the_user_left_alone_is_shortened_with_the_run() -> None
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "user_set"),
+    ("optimizer", "fewest"),
     [
-        ({"warmup_steps": 900, "decay_fraction": 0.2}, {"warmup_steps", "decay_fraction"}),
-        ({"warmup_steps": 1000}, {"warmup_steps"}),
-        ({"warmup_steps": 0, "decay_steps": 1001}, {"decay_steps"}),
+        ({"warmup_steps": 900, "decay_fraction": 0.2}, 1125),
+        ({"warmup_steps": 901, "decay_fraction": 0.3}, 1288),
+        ({"warmup_steps": 1000, "decay_fraction": 1e-4}, 1001),
+        ({"warmup_steps": 1000}, 1250),
+        ({"warmup_steps": 1, "decay_fraction": 1.0}, None),
+        ({"warmup_steps": 0, "decay_steps": 1001}, 1001),
     ],
 )
-def test_a_schedule_of_the_user_that_does_not_fit_is_refused(optimizer: dict[str, Any], user_set: set[str]) -> None:
+def test_a_schedule_of_the_user_that_does_not_fit_is_refused(optimizer: dict[str, Any], fewest: int | None) -> None:
     with pytest.raises(ConfigError, match=r"do not fit into the 1,000 steps of train\.max_steps") as caught:
-        fitted(optimizer, user_set)
-    decay = optimizer.get("decay_steps", 200)
-    assert f"--set train.max_steps={optimizer['warmup_steps'] + decay}" in (caught.value.hint or "")
+        fitted(optimizer, set(optimizer))
+    lower = "a lower optimizer.warmup_steps, optimizer.decay_steps or optimizer.decay_fraction"
+    assert caught.value.hint == (lower if fewest is None else f"--set train.max_steps={fewest}, or {lower}")
+    if fewest is not None:
+        assert fitted(optimizer, set(optimizer), max_steps=fewest) == {}
     with pytest.raises(ConfigError, match="max_hours allows is not known in advance"):
         fitted({"decay_steps": 10}, {"decay_steps"}, max_hours=1.0)
 

@@ -82,10 +82,12 @@ def fitted_schedule(config: OptimizerConfig, train: TrainConfig, user_set: Conta
         return {}
     keeps_warmup, keeps_decay = warmup_key in user_set, steps_key in user_set or fraction_key in user_set
     if (keeps_warmup and keeps_decay) or (keeps_warmup and warmup >= steps) or (keeps_decay and decay > steps):
+        longer = _fewest_steps(config)
         raise ConfigError(
             f"a warm-up of {warmup:,} steps and a decay of {decay:,} (optimizer.schedule 'wsd') do not fit into the "
             f"{steps:,} steps of train.max_steps",
-            hint=f"--set train.max_steps={warmup + decay}, or a lower {warmup_key}, {steps_key} or {fraction_key}",
+            hint=("" if longer is None else f"--set train.max_steps={longer}, or ")
+            + f"a lower {warmup_key}, {steps_key} or {fraction_key}",
         )
     if not keeps_decay:
         # In proportion to the run, then whatever the warm-up leaves.
@@ -96,6 +98,15 @@ def fitted_schedule(config: OptimizerConfig, train: TrainConfig, user_set: Conta
         found = {}
     # A tenth of the run, so that a stable part remains.
     return found if keeps_warmup else {**found, warmup_key: min(warmup, max(1, steps // 10), steps - decay)}
+
+
+def _fewest_steps(config: OptimizerConfig) -> int | None:
+    """The length of a run into which warm-up and decay just fit; None if they fit into none."""
+    if config.decay_steps is not None:
+        return config.warmup_steps + config.decay_steps
+    if config.decay_fraction == 1:  # leaves no step for a warm-up
+        return None
+    return max(config.warmup_steps + 1, math.ceil(config.warmup_steps / (1 - config.decay_fraction)))
 
 
 def _decay_of(config: OptimizerConfig, decay: int, steps: int) -> dict[str, Any]:
