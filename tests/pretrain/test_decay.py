@@ -76,9 +76,12 @@ def test_settings_that_a_schedule_does_not_use_are_told(data: Path, tmp_path: Pa
             told.append(message)
 
     options = ("optimizer.decay_steps=5", "train.max_steps=1", "optimizer.decay_power=1.0")
-    pretrain(data=data, out=tmp_path, preset="tiny", overrides=options, progress=Notes())
+    pretrain(data=data, out=tmp_path / "linear", preset="tiny", overrides=options, progress=Notes())
+    wsd = ("optimizer.schedule=wsd", "optimizer.decay_steps=1", "optimizer.decay_fraction=0.3", "train.max_steps=2")
+    pretrain(data=data, out=tmp_path / "wsd", preset="tiny", overrides=wsd, progress=Notes())
     assert [line for line in told if "no effect" in line] == [
-        "optimizer.decay_steps = 5 has no effect: it needs optimizer.schedule 'wsd'"
+        "optimizer.decay_steps = 5 has no effect: it needs optimizer.schedule 'wsd'",
+        "optimizer.decay_fraction = 0.3 has no effect: it needs optimizer.decay_steps 'none'",
     ]
 
 

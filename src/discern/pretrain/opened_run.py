@@ -108,6 +108,8 @@ def _origins(resolved: ResolvedRun) -> dict[str, str]:
 def _notes(resolved: ResolvedRun) -> list[str]:
     """Settings that have no effect, and notes about the rows."""
     objective, optimizer = resolved.config.objective, resolved.config.optimizer
+    # The configuration of a run repeats every setting, whether the user set it or not.
+    asked = resolved.settings.user_set - resolved.settings.repeated
     return [
         *(f"{each.key} = {each.value} of the {each.origin} does not apply: {each.reason}" for each in resolved.settings.dropped),
         *(
@@ -115,8 +117,8 @@ def _notes(resolved: ResolvedRun) -> list[str]:
             for name, needed in objective.without_effect().items()
         ),
         *(
-            f"optimizer.{name} = {getattr(optimizer, name)} has no effect: it needs optimizer.schedule {needed}"
-            for name, needed in unused_by_schedule(optimizer).items()
+            f"optimizer.{name} = {getattr(optimizer, name)} has no effect: it needs optimizer.{needed}"
+            for name, needed in unused_by_schedule(optimizer, asked).items()
         ),
         *notes_on_rows(resolved.data, resolved.config),
     ]

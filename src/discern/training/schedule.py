@@ -114,9 +114,22 @@ def _decay_of(config: OptimizerConfig, decay: int, steps: int) -> dict[str, Any]
     return {"optimizer.decay_fraction": decay / steps} if config.decay_steps is None else {"optimizer.decay_steps": decay}
 
 
-def unused_by_schedule(config: OptimizerConfig) -> dict[str, str]:
-    """Names of settings that were given although this schedule does not use them, with the schedules that do."""
+def unused_by_schedule(config: OptimizerConfig, user_set: Container[str]) -> dict[str, str]:
+    """Names of settings that were given although they have no effect, with the setting that they need.
+
+    Args:
+        user_set: dotted keys that the user set.
+    """
     users = {"decay_steps": ("wsd",), "decay_fraction": ("wsd",), "decay_power": ("linear", "released")}
     default = OptimizerConfig()
     given = [name for name in users if getattr(config, name) != getattr(default, name)]
-    return {name: " or ".join(f"'{each}'" for each in users[name]) for name in given if config.schedule not in users[name]}
+    found = {
+        name: "schedule " + " or ".join(f"'{each}'" for each in users[name])
+        for name in given
+        if config.schedule not in users[name]
+    }
+    _, steps_key, fraction_key = SCHEDULE_KEYS
+    # A decay from a run has steps of its own beside the fraction of that run.
+    if config.schedule == "wsd" and config.decay_steps is not None and steps_key in user_set and fraction_key in user_set:
+        found["decay_fraction"] = "decay_steps 'none'"
+    return found
