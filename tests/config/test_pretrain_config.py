@@ -216,6 +216,10 @@ def test_a_configuration_that_discern_wrote_keeps_its_warm_up(tmp_path: Path) ->
     )
     for config in (load_pretrain_config(tmp_path, None).config, read_written_config(tmp_path / "config.toml")):
         assert (config.train.max_steps, config.optimizer.warmup_steps) == (9, 40)
+    said = r"config\.toml, line \d+: optimizer\.warmup_steps: 40 is not less than the 8 steps of train\.max_steps"
+    with pytest.raises(ConfigError, match=said):  # a new run of another length
+        load_pretrain_config(tmp_path, None, ["train.max_steps=8"])
+    assert load_pretrain_config(tmp_path, None, ["train.max_steps=41"]).config.optimizer.warmup_steps == 40
 
 
 def test_another_objective_drops_the_keys_of_the_first():

@@ -282,6 +282,11 @@ def test_more_steps_go_on_with_what_followed_from_the_fewer(world: Path, tmp_pat
     go(world, tmp_path / "out", "train.max_steps=54", "train.checkpoint_every_steps=50")
     run = load_run(tmp_path / "out", warn=pytest.fail)
     assert (run.step, run.config.optimizer.warmup_steps) == (54, 3)
+    options: dict[str, Any] = {"data": world / "domain" / "data", "init_from": world / "run", "config": tmp_path / "out"}
+    shorter = resolve_run(out=tmp_path / "out", overrides=["train.max_steps=2"], warn=pytest.fail, **options)
+    assert shorter.config.optimizer.warmup_steps == 3
+    with pytest.raises(ConfigError, match="3 is not less than the 2 steps"):
+        resolve_run(out=tmp_path / "new", overrides=["train.max_steps=2"], warn=pytest.fail, **options)
 
 
 def test_what_is_complete_is_not_measured_again(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

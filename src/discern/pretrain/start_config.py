@@ -14,7 +14,7 @@ from discern.config.layers import Origin, Setting, Settings, collect, parse_over
 from discern.config.problems import InvalidConfigError, Problem, quoted
 from discern.config.resolve import Resolved
 from discern.config.tree import NONE, flatten
-from discern.errors import CheckpointError
+from discern.errors import CheckpointError, ConfigError
 from discern.interop.names import named_parameters
 from discern.models.config import ModelConfig
 from discern.models.heads import MaskedLMHead
@@ -64,7 +64,12 @@ def start_config(
     else:
         settings = base | ({} if file is None else read_file(file)) | parse_overrides(overrides)
     settings |= _sizes(start, settings)
-    resolved = resolve_pretrain_config(settings)
+    try:
+        resolved = resolve_pretrain_config(settings)
+    except ConfigError:
+        if earlier is None:
+            raise
+        resolved = resolve_pretrain_config(settings, shortens=False)  # a run that is resumed may be shorter than its schedules
     derived = _derived(start, vocabulary, resolved.config, settings)
     if earlier is not None:
         before = flatten(earlier)

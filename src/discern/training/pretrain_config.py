@@ -40,6 +40,7 @@ from discern.training.step_sizes import (
 if TYPE_CHECKING:
     from discern.models.base import Encoder
 
+LENGTH_OF_RUN = ("train.max_steps", "train.max_hours")
 _SEGMENTS_OF_TWO_PARTS = 3  # text and A, B, [CLS]
 
 
@@ -149,6 +150,9 @@ def resolve_pretrain_config(settings: Settings, *, shortens: bool = True) -> Res
         ConfigError: they are invalid; the message lists all problems.
     """
     written = {key for key, setting in settings.items() if setting.origin.written}
+    if any(key in settings and key not in written for key in LENGTH_OF_RUN):
+        # Only together with its own length is a configuration that discern wrote kept as it is: earlier versions fitted less.
+        written = set()
     to_length = [fit for fit in _FITS_TO_LENGTH if written.isdisjoint(fit.keys)] if shortens else []
     return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS, (*_FITS, *to_length))
 
@@ -269,9 +273,6 @@ _FITS_TO_LENGTH = (
     *(Fit((each.key,), "train.max_steps", each.fit, ("objective", "train")) for each in _OF_OBJECTIVES),
 )
 _FITTED_KEYS = (*SCHEDULE_KEYS, *(key for fit in _FITS_TO_LENGTH for key in fit.keys if key != _WARMUP.key))
-
-
-LENGTH_OF_RUN = ("train.max_steps", "train.max_hours")
 
 
 def kept_when_resumed(before: PretrainConfig, now: Resolved[PretrainConfig]) -> dict[str, Any]:
