@@ -11,9 +11,11 @@ import pytest
 from discern.cli.evaluate import evaluate as evaluate_command
 from discern.convert.export import export
 from discern.data.dataset.build import BuildOptions
+from discern.data.dataset.shards import TokenData
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
+from discern.pretrain.doctor import examine
 from discern.pretrain.evaluate import evaluate
 from discern.progress import Silent
 from discern.report.run_page import report
@@ -136,3 +138,20 @@ def test_the_figures_stay_with_the_run_and_reach_its_page(tmp_path: Path) -> Non
     (tmp_path / "run" / "evaluation.json").unlink()
     evaluate(tmp_path / "run", data=other, progress=Silent(), warn=pytest.fail)
     assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_figures_of_a_data_set_that_has_changed_are_not_those_of_the_run(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    data = prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**record, "data_fingerprint": TokenData.open(data).fingerprint}))
+    figures(tmp_path / "run")
+    kept = (tmp_path / "run" / "evaluation.json").read_bytes()
+    data.rename(tmp_path / "before")
+    prepared(data, tmp_path / "run" / "tokenizer.json", heldout=0.3)
+    warnings: list[str] = []
+    evaluate(tmp_path / "run", progress=Silent(), warn=warnings.append)
+    assert (tmp_path / "run" / "evaluation.json").read_bytes() == kept
+    examine(tmp_path / "run", 4, "cpu", Silent(), warnings.append)
+    said = f"{data} has changed since {tmp_path / 'run'} was trained on it: the metrics are those of its present text"
+    assert warnings == [f"{said}, and are not stored for the report", said]

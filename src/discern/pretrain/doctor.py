@@ -20,6 +20,7 @@ from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import RowStream, training_rows
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, DataError
+from discern.pretrain.evaluate import change_since
 from discern.pretrain.rows import heldout_stream
 from discern.progress import Progress
 from discern.training.diagnosis import (
@@ -67,7 +68,7 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
 
     Args:
         sequences: rows to evaluate on; gradients are computed on 32 of them.
-        warn: called for each damaged checkpoint that was skipped, and if the data set cannot be read.
+        warn: called for each damaged checkpoint that was skipped, and if the data set cannot be read or has changed.
 
     Raises:
         DataError: the folder is not a run.
@@ -84,7 +85,7 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     subject = f"{folder} at step {run.step:,} of {steps:,}"
     facts: dict[str, Any] = {"run": str(folder), "step": run.step, "max_steps": steps, "objective": run.config.objective.name}
     try:
-        stream, facts["text"] = _text(run)
+        stream, facts["text"] = _text(run, warn)
     except DataError as problem:
         warn(f"its data set cannot be read, so only the weights were examined: {problem.message}")
         return Diagnosis(subject, facts, [_with_progress(each, run, Expectations()) for each in findings])
@@ -119,14 +120,18 @@ def _with_progress(finding: Finding, run: RunFolder, expected: Expectations) -> 
     return too_early(finding, run.step, begins + diagnosable_from(run.config.optimizer.warmup_steps, run.config.train.max_steps))
 
 
-def _text(run: RunFolder) -> tuple[RowStream, str]:
+def _text(run: RunFolder, warn: Callable[[str], None]) -> tuple[RowStream, str]:
     data = TokenData.open(run.record["data"])
     if data.tokenizer_fingerprint != run.record["tokenizer_fingerprint"]:
         raise DataError(f"{data.folder} has changed: its tokenizer is not that of the run")
+    change = change_since(data, run.folder, run.record)
+    if change is not None:
+        warn(change)
     heldout = heldout_stream(data, run.config)
     if heldout is not None:
         return heldout, "held out"
-    return training_rows(data.split("train"), data.special_tokens, run.config.data, run.config.train.seed), "trained on"
+    text = "trained on" if change is None else "not held out"
+    return training_rows(data.split("train"), data.special_tokens, run.config.data, run.config.train.seed), text
 
 
 def _gradients(run: RunFolder, stream: RowStream, ranks: Ranks, expected: Expectations) -> list[Finding]:

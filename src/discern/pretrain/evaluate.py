@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
-from discern.artifacts.run_record import EVALUATION_FILE, is_run
+from discern.artifacts.run_record import EVALUATION_FILE, is_run, read_record
 from discern.data.dataset.shards import TokenData, located
 from discern.errors import ConfigError, DataError
 from discern.objectives.breakdown import Breakdown
@@ -33,7 +33,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate a model on held-out text. Return its step and its metrics, overall and by groups of tokens.
 
-    The metrics of a run on its own data set are also stored in its folder, for `discern report`.
+    The metrics of a run on its own data set are also stored in its folder, for `discern report`; not if it has changed since.
 
     Args:
         model: a run, or the folder that `discern export RUN --out DIR --all-networks` wrote.
@@ -61,6 +61,10 @@ def evaluate(
             f"{opened.folder} has no held-out split",
             hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
         )
+    is_own = is_run(model) and trained.data is not None and opened.location == located(trained.data)
+    if is_own and (change := change_since(opened, model, read_record(model))) is not None:
+        warn(f"{change}, and are not stored for the report")
+        is_own = False
     ranks = Ranks(0, 1, choose_device(device))
     rows = min(sequences or stream.num_rows, stream.num_rows)
     breakdown = Breakdown(opened.token_counts())
@@ -79,9 +83,16 @@ def evaluate(
     finally:
         progress.finish()
     found = {"step": trained.step or 0, "rows": rows, **metrics, **breakdown.metrics()}
-    if is_run(model) and trained.data is not None and opened.location == located(trained.data):
+    if is_own:
         _keep(model, found, warn)
     return found
+
+
+def change_since(data: TokenData, run: Path, record: Mapping[str, Any]) -> str | None:
+    """What to warn of if the data set of a run has been replaced since; None if it is the one that the run was trained on."""
+    if record.get("data_fingerprint", "") in ("", data.fingerprint):  # a record need not have one
+        return None
+    return f"{data.location} has changed since {run} was trained on it: the metrics are those of its present text"
 
 
 def check_sequences(sequences: int) -> None:
