@@ -85,7 +85,8 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 
 
 def test_before_is_the_model_and_after_is_the_run(world: Path, tmp_path: Path) -> None:
-    found = go(world, tmp_path / "out", "train.max_steps=40", replay=Replay(world / "general" / "data", 0.25))
+    more = ("train.max_steps=40", "train.weight_average=0.5")  # the run is the average of its weights, not the last ones
+    found = go(world, tmp_path / "out", *more, replay=Replay(world / "general" / "data", 0.25))
     for when, model in (("before", world / "run"), ("after", tmp_path / "out")):
         for text, data in (("domain", "domain"), ("general", "general")):
             figures = evaluate(model, data=world / data / "data", progress=Silent(), warn=pytest.fail)
@@ -293,6 +294,14 @@ def test_what_is_complete_is_not_measured_again(world: Path, tmp_path: Path, mon
     found = go(world, tmp_path / "out")
     monkeypatch.setattr(module, "evaluate", lambda *_, **__: pytest.fail("measured again"))
     assert go(world, tmp_path / "out") == found
+
+
+def test_what_is_measured_again_is_the_same(world: Path, tmp_path: Path) -> None:
+    export(world / "run", out=tmp_path / "export", progress=Silent(), warn=pytest.fail)
+    more = [f"objective.generator_checkpoint={world / 'run'}", "train.weight_average=0.9"]
+    found = go(world, tmp_path / "out", *more, model=tmp_path / "export")
+    (tmp_path / "out" / "adaptation.json").unlink()
+    assert go(world, tmp_path / "out", *more, model=tmp_path / "export") == found
 
 
 def test_all_else_is_checked_before_a_data_set_is_made(world: Path, tmp_path: Path) -> None:

@@ -33,16 +33,16 @@ from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError, DataError
 from discern.objectives.base import Objective
 from discern.pretrain.evaluate import check_sequences
-from discern.pretrain.opened_run import Run, open_run
+from discern.pretrain.opened_run import Run, fill_from_models, open_run
 from discern.pretrain.resolved_run import Replay, ResolvedRun, Resume, resolve_run
 from discern.pretrain.rows import heldout_stream
 from discern.pretrain.run import finish_run
-from discern.pretrain.warm_start import added_pieces, fill
 from discern.progress import Progress, warning_to
 from discern.storage.files import utf8_name, write_text
 from discern.storage.output import OutputFolder
 from discern.storage.records import Record, read_record
 from discern.tasks.readers.files import json_file, numbered_lines
+from discern.training.average import averaged
 from discern.training.evaluation import evaluate
 from discern.training.interrupt import agree_to_stop, leave_if_stopped, stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
@@ -134,7 +134,8 @@ def adapt(
         if first == run.state.step == earlier.get("step") and "after" in earlier:
             return earlier if ranks.writes else None  # an earlier session has finished the run
         stopped = agree_to_stop(stop, ranks)  # a signal may have reached only some ranks
-        after = {} if stopped else _measure(run.objective, resolved, ranks, progress, sequences, "after")
+        with averaged(run.objective, run.state.average):
+            after = {} if stopped else _measure(run.objective, resolved, ranks, progress, sequences, "after")
     leave_if_stopped(stop, run.state.step, progress)
     if stopped or not ranks.writes:
         return None
@@ -199,10 +200,11 @@ def _before(run: Run, ranks: Ranks, progress: Progress, sequences: int) -> dict[
         return {name: kept[name] for name in ("texts", "sequences", "start", "fresh", "added_tokens", "before")}
     objective, filled = run.objective, run.filled
     assert resolved.start is not None
-    if filled is None:
+    if filled is None:  # the run is resumed
         objective = build_objective(resolved.config, vocabulary_of(resolved.data))
         objective.initialize(resolved.config.train.seed)
-        filled = fill(objective, resolved.start, added_pieces(resolved.start, resolved.data))
+        filled = fill_from_models(resolved, objective, progress)
+        assert filled is not None
         objective.to(ranks.device)
     found = {
         "texts": texts,

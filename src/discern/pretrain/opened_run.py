@@ -152,7 +152,9 @@ def _start_or_resume(
     earlier = _read_earlier(resolved, folder, progress)
     contents, decay = earlier.contents, earlier.decay
     objective.initialize(config.train.seed)
-    filled = _fill(resolved, objective, progress) if contents is None else None
+    filled = fill_from_models(resolved, objective, progress) if contents is None else None
+    if filled is not None and resolved.start is not None:
+        progress.note(f"starting from {resolved.start.description}{_fresh_parts(filled)}")
     # Random weights can be recomputed from the seed; those of another model are not stored.
     began = start_record(resolved)
     if RECORD_KEY in earlier.record and decay is None:
@@ -207,12 +209,14 @@ def _read_earlier(resolved: ResolvedRun, folder: OutputFolder, progress: Progres
     return _Earlier(contents, record, None)
 
 
-def _fill(resolved: ResolvedRun, objective: Objective, progress: Progress) -> Filled | None:
-    """Copy the weights of the models that a new run starts from; None if its encoder starts from random weights."""
+def fill_from_models(resolved: ResolvedRun, objective: Objective, progress: Progress) -> Filled | None:
+    """Copy the weights of the models that a run starts from into an objective with the weights of its seed.
+
+    Returns how those of `resolved.start` were used; None if the encoder starts from random weights.
+    """
     filled = None
     if resolved.start is not None:
         filled = fill(objective, resolved.start, added_pieces(resolved.start, resolved.data))
-        progress.note(f"starting from {resolved.start.description}{_fresh_parts(filled)}")
     generator_from = resolved.config.objective.generator_source
     if generator_from is not None:
         start_generator(objective, Path(generator_from), resolved.data.tokenizer_fingerprint, progress.note)
