@@ -5,8 +5,10 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.pretrain import adapt as module
-from discern.pretrain.adapt import AddedTokens, adapt, perplexity
+from discern.pretrain.adapt import AddedTokens, adapt, extended_data, perplexity
 from discern.pretrain.doctor import examine
 from discern.pretrain.evaluate import evaluate
 from discern.pretrain.resolved_run import Replay, resolve_run
@@ -394,6 +396,38 @@ def test_tokens_that_cannot_be_added(world: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.txt' does not exist"):
         go(world, tmp_path / "out", data=data, added=AddedTokens(number=3))
     assert not (tmp_path / "out-data").exists()
+
+
+def test_text_on_a_server_is_read_again_for_added_tokens(world: Path, tmp_path: Path) -> None:
+    text = (world / "domain" / "text.txt").read_bytes()
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_refused = self.path == "/signed.txt"
+            self.send_response(403 if is_refused else 200)
+            self.send_header("Content-Length", str(0 if is_refused else len(text)))
+            self.end_headers()
+            if not (is_refused or self.command == "HEAD"):
+                self.wfile.write(text)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        address = f"http://127.0.0.1:{running.server_address[1]}"
+        for name in ("plain", "signed"):
+            options: dict[str, Any] = {"build": BuildOptions(workers=1), "progress": Silent()}
+            choice = TokenizerChoice(path=world / "domain" / "data" / "tokenizer.json")
+            prepare([f"{address}/{name}.txt?signature=1"], out=tmp_path / name, tokenizer=choice, **options)
+        made = extended_data(tmp_path / "plain", tmp_path / "out", AddedTokens(number=3), Silent())
+        assert TokenData.open(made).manifest.inputs == (f"{address}/plain.txt",)
+        assert TokenData.open(made).vocab_size == TokenData.open(tmp_path / "plain").vocab_size + 3
+        with pytest.raises(DataError, match=r"is read again: access to http://.*/signed\.txt is refused") as caught:
+            extended_data(tmp_path / "signed", tmp_path / "other", AddedTokens(number=3), Silent())
+        assert "recorded without its query" in str(caught.value.hint)
+        running.shutdown()
 
 
 def test_a_word_file_in_another_encoding_is_refused_by_its_line(world: Path, tmp_path: Path) -> None:

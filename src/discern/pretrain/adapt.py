@@ -27,6 +27,7 @@ from discern.data.prepare import available_cores, prepare
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog
+from discern.data.sources.remote import is_remote, open_remote, remote_files
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, word_form, word_forms
 from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
@@ -353,12 +354,31 @@ def _count_words(manifest: Manifest, tokenizer: Tokenizer, target: Path, progres
 
 
 def _check_rereadable(manifest: Manifest, folder: Path) -> None:
-    gone = [name for name in manifest.inputs if name == "-" or not (name.startswith("hf:") or _exists(name))]
+    for name in filter(is_remote, manifest.inputs):
+        _check_address(name, folder)
+    local = [name for name in manifest.inputs if not (is_remote(name) or name.startswith("hf:"))]
+    gone = [name for name in local if name == "-" or not _exists(name)]
     if gone:
         raise DataError(
             f"to add tokens, the text of {folder} is read again, but '{gone[0]}' does not exist",
             hint="run the command in the folder where `discern prepare` was run; standard input cannot be read again",
         )
+
+
+def _check_address(name: str, folder: Path) -> None:
+    """Open the first file at an address. Its query, which may have been a signature, is not recorded."""
+    try:
+        stream = open_remote(next(remote_files(name)).address)
+        try:
+            stream.read(1)
+        finally:
+            stream.close()
+    except DataError as problem:
+        signed = "an address is recorded without its query; if it needs one, download the text and prepare it from the files"
+        raise DataError(
+            f"to add tokens, the text of {folder} is read again: {problem.message}",
+            hint=signed if name.lower().startswith("http") else problem.hint,
+        ) from problem
 
 
 def _exists(name: str) -> bool:
