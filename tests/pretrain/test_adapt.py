@@ -410,7 +410,7 @@ def test_text_on_a_server_is_read_again_for_added_tokens(world: Path, tmp_path: 
             if not (is_refused or self.command == "HEAD"):
                 self.wfile.write(text)
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None: ...
 
