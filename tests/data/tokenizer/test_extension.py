@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models
 
 from discern.data.tokenizer import bert_wordpiece, fingerprint, load_tokenizer, prepared, vocab_size
 from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, pieces_of, pieces_of_added, word_form, word_forms
@@ -52,6 +52,26 @@ def test_the_extension_survives_its_file(kind: str, tmp_path_factory: pytest.Tem
     read = load_tokenizer(path)
     assert fingerprint(read) == fingerprint(after)
     assert [read.encode(text).ids for text in HARD] == [after.encode(text).ids for text in HARD]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece, lower-cased", "bpe"])
+def test_tokens_outside_of_the_model_keep_their_ids(kind: str) -> None:
+    before = small_tokenizer(kind)
+    before.add_tokens([AddedToken("@url", normalized=False), AddedToken("   ")])
+    before.add_special_tokens([AddedToken("<user>")])
+    after = extend_tokenizer(before, [word_form(before, "fibrillation")])
+    assert pieces_of_added(before, after)
+    assert before.get_vocab().items() <= after.get_vocab().items()
+    texts = [*HARD, "the chef cooked @url   <user> @urls"]
+    assert [after.encode(text).ids for text in texts] == [before.encode(text).ids for text in texts]
+
+
+@pytest.mark.parametrize(("kind", "token"), [("wordpiece, lower-cased", "quagga"), ("bpe", "☃"), ("unigram", "<user>")])
+def test_a_token_outside_that_the_model_would_find_in_words_is_refused(kind: str, token: str) -> None:
+    before = small_tokenizer(kind)
+    before.add_tokens([token])
+    with pytest.raises(ConfigError, match="has 1 token outside of its model"):
+        extend_tokenizer(before, [word_form(before, "fibrillation")])
 
 
 def test_nothing_added_is_no_change() -> None:

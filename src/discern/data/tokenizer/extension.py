@@ -29,23 +29,28 @@ def extend_tokenizer(tokenizer: Tokenizer, forms: Sequence[str]) -> Tokenizer:
         forms: words in the form that the model gets; see `word_form`.
 
     Raises:
-        ConfigError: tokenizers of this kind cannot be extended.
+        ConfigError: this tokenizer, or tokenizers of its kind, cannot be extended.
     """
     whole = json.loads(tokenizer.to_str())
     new = [form for form in dict.fromkeys(forms) if tokenizer.token_to_id(form) is None]
     first = vocab_size(tokenizer)
     if isinstance(tokenizer.model, models.WordPiece):
+        _take_in_outside_tokens(tokenizer, whole)
         whole["model"]["vocab"] |= {form: first + place for place, form in enumerate(new)}
     elif isinstance(tokenizer.model, models.Unigram):
         _add_pieces(tokenizer, whole["model"], new, first)
     elif isinstance(tokenizer.model, models.BPE):
+        _take_in_outside_tokens(tokenizer, whole)
         _add_merges(tokenizer, whole["model"], new, first)
     else:
         raise ConfigError(
             f"a tokenizer of type {type(tokenizer.model).__name__} cannot be extended",
             hint="WordPiece, Unigram and BPE tokenizers can; otherwise leave out --add-tokens",
         )
-    return prepared(Tokenizer.from_str(json.dumps(whole)), "the extended tokenizer")
+    extended = prepared(Tokenizer.from_str(json.dumps(whole)), "the extended tokenizer")
+    if pieces_of_added(tokenizer, extended) is None:
+        raise ConfigError("this tokenizer cannot be extended: its tokens would get other ids", hint="leave out --add-tokens")
+    return extended
 
 
 def pieces_of_added(before: Tokenizer, after: Tokenizer) -> list[list[int]] | None:
@@ -158,14 +163,40 @@ def _longest_first(tokenizer: Tokenizer, token: str, prefix: str) -> list[int]:
     return ids
 
 
+def _take_in_outside_tokens(tokenizer: Tokenizer, whole: dict[str, Any]) -> None:
+    """Enter the added tokens that the model does not have into its vocabulary, under their ids.
+
+    The library numbers tokens outside of the model from the size of the vocabulary, which is about to grow.
+
+    Raises:
+        ConfigError: the model could then find one of them in words, where it does not now.
+    """
+    vocabulary = whole["model"]["vocab"]
+    outside = [token["content"] for token in whole["added_tokens"] if token["content"] not in vocabulary]
+    if any(_is_found_in_words(tokenizer, whole["model"], token) for token in outside):
+        raise _tokens_outside(len(outside))
+    vocabulary |= {token: tokenizer.token_to_id(token) for token in outside}
+
+
+def _is_found_in_words(tokenizer: Tokenizer, model: Mapping[str, Any], token: str) -> bool:
+    """Whether the model finds an entry of its vocabulary without merges that lead to it."""
+    if isinstance(tokenizer.model, models.BPE):
+        return len(token) == 1 or bool(model.get("ignore_merges"))
+    return word_forms(tokenizer, token) == [token] or token.startswith(model["continuing_subword_prefix"])
+
+
+def _tokens_outside(number: int) -> ConfigError:
+    tokens = f"{number} token{'s' if number > 1 else ''}"
+    return ConfigError(
+        f"this tokenizer has {tokens} outside of its model, after which no piece can be added", hint="leave out --add-tokens"
+    )
+
+
 def _add_pieces(tokenizer: Tokenizer, model: dict[str, Any], forms: Sequence[str], first: int) -> None:
     """Add pieces that are slightly more likely than the pieces that each form consists of."""
     vocabulary = model["vocab"]
     if first != len(vocabulary):
-        raise ConfigError(
-            f"this tokenizer has {first - len(vocabulary)} tokens outside of its model, after which no piece can be added",
-            hint="leave out --add-tokens",
-        )
+        raise _tokens_outside(first - len(vocabulary))
     scores = [score for _, score in vocabulary]
     # An unknown character costs ten more than the rarest piece, in the library and in SentencePiece.
     scores[model["unk_id"]] = min(scores) - 10
