@@ -114,6 +114,10 @@ def test_the_folder_is_temporary_or_the_users(model: Path, tmp_path: Path) -> No
         (["a", "b"], [0.5, 1.0], "not class labels"),
         (["a", "b"], ["x", None], "no label for row 1"),
         (["a", "b"], ["x", "x "], "white space"),
+        ([{"text": "a"}], ["x"], r"row 0 of X is \{'text': 'a'\}, expected a text"),
+        ([{"a", "b"}], ["x"], "row 0 of X is .*, expected a text"),
+        ({"a": "b"}, ["x"], "expected a list of texts, found a dict"),
+        (["a", "b"], np.array(["x", 1], object), "y mixes strings with other labels"),
     ],
 )
 def test_what_cannot_be_learned_from(model: Path, texts: Any, labels: Any, says: str) -> None:

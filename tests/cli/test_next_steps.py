@@ -47,6 +47,11 @@ def test_a_fine_tuned_model_is_applied_and_not_asked_for_replaced_tokens() -> No
     assert "discern finetune model" in after_export(Path("model"))
 
 
+def test_paths_can_be_copied() -> None:
+    assert "discern finetune 'my model'" in after_export(Path("my model"))
+    assert "discern finetune ./-model" in after_export(Path("./-model"))
+
+
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not has_gpu()

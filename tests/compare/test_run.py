@@ -23,7 +23,7 @@ import discern.compare.run as module
 from discern.artifacts.run import load_run
 from discern.compare.plan import plan_comparison
 from discern.compare.results import check_results, units
-from discern.compare.run import COMPARISON_FILE, PAGE_FILE, compare, dry_run
+from discern.compare.run import COMPARISON_FILE, PAGE_FILE, _claim, compare, dry_run
 from discern.compare.summary import summarize
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
@@ -537,6 +537,8 @@ def test_a_foreign_folder_is_refused(world: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no comparison"):
         run(asked)
     assert [path.name for path in asked.out.iterdir()] == ["letter.txt"]
+    (asked.out / "results").mkdir()
+    _claim(asked.out)  # a comparison that has begun goes on, whatever else is beside it
 
 
 def test_the_clock_cannot_end_what_goes_by_steps(world: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from discern.report.charts import chart_svg, pareto_front
-from discern.report.comparison import comparison_page, significance_notes, with_spread
+from discern.report.comparison import comparison_page, p_text, significance_notes, with_spread
 from discern.report.page import render_page
 from tests.report.test_page import NASTY, assert_stands_alone, structure
 
@@ -145,6 +145,19 @@ def test_the_limits_of_few_seeds_are_said(seeds: int, p: float | None, says: str
     lines = significance_notes(comparison(row("a", 0.5, 1.0), row("b", 0.6, 1.0), p=p, seeds=seeds))
     assert says in " ".join(lines)
     assert significance_notes(comparison(row("a", 0.5, 1.0))) == []
+
+
+def test_a_p_is_never_shown_as_zero() -> None:
+    assert [p_text({"p": p}) for p in (None, 0.1, 0.001, 0.000155)] == [p_text({"p": None}), "0.100", "0.001", "0.0002"]
+
+
+def test_a_setting_that_is_none_is_a_difference() -> None:
+    found = comparison(row("a", 0.5, 1.0), row("b", 0.6, 1.0))
+    found["runs"][1]["settings"] = {"objective.mask_probability_end": "none", "objective.other": None, "files.text": 'é "x"'}
+    html = render_page(comparison_page(found))
+    assert "objective.mask_probability_end" in html
+    assert "objective.other" not in html
+    assert "é &#34;x&#34;" in html
 
 
 def test_spread_of_one_value_is_that_value() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, final
 
@@ -101,7 +101,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
             held = [(row, names[label]) for row, label in zip(held_rows, held_labels.tolist(), strict=True)]
         train = [(row, names[label]) for row, label in zip(rows, labels.tolist(), strict=True)]
         temporary = tempfile.TemporaryDirectory(prefix="discern-") if self.out is None else None
-        out = Path(self.out) if self.out is not None else Path(temporary.name) / "fine-tuned" if temporary else Path()
+        out = Path(self.out).absolute() if self.out is not None else Path(temporary.name) / "fine-tuned" if temporary else Path()
         self.results_ = self._finetune(train, held, out)
         if self.results_["median"] is None:
             raise DataError("every seed failed", hint="try a lower learning rate: settings={'optimizer.learning_rate': 1e-4}")
@@ -166,7 +166,9 @@ def rows_of(texts: Any) -> list[_Row]:
     if isinstance(texts, str):
         raise ConfigError("expected a list of texts, found a single text", hint="pass a list: [text]")
     values = texts.to_numpy() if hasattr(texts, "to_numpy") else texts
-    rows = [(value,) if isinstance(value, str) or not hasattr(value, "__len__") else tuple(value) for value in values]
+    if isinstance(values, Mapping | Set):
+        raise ConfigError(f"expected a list of texts, found a {type(values).__name__}", hint="pass a list: [text]")
+    rows = [(value,) if _is_one(value) else tuple(value) for value in values]
     for number, row in enumerate(rows):
         if len(row) not in (1, 2) or len(row) != len(rows[0]):
             raise ConfigError(
@@ -177,6 +179,11 @@ def rows_of(texts: Any) -> list[_Row]:
         if wrong is not None or not all(isinstance(value, str) for value in row):
             raise ConfigError(f"row {number} of X is {wrong!r:.40}, expected a text", hint="remove such rows")
     return [tuple(str(value) for value in row) for row in rows]
+
+
+def _is_one(value: Any) -> bool:
+    """Whether a row is one value; a mapping or a set is too, as `tuple` would take its keys, or its values in any order."""
+    return isinstance(value, str | Mapping | Set) or not hasattr(value, "__len__")
 
 
 def _texts_and_labels(texts: Any, labels: Any, *names: str) -> tuple[list[_Row], np.ndarray]:
@@ -193,10 +200,20 @@ def _texts_and_labels(texts: Any, labels: Any, *names: str) -> tuple[list[_Row],
         raise ConfigError(
             f"{names[0]} has {len(rows)} rows, but {names[1]} has shape {found.shape}", hint="give one label for each text"
         )
-    missing = next((number for number, label in enumerate(found.tolist()) if label is None or label != label), None)
+    missing = next((number for number, label in enumerate(found.tolist()) if _is_missing(label)), None)
     if missing is not None:
         raise ConfigError(f"{names[1]} has no label for row {missing}", hint="remove such rows")
+    if len({isinstance(label, str) for label in found.tolist()}) > 1:
+        raise ConfigError(f"{names[1]} mixes strings with other labels", hint="give strings, integers or Booleans as labels")
     return rows, found
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether a label is None, NaN, or the NA of pandas, which cannot be compared."""
+    try:
+        return label is None or bool(label != label)
+    except TypeError:
+        return True
 
 
 def _names_of(classes: np.ndarray) -> dict[Any, str]:

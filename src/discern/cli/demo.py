@@ -11,7 +11,7 @@ from rich.text import Text
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.detection_text import show
-from discern.cli.next_steps import hint
+from discern.cli.next_steps import hint, shell_path
 from discern.cli.options import SetOption
 from discern.training.metric_catalog import MEANINGS
 
@@ -103,7 +103,10 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
     console.print(f"{total:.0f} seconds: {stages}.")
     console.print(f"Curves and shaded sentences: {result.report}")
     console.print(
-        hint(f"detect {out / 'run'} --text 'Your own sentence.'", "prepare YOUR-TEXT --out DATA --train-tokenizer wordpiece")
+        hint(
+            f"detect {shell_path(out / 'run')} --text 'Your own sentence.'",
+            "prepare YOUR-TEXT --out DATA --train-tokenizer wordpiece",
+        )
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.next_steps import after_export
+from discern.cli.next_steps import after_export, shell_path
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -251,12 +251,12 @@ def _task_text(done: ExportedTask, precision: str, *, only_vectors: bool) -> str
         f"{done.num_bytes / 1e6:,.1f} MB in all",
         f"  AutoTokenizer.from_pretrained({folder!r})",
         f"  {auto}.from_pretrained({folder!r})",
-        f"  discern.load({folder!r}).predict(texts), or discern predict {folder} FILE",
+        f"  discern.load({folder!r}).predict(texts), or discern predict {shell_path(folder)} FILE",
     ]
     if only_vectors:
         lines[1:] = [
             f"  SentenceTransformer({folder!r})",
-            f"  discern.load({folder!r}).encode(texts), or discern embed {folder} FILE",
+            f"  discern.load({folder!r}).encode(texts), or discern embed {shell_path(folder)} FILE",
         ]
     elif not done.whole:
         lines[1:3] = [f"  transformers has no class for this head: its {done.architecture} is the encoder alone"]
@@ -273,5 +273,7 @@ def _text(done: Exported, precision: str) -> str:
         f"  {done.architecture}.from_pretrained({folder!r})",
     ]
     if others:
-        lines.append(f"  discern evaluate {folder} --data DATA (with {', '.join(f'{folder}/{name}' for name in others)})")
+        lines.append(
+            f"  discern evaluate {shell_path(folder)} --data DATA (with {', '.join(f'{folder}/{name}' for name in others)})"
+        )
     return "\n".join([*lines, _LICENSE, after_export(done.folder)])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discern.cli.console import JsonOption, command
+from discern.cli.next_steps import shell_path
 
 if TYPE_CHECKING:
     from discern.convert.import_ import Imported
@@ -85,7 +86,7 @@ def import_(
 
 def _text(done: Imported) -> str:
     """Return the lines that the command prints: what was imported, and which commands accept it."""
-    folder, imported = str(done.folder), done.model
+    folder, place, imported = str(done.folder), shell_path(done.folder), done.model
     at = "" if imported.step is None else f" at step {imported.step:,}"
     lines = [f"{folder}: {imported.kind}{at}, {done.num_bytes / 1e6:,.1f} MB in all; {done.tokenizer}"]
     for name, model in imported.models.items():
@@ -97,8 +98,8 @@ def _text(done: Imported) -> str:
         )
         lines.append(f"  not imported: {shown}")
     if "discriminator" in imported.models:
-        lines.append(f'  discern detect {folder} --text "Some text."')
+        lines.append(f'  discern detect {place} --text "Some text."')
     if done.measurable:
-        lines.append(f"  discern evaluate {folder} --data DATA (made by: discern prepare TEXT --out DATA --tokenizer {folder})")
-    lines.append(f"  discern finetune {folder} --task NAME --data DIR --out OUT")
+        lines.append(f"  discern evaluate {place} --data DATA (made by: discern prepare TEXT --out DATA --tokenizer {place})")
+    lines.append(f"  discern finetune {place} --task NAME --data DIR --out OUT")
     return "\n".join([*lines, "Fill in the license in README.md before you publish the model."])

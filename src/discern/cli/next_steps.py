@@ -41,16 +41,16 @@ def after_prepare(data: Path | str, *, tokenizer: Path | None = None, words: boo
         words: whether a segmenter found words, so that whole words can be masked.
     """
     if tokenizer is not None and (tokenizer / "config.json").is_file():
-        return hint(f"adapt {_quoted(tokenizer)} --data {_quoted(data)} --out RUN")
+        return hint(f"adapt {shell_path(tokenizer)} --data {shell_path(data)} --out RUN")
     recipe = "electra-small" if has_gpu() else "modern-cpu"
     masking = " --set objective.masking=whole-word" if words else ""
-    return hint(f"pretrain --preset {recipe} --data {_quoted(data)} --out RUN{masking}")
+    return hint(f"pretrain --preset {recipe} --data {shell_path(data)} --out RUN{masking}")
 
 
 def after_pretrain(run: Path) -> str:
     """Evaluate the run, try it out, export it, and fine-tune it."""
     shown = _SHOWN_BY.get(_objective(run))
-    quoted = _quoted(run)
+    quoted = shell_path(run)
     tried = [shown.format(run=quoted)] if shown else []
     return hint(f"evaluate {quoted}", *tried, f"export {quoted} --out MODEL", f"finetune {quoted} --train FILE.csv --out TUNED")
 
@@ -61,7 +61,7 @@ def after_finetune(out: Path, tasks: Sequence[str], *, embeds: bool = False) -> 
     Args:
         embeds: whether it was trained for text embeddings.
     """
-    quoted = _quoted(out)
+    quoted = shell_path(out)
     if embeds:
         vectors = f"embed {quoted} FILE --out vectors.npy"
         return hint(vectors, f"evaluate {quoted} --data FILE", f"report {quoted}", f"export {quoted} --out MODEL")
@@ -73,12 +73,12 @@ def after_finetune(out: Path, tasks: Sequence[str], *, embeds: bool = False) -> 
 
 def after_export(folder: Path) -> str:
     """Fine-tune the exported model."""
-    return hint(f"finetune {_quoted(folder)} --train FILE.csv --out TUNED")
+    return hint(f"finetune {shell_path(folder)} --train FILE.csv --out TUNED")
 
 
 def after_evaluate(model: Path, *, run: bool) -> str:
     """Diagnose a run and look at its plots."""
-    quoted = _quoted(model)
+    quoted = shell_path(model)
     return hint(f"doctor {quoted}", f"report {quoted}") if run else hint(f"report {quoted}")
 
 
@@ -90,5 +90,7 @@ def _objective(run: Path) -> str:
         return ""
 
 
-def _quoted(path: Path | str) -> str:
-    return shlex.quote(str(path))
+def shell_path(path: Path | str) -> str:
+    """A path as the command line takes it, also with spaces, or with a dash in the beginning."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)

@@ -188,9 +188,10 @@ def publish(plan: ComparisonPlan, every: list[Unit]) -> dict[str, Any]:
 
 
 def _claim(out: Path) -> None:
-    """Create the folder; refuse one that contains something else."""
+    """Create the folder; refuse one that contains something else, unless a comparison has begun in it."""
     folder = OutputFolder(out)
-    folder.refuse_others({"results", "work", COMPARISON_FILE, PAGE_FILE}, "comparison")
+    if not ((out / "results").is_dir() or (out / COMPARISON_FILE).is_file()):
+        folder.refuse_others({"results", "work", COMPARISON_FILE, PAGE_FILE}, "comparison")
     folder.make(shared=True)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from discern import __version__
 from discern.compare.plan import CONVENTION, ComparisonPlan, PlannedRun
 from discern.compare.results import FORMAT, Unit, why_left_out
-from discern.config.tree import ABSENT, diff, plain
+from discern.config.tree import ABSENT, NONE, diff, plain
 
 MEAN = "mean"
 """Name of the column with the mean over all tasks."""
@@ -162,9 +162,9 @@ def _present(values: Values) -> list[float]:
 
 
 def _differing(reference: PlannedRun, run: PlannedRun) -> dict[str, Any]:
-    """The settings that differ from the reference's; None for a setting that the run does not have."""
+    """The settings that differ from the reference's: 'none' as in a file; None for a setting that the run does not have."""
     pairs = diff(reference.config, run.config)
-    return {key: None if now is ABSENT else plain(now) for key, _, now in pairs}
+    return {key: None if now is ABSENT else NONE if now is None else plain(now) for key, _, now in pairs}
 
 
 def _distinct(values: Any) -> list[Any]:

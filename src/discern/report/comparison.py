@@ -60,7 +60,9 @@ def with_spread(entry: Mapping[str, Any]) -> str:
 
 def p_text(entry: Mapping[str, Any]) -> str:
     """The p-value of a difference, as the tables show it."""
-    return _BLANK if entry["p"] is None else f"{entry['p']:.3f}"
+    if entry["p"] is None:
+        return _BLANK
+    return f"{entry['p']:.3f}" if entry["p"] >= 0.001 else f"{entry['p']:.1g}"  # never 0
 
 
 def significance_notes(found: Found) -> list[str]:
@@ -203,7 +205,7 @@ def _held_out(found: Found) -> Table:
 
 def _settings(found: Found) -> Table:
     rows = [
-        [row["name"], key, json.dumps(value).strip('"')]
+        [row["name"], key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
         for row in found["runs"]
         for key, value in row["settings"].items()
         if value is not None
