@@ -182,7 +182,7 @@ def rows_of(texts: Any) -> list[_Row]:
 
 
 def _is_one(value: Any) -> bool:
-    """Whether a row is one value; a mapping or a set is too, as `tuple` would take its keys, or its values in any order."""
+    """Whether a row is a single value. A mapping or a set is: `tuple` would take its keys, or its values in any order."""
     return isinstance(value, str | Mapping | Set) or not hasattr(value, "__len__")
 
 

@@ -46,7 +46,7 @@ class Filler:
 
     Attributes:
         tokenizer: its tokenizer.
-        reading: the same one, which reads the mask in a text as the mask, see `reading_masks`.
+        reading: a copy that reads the mask token in a text as a mask, see `reading_masks`.
         max_length: number of positions the model was trained on, including [CLS] and [SEP]; at least 3.
     """
 
@@ -77,12 +77,14 @@ def reading_masks(tokenizer: Tokenizer) -> Tokenizer:
     """
     names, content = special_names(tokenizer), json.loads(tokenizer.to_str())
     mask, words = names["mask"], tokenizer.get_vocab(with_added_tokens=False)
-    content["added_tokens"] = [
-        # Under a name that no text has, a token outside of the vocabulary still counts, so that those after it keep their ids.
-        each if not each["special"] or each["content"] == mask else each | {"content": f"\0{each['content']}"}
-        for each in content["added_tokens"]
-        if not each["special"] or each["content"] == mask or each["content"] not in words
-    ]
+    kept = []
+    for each in content["added_tokens"]:
+        if not each["special"] or each["content"] == mask:
+            kept.append(each)
+        elif each["content"] not in words:
+            # The library numbers such tokens in order: under a name that no text has, it still counts for those after it.
+            kept.append(each | {"content": f"\0{each['content']}"})
+    content["added_tokens"] = kept
     reading = Tokenizer.from_str(json.dumps(content))
     others = [name for role, name in names.items() if role not in ("mask", "unk")]
     found = reading.encode(" ".join(others), add_special_tokens=False).ids

@@ -155,7 +155,7 @@ def finetuned_to_huggingface(
 def _check_rounding(head: HeadWeights, precision: str) -> None:
     """Raise a ConfigError if a precision is too coarse for the offset of the scores, which is part of the stored bias.
 
-    bfloat16 stores 2005 as 2000: scores that differ by a few units would all be wrong by more than they differ.
+    bfloat16 stores 2005 as 2008: scores that differ by a few units would all be off by about as much as they differ.
     """
     offset = (head.scale * head.bias.detach().float().cpu() + head.shift).to(PRECISIONS[precision]).double()
     lost = float((offset - head.scale * head.bias.detach().double().cpu() - head.shift).abs().max())

@@ -141,7 +141,7 @@ class Task(abc.ABC, Generic[E]):
     objective: ClassVar[str | None] = None
     """The objective that trains the family, as `module:Class`; None: `SupervisedObjective`, which can train several tasks."""
     own_frame: ClassVar[bool] = False
-    """Whether rows must be framed as the encoder was pre-trained, because the model is used without its head and record."""
+    """Whether rows must be framed as in pre-training, because the encoder is later used without the record of its fine-tuning."""
 
     def __init__(self, name: str, config: TaskConfig, metrics: tuple[str, ...], labels: Labels) -> None:
         self.name = name

@@ -61,7 +61,7 @@ def average_warning(train: TrainConfig, steps: int) -> str | None:
     span = round(1 / (1 - train.weight_average))
     if steps >= span:
         return None
-    # The part that is missing to 1 is rounded, as the average of a long run would be rounded to 1.
+    # The difference from 1 is rounded: in a long run, the setting itself would round to 1.
     better = f"={1 - float(f'{10 / steps:.2g}'):.12g}, or 0" if steps > 10 else "=0"
     return (
         f"train.weight_average {train.weight_average:g} averages over about {span:,} updates, but the run has {steps:,}: the "

@@ -101,7 +101,7 @@ def fitted_schedule(config: OptimizerConfig, train: TrainConfig, user_set: Conta
 
 
 def _fewest_steps(config: OptimizerConfig) -> int | None:
-    """The length of a run into which warm-up and decay just fit; None if they fit into none."""
+    """Steps of the shortest run that warm-up and decay fit into; None if no run is long enough."""
     if config.decay_steps is not None:
         return config.warmup_steps + config.decay_steps
     if config.decay_fraction == 1:  # leaves no step for a warm-up

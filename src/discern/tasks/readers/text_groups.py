@@ -245,10 +245,9 @@ def _records(path: Path, *, title: bool) -> Iterator[tuple[str, str]]:
             raise DataError(f"{row.where}: the id '{name}' occurs twice", hint="give every record an id of its own")
         seen.add(name)
         heading = (written(row.values.get("title")) or "") if title else ""
-        if heading and written(value_of(row, "text")) == "":  # in some of BEIR's collections
-            yield name, heading
-        else:
-            yield name, f"{heading} {text_of(row, 'text')}" if heading else text_of(row, "text")
+        # Some documents of BEIR's collections consist of their title.
+        text = "" if heading and written(value_of(row, "text")) == "" else text_of(row, "text")
+        yield name, f"{heading} {text}".strip()
 
 
 def _relevance(path: Path) -> Iterator[tuple[str, str, str, float]]:
