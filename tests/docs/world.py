@@ -130,7 +130,8 @@ def _write_tasks(folder: Path, rng: random.Random) -> None:
         pairs = enumerate(("entailment", "not_entailment") * 15)
         rows = [f"{n}\t{sentence(rng)}\t{sentence(rng)}\t{kind}" for n, kind in pairs]
         if split != "test":  # a submission takes GLUE's own test file, or fills in for one that is missing
-            write(folder / "glue" / "RTE" / f"{split}.tsv", ["index\tsentence1\tsentence2\tlabel", *rows])
+            for place in (folder / "glue", folder / "tasks" / "glue"):
+                write(place / "RTE" / f"{split}.tsv", ["index\tsentence1\tsentence2\tlabel", *rows])
         films = [f"{sentence(rng)}\t{label}" for label in "01" * 20]
         write(folder / "glue" / "SST-2" / f"{split}.tsv", ["sentence\tlabel", *films])
     questions = [f"{n}\t{sentence(rng)}\t{sentence(rng)}\tentailment" for n in range(10)]
@@ -140,7 +141,7 @@ def _write_tasks(folder: Path, rng: random.Random) -> None:
         rows = [f"{n}\tg\tf\t2012\t{n}\ts\ts\t{sentence(rng)}\t{sentence(rng)}\t{n % 6}.000" for n in range(30)]
         write(folder / "tasks" / "glue" / "STS-B" / f"{split}.tsv", [head, *rows])
     tagged = [line for _ in range(40) for line in ("the DT B-NP", "old JJ I-NP", "cat NN I-NP", "sat VBD B-VP", ". . O", "")]
-    for place in (folder / "conll2000", folder / "tasks" / "conll2000", folder / "glue" / "conll2000"):
+    for place in (folder / "conll2000", folder / "tasks" / "conll2000"):
         for split in ("train", "test"):
             write(place / f"{split}.txt", tagged)
     named = [line for _ in range(20) for line in ("Cat NNP x B-PER", "sat VBD x O", "near IN x O", "River NNP x B-LOC", "")]

@@ -66,7 +66,7 @@ def adapt(
         typer.Option(
             "--add-tokens",
             metavar="N|FILE",
-            help="Add to the vocabulary the N words of your text that are split most, or the words in FILE, one per line.",
+            help="Add to the vocabulary the N words of your text that save the most tokens, or the words in FILE, one per line.",
         ),
     ] = None,
     config: Annotated[

@@ -113,7 +113,7 @@ def _table(figures: dict[str, Any]) -> Table:
     table.add_row("peak memory", *memory)
     times = (figures[f"step_milliseconds{suffix}"] for suffix in ("", "_min", "_max"))
     table.add_row("milliseconds per step", "{:,.1f} ({:,.1f} to {:,.1f})".format(*times), "")
-    table.add_row("model FLOPs utilization", f"{figures['model_flops_utilisation']:.0%}", "")
+    table.add_row("model FLOPs utilization", f"{figures['model_flops_utilization']:.0%}", "")
     return table
 
 

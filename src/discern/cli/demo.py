@@ -65,7 +65,7 @@ def _values(result: DemoResult) -> dict[str, object]:
         **result.metrics,
         "sentences": sentences,
         "wrong_words": None if result.wrong_words is None else asdict(result.wrong_words),
-        "labelled_task": labeled,
+        "labeled_task": labeled,
         "report": str(result.report),
         "seconds_by_stage": result.seconds,
     }

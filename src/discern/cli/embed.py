@@ -36,8 +36,8 @@ def embed(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="Write vectors to FILE.npy, .parquet or .jsonl, and a record of the model to FILE.json beside it. Default: JSON "
-            "lines on stdout.",
+            help="Write vectors to FILE (.npy, .parquet or .jsonl), and a record of the model to FILE.json beside it, such as "
+            "vectors.npy.json. Default: JSON lines on stdout.",
             show_default=False,
         ),
     ] = None,

@@ -17,7 +17,8 @@ def fill(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA generator or BERT (folder or name on the Hub)."
+            metavar="MODEL",
+            help="A run, an export, or any Hugging Face ELECTRA generator, BERT or ModernBERT (folder or name on the Hub).",
         ),
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text with [MASK] in place of each token to predict.")],

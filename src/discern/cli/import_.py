@@ -1,4 +1,4 @@
-"""`discern import`: convert a Hugging Face or TensorFlow model to a folder that every command accepts."""
+"""`discern import`: convert a Hugging Face or TensorFlow model to a folder that the other commands accept as a model."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def import_(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Convert a Hugging Face or TensorFlow model, with its tokenizer, to a folder that every command accepts.
+    """Convert a Hugging Face or TensorFlow model, with its tokenizer, to a folder that the other commands accept as a model.
 
     TensorFlow is not required.
 
-    Examples: discern import electra-small/model.ckpt-1000000.index --out models/korean
+    Examples: discern import electra-small/model.ckpt-1000000.index --out models/theirs
 
     discern import hub/discriminator hub/generator --out models/both
     """

@@ -111,7 +111,7 @@ def application() -> typer.Typer:
     """The command with all verbs. Their modules are cheap to import, because each verb imports what it needs when it runs."""
     app = typer.Typer(
         help="Train text encoders to tell real tokens from replaced ones.",
-        epilog="Run 'discern demo' to see the whole way in five minutes, and 'discern COMMAND --help' for the options of a "
+        epilog="Run 'discern demo' to see every stage in five minutes, and 'discern COMMAND --help' for the options of a "
         "command.",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -22,6 +22,14 @@ def _presets(incomplete: str) -> list[str]:
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
+ScoringModelArgument: TypeAlias = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="A run, an export, or any Hugging Face ELECTRA, BERT, XLNet or ModernBERT with its pre-training head (folder or "
+        "name on the Hub).",
+    ),
+]
 ConfigArgument: TypeAlias = Annotated[
     Path | None,
     typer.Argument(

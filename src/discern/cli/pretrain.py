@@ -24,8 +24,8 @@ def pretrain(
         typer.Option(
             "--init-from",
             metavar="MODEL",
-            help="Start from the weights of a run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT folder; no "
-            "preset is needed then.",
+            help="Start from the weights of a run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT (folder or "
+            "name on the Hub); no preset is needed then.",
         ),
     ] = None,
     decay_from: Annotated[

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.options import DeviceOption
+from discern.cli.options import DeviceOption, ScoringModelArgument
 
 if TYPE_CHECKING:
     from discern.inference.corpus_metrics import Measured
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def rerank(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA (folder or name on the Hub).")
-    ],
+    model: ScoringModelArgument,
     lists: Annotated[
         Path,
         typer.Argument(metavar="NBEST", help="N-best lists: JSON lines, or the JSON of ESPnet, mlm-scoring or Vosk."),
@@ -57,7 +55,9 @@ def rerank(
     device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:
-    """Re-rank n-best lists by score + lambda x pseudo-log-likelihood. With references, print error rates before and after.
+    """Re-rank n-best lists by score + lambda x the model's score + length weight x tokens.
+
+    With references, print error rates before and after.
 
     Example: discern rerank runs/electric test.jsonl --dev dev.jsonl --out reranked.jsonl
     """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.options import DeviceOption, ScorerOption, typed_text
+from discern.cli.options import DeviceOption, ScorerOption, ScoringModelArgument, typed_text
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def score(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run, an export, or any Hugging Face ELECTRA (folder or name on the Hub).")
-    ],
+    model: ScoringModelArgument,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="File with one sentence per line; - reads stdin (default).", show_default=False)
     ] = Path("-"),
@@ -40,7 +38,7 @@ def score(
     device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:
-    """Score sentences: pseudo-log-likelihoods in nats, higher is likelier.
+    """Score how likely sentences are, in nats; higher is likelier.
 
     Prints the score, a tab and the sentence, one line per sentence; the mean per token and per character goes to standard error.
     An empty line is an error, except at the end.

@@ -118,14 +118,14 @@ def _read_source(
         raise DataError(f"{source} does not exist", hint=_WHAT)
     if source.is_dir() and is_run(source):
         raise ConfigError(
-            f"{source} is a run of discern, which every command accepts without an import",
+            f"{source} is a run of discern, which the other commands accept without an import",
             hint=f"discern export {source} --out DIR",
         )
     if source.is_dir() and (source / CONFIG_NAME).is_file():
         config = read_huggingface_config(source, ENCODER_TYPES)
         if read_mark(config):
             raise ConfigError(
-                f"{source} is an export of discern, which every command accepts without an import",
+                f"{source} is an export of discern, which the other commands accept without an import",
                 hint=f"discern export {source} --out DIR",
             )
         if heads is not None:

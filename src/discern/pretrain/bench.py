@@ -280,7 +280,7 @@ def _speeds(context: TrainContext, forward: Timing, training: Sequence[tuple[Tim
         "flops_per_token": model_flops,
         "flops_per_second": model_flops * speed,
         "peak_flops_per_second": peak * ranks.world_size,
-        "model_flops_utilisation": model_flops * speed / (peak * ranks.world_size),
+        "model_flops_utilization": model_flops * speed / (peak * ranks.world_size),
     }
 
 

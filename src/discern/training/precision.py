@@ -67,8 +67,8 @@ def shape_of(model: ModelConfig, tokens: int) -> Shape:
 def resolve_precision(name: str, device: torch.device, shape: Shape) -> Precision:
     """'float32' or 'bfloat16'; 'auto' chooses bfloat16 if the device is faster in it than in float32.
 
-    On a processor with instructions for bfloat16 both are measured: with matrix units (AMX) it is several times as fast as
-    float32, with vector instructions alone (AVX-512 BF16) about 0.7 times, and for narrow networks slower in either case.
+    On a processor with instructions for bfloat16 both are measured, because which is faster depends on the processor and on the
+    widths of the network: narrow ones may be slower in bfloat16.
 
     Raises:
         ConfigError: bfloat16 is asked for, and the GPU does not have it.
