@@ -21,7 +21,7 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.inference.predict import predict
 from discern.interop.names import HEAD_NAME
 from discern.progress import Silent
-from tests.small.finetuned import MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, make_finetuned
+from tests.small.finetuned import MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, XLNET, make_finetuned
 from tests.small.run import make_run
 
 TEXTS = ["The chef cooked the meal.", "purple elephants ate, and [SEP] guests", "x", ""]
@@ -35,6 +35,8 @@ KINDS = {
     "multi": (MULTI, TEXTS),
     "number": (NUMBER, TEXTS),
     "dense": (replace(SINGLE, settings={"head": "dense"}), TEXTS),
+    "xlnet-summary": (replace(SINGLE, settings={"head": "summary"}), TEXTS),
+    "xlnet-dense": (replace(SINGLE, settings={"head": "dense"}), TEXTS),
     "tags": (TAGS, WORDS),
     "spans": (SPANS, QUESTIONS),
     "joint": (replace(SPANS, settings={"sequence_length": 48, "head": "joint"}), QUESTIONS),
@@ -53,7 +55,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fine-tuning and its export, `-out`, of each kind."""
     root = tmp_path_factory.mktemp("tasks")
     for name, (made, _) in KINDS.items():
-        make_finetuned(root / name, model=MODERN if name.startswith("modern") else None, own=made)
+        make_finetuned(root / name, model={"modern": MODERN, "xlnet": XLNET}.get(name.partition("-")[0]), own=made)
         export_task(root / name, out=root / f"{name}-out", progress=Silent())
     make_finetuned(root / "several", seeds=2, first=SINGLE, second=NUMBER)
     return root

@@ -127,7 +127,9 @@ def test_a_merge_does_not_ignore_options(
     tmp_path: Path, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "--merge", "--out", tmp_path / "data", *given) == 2
-    assert f"{given[0]} cannot be combined with --merge" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{given[0]} cannot be combined with --merge" in said
+    assert ("the shares were made with theirs" in said) == (given[0] != "--check"), "--part does not take --check either"
 
 
 @pytest.mark.parametrize("tokenized", [True, False])

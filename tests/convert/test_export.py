@@ -28,7 +28,7 @@ from discern.storage.checksums import CHECKSUMS_NAME
 from discern.training import checkpoint
 from discern.training.pretrain_config import load_pretrain_config
 from tests.interop.small_tokenizers import HARD, KINDS
-from tests.small.run import EVALUATION, make_run
+from tests.small.run import EVALUATION, TOKENS, make_run
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_the_card_and_settings_are_of_this_run(run: Path, tmp_path: Path) -> Non
     for line in (
         "# my-model",
         "| Documents | 1,611 |",
-        "| Tokens seen, repetitions included | 4,321 |",
+        f"| Tokens seen, repetitions included | {TOKENS:,} |",  # up to the step of the checkpoint
         "| Positions | 128, of which 32 were trained |",
         "WordPiece, lower-cased",
         "| `discriminator_auc` | 0.8125 |",
@@ -192,6 +192,14 @@ def test_evaluations_after_the_exported_step_are_not_its_own(tmp_path: Path) -> 
     card = (tmp_path / "out" / "README.md").read_text()
     assert "0.8125" in card
     assert "0.9" not in card
+
+
+def test_the_checkpoint_of_a_generator_is_named_without_its_path(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=["objective.generator_checkpoint=/home/alice/words"])
+    exported(tmp_path / "run", tmp_path / "out")
+    for name, content in files_in(tmp_path / "out").items():
+        assert b"alice" not in content, name
+    assert "| `objective.generator_checkpoint` | words |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_no_path_of_this_machine_is_written(run: Path, tmp_path: Path) -> None:

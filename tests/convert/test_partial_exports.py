@@ -24,7 +24,11 @@ from tests.small.run import make_run
 )
 def test_what_an_export_lacks_is_refused_by_name(tmp_path: Path, setting: str, lost: str) -> None:
     make_run(tmp_path / "run", overrides=[setting])
-    export(tmp_path / "run", out=tmp_path / "export", all_networks=True, progress=Silent(), warn=pytest.fail)
+    warnings: list[str] = []
+    export(tmp_path / "run", out=tmp_path / "export", all_networks=True, progress=Silent(), warn=warnings.append)
+    assert len(warnings) == 1
+    assert lost in warnings[0]
+    assert "discern evaluate" not in (tmp_path / "export" / "README.md").read_text()
     with pytest.raises(ConfigError, match=lost) as caught:
         assert open_model(tmp_path / "export", warn=pytest.fail).objective
     assert "discern evaluate RUN" in (caught.value.hint or "")

@@ -12,7 +12,8 @@ import pytest
 import discern
 from discern.artifacts.export_folder import check_target
 from discern.convert.export import export
-from discern.convert.sentence_transformers import write_sentence_transformers
+from discern.convert.sentence_transformers import _without_frame, write_sentence_transformers
+from discern.data.tokenizer import load_tokenizer
 from discern.errors import CheckpointError, ConfigError
 from discern.interop.sentence_transformers import StoredPooling, read_pooling
 from discern.progress import Silent
@@ -76,6 +77,15 @@ def test_a_length_that_is_none_is_refused(exported: Path, tmp_path: Path, stated
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": stated}))
     with pytest.raises(CheckpointError, match=r"sentence_bert_config.json: max_seq_length is .* expected a number of tokens"):
         discern.load(folder)
+
+
+def test_the_list_of_words_reaches_the_largest_id(tmp_path: Path) -> None:
+    """A vocabulary with a line that occurs twice has fewer entries than ids."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "a", "c"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    listed = _without_frame(load_tokenizer(tmp_path / "vocab.txt"))["vocab"]
+    assert len(listed) == len(words)
+    assert listed[8] == "c"
 
 
 def test_an_unknown_pooling_is_refused(exported: Path) -> None:

@@ -18,9 +18,11 @@ from discern.convert.export_finetuned import export_task
 from discern.errors import ConfigError, DataError
 from discern.finetune.evaluate import evaluate_finetuned
 from discern.finetune.own_tasks import without_own_task
+from discern.finetune.run import check_plan
 from discern.inference.predict import predict
 from discern.progress import Silent
 from discern.tasks.contrastive_loss import Vectors, cosent, info_nce
+from discern.training.parallel import Ranks
 from tests.small.run import make_run
 from tests.small.task import Finetuning, finetune, prepare_finetuning, write_csv
 
@@ -226,6 +228,13 @@ def test_wrong_settings_are_refused_before_training(work: Path, tmp_path: Path) 
     for names, data, train in ((["pairs", "sst2"], False, True), (["pairs"], True, False), (["pairs"], False, False)):
         with pytest.raises(ConfigError):
             without_own_task(names, has_data=data, has_train=train)
+
+
+def test_passes_need_whole_weights(work: Path, tmp_path: Path) -> None:
+    settings = ("task.texts_per_pass=4", "train.parallel=fsdp")
+    plan = prepare_finetuning(request(work, tmp_path / "out", "train.csv", "judged.csv", *settings), Silent())
+    with pytest.raises(ConfigError, match=r"task\.texts_per_pass is 4, .* train\.parallel is 'fsdp'"):
+        check_plan(plan, 1, Ranks(0, 2, torch.device("cpu")))
 
 
 def test_predictions_are_refused_with_the_verb_that_embeds(work: Path, trained: tuple[Path, dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -77,6 +78,19 @@ def test_what_queries_see_by_hand() -> None:
     assert query.blind is not None
     assert query.blind.tolist() == [[False, True]]
     assert look(ids, visible, segments, 2, torch.tensor([[1, 0]])).blind is None, "memory is seen by all"
+
+
+def test_a_copy_of_a_compiled_encoder_runs_on_its_own_weights(encoder: XLNetEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Like a compiled function, a function of its own, not a method that a copy would bind to itself.
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *args, **kwargs: function(*args, **kwargs))
+    ids, segments = rows(BATCH, LENGTH)
+    original = copy.deepcopy(encoder)
+    original.compile(backend="eager")
+    own = copy.deepcopy(original)
+    own.compile(backend="eager")
+    own.two_streams(ids, in_order([0, 4]), segments).query.sum().backward()
+    assert all(parameter.grad is None for parameter in original.parameters())
+    assert own.embeddings.word.weight.grad is not None
 
 
 def test_forgetting() -> None:

@@ -15,7 +15,7 @@ from discern.errors import ConfigError
 from discern.inference.scoring import load_scorer
 from discern.objectives.base import Objective
 from discern.pretrain.start_config import start_config
-from discern.pretrain.warm_start import Filled, fill
+from discern.pretrain.warm_start import Filled, fill, resized
 from discern.progress import Silent
 from discern.training.pretrain_config import PretrainConfig
 from tests.inference.small_scorers import ids_of
@@ -102,6 +102,14 @@ XLNET = ["objective.name=permutation-lm", "model.encoder=xlnet", "model.embeddin
 def states(objective: Objective) -> torch.Tensor:
     with torch.no_grad():
         return objective.networks()["encoder"].token_logits(torch.tensor([[*ids_of("the chef ate"), 3, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "of_vocabulary"),
+    [("head.bias", True), ("generator_head.words.bias", True), ("head.words.bias", True), ("next_sentence_head.bias", False)],
+)
+def test_added_tokens_change_the_tables_of_words_alone(name: str, of_vocabulary: bool) -> None:
+    assert resized(name, torch.arange(4.0), 4, [[1, 3]]).tolist() == [0, 1, 2, 3, *([2] if of_vocabulary else [])]
 
 
 def test_an_xlnet_is_gone_on_with_from_its_run_or_its_export(tmp_path: Path) -> None:

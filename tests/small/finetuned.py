@@ -69,6 +69,8 @@ MODERN = build_config(
     encoder="modernbert", num_layers=2, hidden_size=32, embedding_size=32, num_heads=2, feedforward_size=48, local_window=8
 )
 """An encoder of ModernBERT, for `make_finetuned`."""
+XLNET = build_config(encoder="xlnet", num_layers=2, hidden_size=32, embedding_size=32, num_heads=2, feedforward_size=48)
+"""An encoder of XLNet, for `make_finetuned`."""
 
 
 def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = None, **made: Made) -> Path:

@@ -18,6 +18,8 @@ from discern.training.pretrain_config import load_pretrain_config
 from tests.interop.small_tokenizers import small_tokenizer
 from tests.parity.small_networks import make_noisy
 
+TOKENS = 4444
+"""Read up to the checkpoint, which is later than the last record of the log."""
 STATISTICS = {"documents": 1611, "tokens": 111_597, "unknown_fraction": 0.00123}
 EVALUATION = {
     "step": 20,
@@ -59,6 +61,6 @@ def make_run(
     }
     (folder / RECORD_FILE).write_text(json.dumps(record))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    contents = checkpoint.Contents(checkpoint.model_tensors(objective), {}, {}, {"step": step})
+    contents = checkpoint.Contents(checkpoint.model_tensors(objective), {}, {}, {"step": step, "tokens": TOKENS})
     checkpoint.save(folder / CHECKPOINTS, contents, 2)
     return objective.eval()

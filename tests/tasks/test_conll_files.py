@@ -43,6 +43,11 @@ def test_tabs_part_columns_where_there_are_any_and_words_keep_their_spaces(tmp_p
     assert "comment line" in reading.problems[0].kind
 
 
+def test_wide_spaces_are_words(tmp_path: Path) -> None:
+    (example,) = read_conll(write(tmp_path / "a.txt", "我\tO", "\u3000\tO", "你\tO")).examples
+    assert example.words == ("我", "\u3000", "你")
+
+
 def test_faults_name_the_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.txt:2 has 1 columns, but line 1 has 2"):
         read_conll(write(tmp_path / "a.txt", "Ada B-PER", "sings"))

@@ -72,6 +72,13 @@ def test_wrong_starts_are_put_right_and_missing_answers_counted(tmp_path: Path) 
     assert len(read_squad(path, keep_unfound=True).examples) == 3
 
 
+def test_a_start_that_is_no_number_is_searched_for(tmp_path: Path) -> None:
+    answer = {"text": "c", "answer_start": float("nan")}
+    path = squad(tmp_path / "a.json", {"id": "1", "question": "q", "answers": [answer]}, context="a b c")
+    (example,) = read_squad(path).examples
+    assert [each.start for each in example.answers] == [4]
+
+
 def test_questions_without_answers(tmp_path: Path) -> None:
     path = squad(tmp_path / "a.json", {"answers": [], "is_impossible": True}, {})
     impossible, unknown = read_squad(path).examples
@@ -107,6 +114,7 @@ def test_cmrc_in_its_own_form(tmp_path: Path) -> None:
         ('{"data": [{"paragraphs": [{"contxt": ""}]}]}', "article 0 paragraph 0: no 'context'; it has: contxt"),
         ('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": 7}]}]}]}', "question 1: 'question' is empty"),
         ('{"data": []}', "has no usable questions"),
+        ('{"data": [{"paragraphs": null}]}', "article 0: 'paragraphs' is not a list"),
         (
             json.dumps({"data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q"}] * 2}]}]}),
             "the id occurs twice",
@@ -165,6 +173,8 @@ def test_mrqa_compressed_and_without_a_header(tmp_path: Path) -> None:
         ('{"context": "c"}', "no list 'qas'"),
         ('{"qas": []}', "'context' is missing"),
         ('{"context": "c", "qas": [{"question": "q"}]}', "without 'qid'"),
+        ('{"context": "c", "qas": [{"qid": "1", "question": "q", "answers": "Paris"}]}', "'answers' is not a list"),
+        ('{"context": "c", "qas": [{"qid": "1", "question": "q", "detected_answers": {"text": "c"}}]}', "is not a list"),
         (
             '{"context": "c", "qas": [{"qid": "1", "question": "q", "detected_answers": [{"text": "c", "char_spans": [[1]]}]}]}',
             "not a pair",

@@ -13,6 +13,7 @@ from discern.errors import ConfigError
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training.context import State
 from discern.training.loop import train
+from discern.training.out_of_memory import out_of_memory
 from discern.training.parallel import Ranks, choose_device
 from discern.training.precision import Shape, resolve_precision, shared_precision
 from discern.types import CorruptedBatch, StepOutput
@@ -96,6 +97,14 @@ def test_a_batch_that_does_not_fit(tmp_path: Path, options: dict[str, Any], says
         train(context(tmp_path, hungry(3), **options), State())
     assert setting in str(caught.value.hint)
     train(context(tmp_path / "smaller", hungry(3), micro_batch_size=2, max_steps=2), State())
+
+
+def test_divided_weights_are_not_tried_on_one_rank(tmp_path: Path) -> None:
+    run = context(tmp_path, hungry(3), parallel="fsdp")
+    object.__setattr__(run, "ranks", Ranks(0, 2, torch.device("cpu")))
+    problem = out_of_memory(run, 0, pytest.fail)
+    assert "not enough memory on cpu for 4 rows at once" in problem.message
+    assert "train.micro_batch_size=2" in str(problem.hint)
 
 
 def test_when_not_even_one_row_fits(tmp_path: Path) -> None:

@@ -226,8 +226,7 @@ class HuggingFaceFolder(ModelFolder):
                 f"{self.folder} contains only the {present[0]}, but evaluation also requires the {' and the '.join(missing)}",
                 hint="export the run again: discern export RUN --out DIR --all-networks",
             )
-        held = {id(tensor) for network in networks.values() for tensor in _tensors(network)}
-        lost = [name for name, tensor in [*objective.named_parameters(), *objective.named_buffers()] if id(tensor) not in held]
+        lost = weights_outside_networks(objective)
         if lost:
             raise ConfigError(
                 f"{self.folder} is an export, which lacks weights that this objective needs: {', '.join(lost[:3])}",
@@ -236,6 +235,12 @@ class HuggingFaceFolder(ModelFolder):
         # Networks that read another's embeddings come last.
         for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, Disentangled)):
             family_of(networks[name].encoder).fill(networks[name], self.folder if name == present[0] else self.folder / name)
+
+
+def weights_outside_networks(objective: Objective) -> list[str]:
+    """Parameters and buffers of an objective that no export of its networks contains, such as the baseline of an adversary."""
+    held = {id(tensor) for network in objective.networks().values() for tensor in _tensors(network)}
+    return [name for name, tensor in [*objective.named_parameters(), *objective.named_buffers()] if id(tensor) not in held]
 
 
 def _tensors(network: Network) -> Iterator[Tensor]:

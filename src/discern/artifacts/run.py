@@ -53,7 +53,7 @@ class RunFolder(ModelFolder):
 
     def load(self) -> RunFolder:
         """Read the newest intact checkpoint now, so that errors are raised here; returns the run itself."""
-        _, _ = self._checkpoint
+        _ = self._checkpoint
         return self
 
     @property
@@ -92,6 +92,11 @@ class RunFolder(ModelFolder):
     def step(self) -> int:
         """Step of the checkpoint."""
         return self._checkpoint[1]
+
+    @property
+    def tokens(self) -> int | None:
+        """Number of real tokens read up to the checkpoint; None if it is not recorded."""
+        return self._checkpoint[2]
 
     @property
     def data(self) -> Path:
@@ -154,8 +159,8 @@ class RunFolder(ModelFolder):
         )
 
     @cached_property
-    def _checkpoint(self) -> tuple[Objective, int]:
-        """The objective at the newest intact checkpoint, and its step."""
+    def _checkpoint(self) -> tuple[Objective, int, int | None]:
+        """The objective at the newest intact checkpoint, its step and the tokens read until then."""
         vocabulary, config = self.vocabulary, self.config  # read first, because it shows whether this is a run
         contents = checkpoint.load_newest(self.folder / CHECKPOINTS, self._warn, carry=False)
         if contents is None:
@@ -173,7 +178,7 @@ class RunFolder(ModelFolder):
             )
         objective = build_objective(config, vocabulary)
         checkpoint.load_model_tensors(objective, contents.weights, str(self.folder))
-        return objective.eval(), contents.step
+        return objective.eval(), contents.step, contents.state.get("tokens")
 
 
 def is_finetuned(folder: Path) -> bool:

@@ -57,7 +57,9 @@ _CLASSIFIERS = {
 _LAYERS = {"tagging": {"output": "classifier"}, "span": {"output": "qa_outputs"}}
 # Of families with the same layers in every head.
 _PREDICTION_LAYERS = {"inner.dense": "head.dense", "inner.norm": "head.norm", "output": "classifier"}
-_SUMMARIES = {"electra": "dense", "bert": "summary", "xlnet": "summary"}
+_SUMMARIES = {"electra": "dense", "bert": "summary"}
+# XLNet's is as its config.json says, by the activation.
+_XLNET_SUMMARIES = {"tanh": "summary", "gelu": "dense"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,8 +219,17 @@ def _classifier_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     model_type = config["model_type"]
     if _has_prediction_heads(config):
         return {"head": "prediction", "pooling": config.get("classifier_pooling", "cls")}
-    projects = model_type != "xlnet" or config.get("summary_use_proj", True)
-    return {"head": _SUMMARIES[model_type] if projects else "linear"}
+    if model_type != "xlnet":
+        return {"head": _SUMMARIES[model_type]}
+    if not config.get("summary_use_proj", True):
+        return {"head": "linear"}
+    activation = config.get("summary_activation", "tanh")
+    if activation not in _XLNET_SUMMARIES:
+        raise CheckpointError(
+            f"{CONFIG_NAME} has summary_activation '{activation}', expected {' or '.join(_XLNET_SUMMARIES)}",
+            hint="fine-tune the model again with discern finetune",
+        )
+    return {"head": _XLNET_SUMMARIES[activation]}
 
 
 def _layers(config: Mapping[str, Any], kind: str) -> Mapping[str, str]:

@@ -294,7 +294,8 @@ def _merge(
     from discern.errors import ConfigError
 
     if (unfit := _unfit_for_merge(asked_for)) is not None:
-        raise ConfigError(f"{unfit} cannot be combined with --merge, only with --part", hint="discern prepare --merge --out DATA")
+        where = "" if unfit in ("--check", "--against", "--against-field") else "; the shares were made with theirs"
+        raise ConfigError(f"{unfit} cannot be combined with --merge{where}", hint="discern prepare --merge --out DATA")
     if out is None:
         raise ConfigError("no output folder is given", hint="add --out DATA, the folder that was given to the shares")
     report = work.merge(

@@ -12,13 +12,14 @@ from tokenizers import Tokenizer
 from discern import __version__
 from discern.artifacts.dense_head import DenseHead
 from discern.artifacts.export_folder import CARD_NAME, SETTINGS_NAME, check_target, publish
+from discern.artifacts.huggingface import weights_outside_networks
 from discern.artifacts.model_folder import TEXT_LICENSE
 from discern.artifacts.run import RunFolder, load_run
 from discern.artifacts.run_record import is_run
 from discern.config.tree import to_toml
 from discern.convert.cards.imported import ImportedFacts, imported_card
 from discern.convert.cards.markdown import code, escaped
-from discern.convert.cards.model import facts_of_run, model_card, tokenizer_kind
+from discern.convert.cards.model import facts_of_run, model_card, tokenizer_kind, without_paths
 from discern.convert.forms import Form, in_form
 from discern.convert.onnx_graph import check_graph
 from discern.convert.parity import Parity
@@ -107,7 +108,8 @@ def export(
         precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
         dense_head: head for the discriminator of a run, in place of its own with a bilinear term.
         serving: further forms of the model, for those who serve it.
-        warn: receives a message for every damaged checkpoint that was skipped.
+        warn: receives a message for every damaged checkpoint that was skipped, and one if the networks of an export that holds
+            them all are not enough to evaluate it.
 
     Raises:
         ConfigError: there is no network of that name, transformers has no class for it, or the precision is unknown.
@@ -128,6 +130,8 @@ def export(
     else:
         run = load_run(source, warn=warn)
         contents = _from_run(run, title, network, all_networks, precision, dense_head, serving.form)
+        if all_networks and (lost := weights_outside_networks(run.objective)):
+            warn(f"{out} lacks weights that belong to none of the networks ({', '.join(lost[:3])}): evaluate the run instead")
     progress.advance(1)
     (_, first), *others = contents.models.items()
     if serving.onnx:
@@ -184,7 +188,7 @@ def _from_run(
     form: Form | None,
 ) -> _Contents:
     networks, objective = dict(run.objective.networks()), run.config.objective.name
-    settings = run.config
+    settings = without_paths(run.config)
     if dense_head is not None:
         judge = networks["discriminator"]
         networks["discriminator"] = Network(judge.encoder, dense_head.head)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from tokenizers import Tokenizer
 
 from discern.artifacts.export_folder import MODULES_NAME, TRANSFORMER_NAME, VERSIONS_NAME
-from discern.data.tokenizer import load_tokenizer, special_tokens
+from discern.data.tokenizer import load_tokenizer, special_tokens, vocab_size
 from discern.errors import ConfigError, did_you_mean
 from discern.interop.config_json import read_huggingface_config
 from discern.interop.families import ENCODER_TYPES, family_of_type
@@ -80,9 +80,8 @@ def write_sentence_transformers(
 def _without_frame(tokenizer: Tokenizer) -> dict[str, Any]:
     """Settings of the module that weights the states of tokens: 0 for [CLS] and [SEP], 1 for others."""
     special = special_tokens(tokenizer)
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
     # A module for idf weights, which looks up ids by their place in this list.
-    words = [tokenizer.id_to_token(number) or "" for number in range(size)]
+    words = [tokenizer.id_to_token(number) or "" for number in range(vocab_size(tokenizer))]
     return {"vocab": words, "word_weights": {words[special.cls]: 0.0, words[special.sep]: 0.0}, "unknown_word_weight": 1.0}
 
 

@@ -77,8 +77,9 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
             progress.note(f"the data set is complete in {folder}: you can copy it by hand, {MANIFEST_NAME} last")
         raise problem
     shutil.rmtree(folder.parent, ignore_errors=True)
-    repaired = () if existing is None or overwrite else tuple(differing)
-    return replace(report, folder=address, unchanged=existing is not None and not differing, repaired=repaired)
+    # A manifest that is written again records an overlap that was not checked before; nothing was damaged.
+    repaired = () if existing is None or overwrite else tuple(name for name in differing if name != MANIFEST_NAME)
+    return replace(report, folder=address, unchanged=existing is not None and not overwrite and not repaired, repaired=repaired)
 
 
 def _names(address: str) -> dict[str, int | None]:

@@ -33,6 +33,7 @@ class PairsSource(Source[TextGroup]):
         format: format of the tables; None: recognized by name and content.
         settings: settings that decide what is read.
         alone: whether the training file has single texts.
+        judged: whether models are evaluated on the similarity of judged pairs.
     """
 
     reads_folders: ClassVar[bool] = True
@@ -40,6 +41,7 @@ class PairsSource(Source[TextGroup]):
     format: TableFormat | None = None
     settings: ContrastiveConfig = field(default_factory=ContrastiveConfig)
     alone: bool = False
+    judged: bool = False
 
     @property
     def needs_dropout(self) -> bool:
@@ -82,6 +84,7 @@ class PairsSource(Source[TextGroup]):
             format=self.format,
             positive_score=self.settings.positive_score if training else None,
             labeled=labeled,
+            judged=self.judged,
         )
         if not training and len(reading.examples[0].texts) < 2:
             raise ConfigError(
@@ -117,7 +120,8 @@ def pairs_definition(
     if found.positive is None and dev is None:
         raise ConfigError(
             f"{train} has single texts rather than pairs, so none of it can be held out to evaluate on",
-            hint="--dev FILE: judged pairs (sentence1, sentence2, score), pairs (anchor, positive), or a folder of queries",
+            hint="--dev FILE: judged pairs (sentence1, sentence2, score), pairs (anchor, positive), or a folder of queries; if "
+            "these are pairs, name the second text: --pair COLUMN",
         )
     if dev is None:  # what is held out keeps its scores unless they chose the positives
         judged = found.score is not None and settings.get("positive_score") is None
@@ -127,5 +131,5 @@ def pairs_definition(
     defaults: dict[str, object] = {"train.sequences_per_step": _ROWS_PER_STEP, "finetune.min_steps": _MIN_STEPS}
     if alone and settings.get("positives") != "crop":
         defaults["finetune.dropout"] = _DROPOUT
-    source = PairsSource(columns, format, alone=alone)
+    source = PairsSource(columns, format, alone=alone, judged=judged)
     return Definition(NAME, families.load(NAME), source, headline_metrics(judged=judged), defaults=defaults)

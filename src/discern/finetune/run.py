@@ -249,6 +249,17 @@ def prepare_finetuning(
     return plan
 
 
+def _refuse_passes_of_divided_weights(config: FinetuneConfig, task: str) -> None:
+    """Raise a ConfigError if the gradient of a step is computed from parts of it while no rank has the whole weights."""
+    passes = getattr(config.task_config(task), "texts_per_pass", None)
+    if passes and config.train.parallel != "ddp":
+        raise ConfigError(
+            f"{config.task_prefix(task)}texts_per_pass is {passes}, which needs whole weights on every process, but "
+            f"train.parallel is '{config.train.parallel}'",
+            hint="--set train.parallel=ddp, or leave out texts_per_pass",
+        )
+
+
 def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
     """Check that the settings work on several ranks, and that all are about to train the same model on the same examples.
 
@@ -267,6 +278,8 @@ def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
             f"train.sequences_per_step {train.sequences_per_step} cannot be divided evenly among {ranks.world_size} processes",
             hint=f"set a number that is a multiple of {ranks.world_size}",
         )
+    for name in plan.data:
+        _refuse_passes_of_divided_weights(plan.config, name)
     examples = {
         f"examples of {name} ({split})": digest[:_SHOWN_DIGITS]
         for name, data in plan.data.items()

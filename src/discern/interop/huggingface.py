@@ -50,11 +50,16 @@ from discern.models.electra.config import ElectraConfig
 from discern.models.electra.encoder import BertEncoder
 from discern.models.embeddings import DisentangledEmbeddings, Embeddings
 from discern.models.heads import BilinearTerm, CopyMLMHead, EnergyHead, MaskedLMHead, ReplacedTokenHead
+from discern.models.modernbert.huggingface import PROJECTION, WORDS
 from discern.models.two_tower import TwoTowerEncoder, two_tower_generator
 from discern.objectives.base import Vocabulary
 from discern.storage.files import sync_file, write_file
 from discern.training.finite import check_finite
 
+WORD_TABLE = "model.embeddings.tok_embeddings.weight"
+"""ModernBERT's word embeddings."""
+WORD_FACTORS = (WORDS, PROJECTION)
+"""Two matrices of which that table may be the product, by our names."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Data types in which weights can be stored, by their names in config.json."""
 
@@ -106,8 +111,14 @@ class HuggingFaceModel:
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters. A tied matrix is counted once."""
-        return sum(tensor.numel() for tensor in (self.tensors | self.head).values())
+        """Number of parameters. A tied matrix is counted once, and a product of matrices as its factors."""
+        products = {WORD_TABLE} if self.factors else set()
+        return sum(tensor.numel() for name, tensor in (self.tensors | self.head).items() if name not in products)
+
+    @property
+    def factors(self) -> dict[str, Tensor]:
+        """The matrices of which ModernBERT's word table is the product; empty if it is not one. They are kept in `head`."""
+        return {name: tensor for name, tensor in self.head.items() if name in WORD_FACTORS}
 
     def write(self, folder: Path) -> None:
         """Write the files of the network. The same weights result in the same bytes."""

@@ -27,7 +27,7 @@ from discern.interop.config_json import (
     validated_sizes,
     whole_number,
 )
-from discern.interop.huggingface import PRECISIONS, HuggingFaceModel
+from discern.interop.huggingface import PRECISIONS, WORD_FACTORS, WORD_TABLE, HuggingFaceModel
 from discern.interop.names import (
     CONFIG_NAME,
     HEAD_NAME,
@@ -43,7 +43,6 @@ from discern.models.heads import BilinearTerm, CopyMLMHead, EnergyHead, MaskedLM
 from discern.models.modernbert.config import ModernBertConfig
 from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.models.modernbert.huggingface import (
-    PROJECTION,
     REQUIRED,
     SIZE_KEYS,
     WORDS,
@@ -56,9 +55,7 @@ from discern.training.finite import check_finite
 
 _PREFIX = "model."
 _PARTS = ("embeddings.", "layers.", "final_norm.")
-_DECODER_BIAS, _TIED_OUTPUT, _TABLE = "decoder.bias", "decoder.weight", "model.embeddings.tok_embeddings.weight"
-# Left untouched in the separate file, by our names: ModernBERT's table is their product.
-_FACTORS = (WORDS, PROJECTION)
+_DECODER_BIAS, _TIED_OUTPUT = "decoder.bias", "decoder.weight"
 _SUPPORTED = {"hidden_activation": "gelu", "classifier_activation": "gelu", "tie_word_embeddings": True}
 _ORDINARY = "give an ordinary ModernBERT model"
 _DEFAULT_ROPE = "default"
@@ -90,7 +87,7 @@ def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "f
         beside = {name: tensor for name, tensor in ours.items() if name.startswith("head.copy_gate")}
     converted = weights_to_huggingface(ours)
     apart = set(weights_to_huggingface(beside)) if beside else set()
-    factors = {name: ours[name] for name in _FACTORS} if encoder.projection is not None else {}
+    factors = {name: ours[name] for name in WORD_FACTORS} if encoder.projection is not None else {}
     held = {name: _stored(tensor, dtype) for name, tensor in converted.items() if name not in apart}
     head = {name: _stored(converted[name], dtype) for name in apart} | {k: _stored(v, dtype) for k, v in factors.items()}
     config = encoder_config(encoder, vocabulary, _architecture(network), precision)
@@ -316,20 +313,20 @@ def load_huggingface_weights(network: Network, folder: Path) -> None:
                 tensor = torch.zeros_like(expected[name])
             check_shape(theirs, tensor.shape, expected[name], stored.path)
             values[name] = tensor.float()
-        if _TIED_OUTPUT in stored.tensors and not torch.equal(stored.read(_TIED_OUTPUT).float(), values[_TABLE]):
+        if _TIED_OUTPUT in stored.tensors and not torch.equal(stored.read(_TIED_OUTPUT).float(), values[WORD_TABLE]):
             raise CheckpointError(
                 f"{stored.path}: '{_TIED_OUTPUT}' differs from the word embeddings, but only tied embeddings are supported",
                 hint="only models with tied word embeddings can be loaded",
             )
     ours = from_huggingface(values)
     if encoder.projection is not None:
-        if not beside.keys() >= set(_FACTORS):
+        if not beside.keys() >= set(WORD_FACTORS):
             raise CheckpointError(
                 f"{folder} has a word table of width {encoder.config.hidden_size}, and the network to fill projects one of width "
                 f"{encoder.embeddings.embedding_size}",
                 hint="use a folder that `discern export` made of such a network",
             )
-        ours |= {name: beside[name].float() for name in _FACTORS}
+        ours |= {name: beside[name].float() for name in WORD_FACTORS}
     embeddings = encoder.embeddings
     if isinstance(embeddings, Disentangled):
         embeddings.difference.weight.copy_(ours.pop(WORDS) - embeddings.shared.word.weight)

@@ -112,7 +112,8 @@ def refit_head(
     before = _auc(objective, heldout, ranks)
     setattr(objective, _HEAD, head.eval())
     setattr(objective, _TERM, None)
-    return DenseHead(head.cpu(), _auc(objective, heldout, ranks), before, updates)
+    after = _auc(objective, heldout, ranks)
+    return DenseHead(head.cpu(), after, before, updates)
 
 
 def _auc(objective: Objective, heldout: evaluation.HeldoutRows, ranks: Ranks) -> float:

@@ -29,7 +29,7 @@ from discern.objectives.base import Objective
 GENERATOR = "generator"
 
 # Parameters with one row or number per token: word tables, and the bias of heads that predict words.
-_OF_VOCABULARY = re.compile(r"(\.|^)(word|difference|word_embeddings)\.weight$|(^|_)head(\.words)?\.bias$")
+_OF_VOCABULARY = re.compile(r"(\.|^)(word|difference|word_embeddings)\.weight$|(^|generator_)head(\.words)?\.bias$")
 
 
 @dataclass(frozen=True)

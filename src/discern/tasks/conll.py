@@ -132,7 +132,7 @@ def _rows(path: Path, by_tabs: bool, problems: ProblemLog) -> Iterator[tuple[int
                 f"{path}:{number} has {len(fields)} columns, but line {first} has {count}: {line[:60]!r}",
                 hint="every word needs the same number of columns; a blank line separates sentences",
             )
-        if not fields[-1].strip() or not fields[0].strip():
+        if not fields[-1].strip(" \t") or not fields[0].strip(" \t"):  # other white space may be a word
             raise DataError(
                 f"{path}:{number}: an empty column: {line[:60]!r}", hint="every word needs a tag, 'O' if it is in no span"
             )

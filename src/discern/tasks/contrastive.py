@@ -180,7 +180,7 @@ class Contrastive(Task[TextGroup]):
 
     def compare(self, examples: Sequence[TextGroup], vectors: Sequence[Any]) -> list[Prediction]:
         """Predictions from the vectors of the texts of each example: similarities of pairs, or ranks of what is searched for."""
-        if any(example.score is not None for example in examples):
+        if any(example.score is not None or example.judged for example in examples):
             return [
                 {"id": example.id, "similarity": round(_cosine(row[0], row[1]), 6)}
                 for example, row in zip(examples, vectors, strict=True)

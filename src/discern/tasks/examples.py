@@ -72,12 +72,14 @@ class TextGroup:
         texts: anchor, positive, negatives in this order; or a single text.
         score: similarity of the first two texts, as judged by people; None if unknown.
         relevant: ids of the documents that are relevant for a query, with their grades; None if this is not a query.
+        judged: whether the similarity of the first two texts is asked for although its score is unknown.
     """
 
     id: str
     texts: tuple[str, ...]
     score: float | None = None
     relevant: tuple[tuple[str, float], ...] | None = None
+    judged: bool = False
 
     @property
     def text(self) -> str:

@@ -75,6 +75,9 @@ def read_mrqa(path: Path, *, keep_unfound: bool = False, labeled: bool = True) -
 
 
 def _add(collector: QuestionCollector, question: dict[str, Any], context: str, identity: str, where: str) -> None:
+    for key in ("answers", "detected_answers"):
+        if not isinstance(question.get(key) or [], list):
+            raise DataError(f"{where}: '{key}' is not a list", hint=_SHAPE)
     known = "answers" in question or "detected_answers" in question
     golds = tuple(clean_text(str(text)) for text in question.get("answers") or ())
     detected = list(_detected(question.get("detected_answers") or [], context, where))

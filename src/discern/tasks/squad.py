@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 from discern.errors import DataError, did_you_mean
 from discern.tasks.base import Definition, Prediction, Source, Task
@@ -94,6 +94,8 @@ def _questions(data: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]
         raise DataError(f"{name} is not in SQuAD's format: {held}", hint=f"{_SHAPE}{near}")
     for number, article in enumerate(articles):
         paragraphs = article.get("paragraphs", [article])
+        if not isinstance(paragraphs, list):
+            raise DataError(f"{name}: article {number}: 'paragraphs' is not a list", hint=_SHAPE)
         for place, paragraph in enumerate(paragraphs):
             where = f"{name}: article {number} paragraph {place}"
             context = _text(paragraph, ("context", "context_text"), where)
@@ -115,7 +117,8 @@ def _answers(answers: Any, where: str) -> Iterator[tuple[str, int | None]]:
             text = int(text)
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
             raise DataError(f"{where}: an answer is not a text: {text!r:.60}", hint=_SHAPE)
-        yield clean_text(str(text)), int(start) if isinstance(start, (int, float)) else None
+        whole = isinstance(start, int) or (isinstance(start, float) and start.is_integer())
+        yield clean_text(str(text)), int(cast(float, start)) if whole else None
 
 
 def _field(record: Any, names: tuple[str, ...], where: str) -> Any:

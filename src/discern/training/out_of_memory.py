@@ -47,6 +47,13 @@ def out_of_memory(context: TrainContext, step: int, fitting: Callable[[int], boo
     """
     size = context.micro_batch_size(step) or len(context.rows_of(step)) // context.ranks.world_size
     rows = size
+    if context.train.parallel != "ddp" and context.ranks.world_size > 1 and size > 1:
+        # No rank has the whole weights on its device, so nothing can be tried by one of them alone.
+        return ConfigError(
+            f"step {step}: there is not enough memory on {context.ranks.device} for {_rows(size)} at once",
+            hint=f"start again in a new folder with fewer rows at once, such as --set train.micro_batch_size="
+            f"{_setting(context, step, size // 2)}, which computes each step in smaller batches",
+        )
     while rows > 1:
         rows //= 2
         if fitting(rows):

@@ -177,6 +177,8 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     """
     own, chosen = rank_environment(), choose_device(device)
     if own.world_size == 1:
+        if chosen.type == "cuda" and chosen.index is not None:
+            torch.cuda.set_device(chosen)  # events and streams are those of the current device unless told otherwise
         yield Ranks(0, 1, chosen)
         return
     if chosen.type == "cuda":

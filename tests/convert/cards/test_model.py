@@ -6,7 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from discern.convert.cards.model import ModelFacts, model_card
+from discern.interop import families
 from discern.interop.huggingface import to_huggingface
+from discern.models.base import Network, build_encoder
+from discern.models.config import build_config
+from discern.models.embeddings import WordEmbeddings
 from tests.parity.small_networks import VOCABULARY, build, sizes
 
 OBJECTIVE = build(sizes(), generator_size=0.5)
@@ -140,6 +144,19 @@ def test_a_head_beside_is_explained() -> None:
         "in the head, which transformers cannot load",
     ):
         assert line in card, line
+
+
+def test_a_projected_word_table_counts_as_its_factors_and_is_no_head() -> None:
+    config = build_config(
+        encoder="modernbert", num_layers=1, hidden_size=32, embedding_size=16, num_heads=2, feedforward_size=48, local_window=8
+    )
+    encoder = build_encoder(WordEmbeddings(VOCABULARY.size, 16), config)
+    network = Network(encoder, encoder.language_head())
+    own = sum(value.numel() for value in {*network.encoder.parameters(), *network.head.parameters()})
+    card = model_card(facts("generator", model=families.to_huggingface(network, VOCABULARY)))
+    assert f"| Parameters | {own:,} |" in card
+    assert "the two matrices of which the word embeddings" in card
+    assert "the whole head" not in card
 
 
 def test_a_masked_language_model_is_shown_filling_a_mask() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from discern.data.dataset import remote as cache
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import MANIFEST_NAME
+from discern.data.dataset.remote import RemoteFolder
 from discern.data.dataset.shards import TokenData
 from discern.data.overlap import EvaluationFiles
 from discern.data.prepare import prepare, prepare_part
@@ -178,13 +180,33 @@ def test_processes_that_share_a_cache_never_read_half_a_file(
     assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
+def test_two_threads_read_one_data_set(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training reads ahead while the held-out rows are read."""
+    (tmp_path / "text").write_text(plain(made_up(200)))
+    make(tmp_path, "s3://bucket/data", str(tmp_path / "text"))
+    data = TokenData.open("s3://bucket/data")
+    shards = [(file, size) for shard in data.manifest.splits["train"].shards for file, size in shard.files.items()] * 8
+    folder = RemoteFolder("s3://bucket/data", data.folder)
+    monkeypatch.setattr(RemoteFolder, "_mapped", lambda *_: np.memmap(tmp_path / "text", np.uint8, "r"))
+    monkeypatch.setattr(RemoteFolder, "note", lambda *_: None)
+
+    def read(of: str) -> None:
+        for _ in range(30):
+            for number, (name, file) in enumerate(shards):
+                folder.array(f"{of}-{number}-{name}", file, np.dtype(np.uint16))
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(read, ("train", "heldout")))
+
+
 def test_what_is_recorded_later_removes_nothing(bucket: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(plain(made_up(50)).encode())
     (tmp_path / "dev.txt").write_bytes(plain(made_up(5)).encode())
     make(tmp_path, "s3://bucket/data", str(tmp_path / "text"))
     before = sorted(path.name for path in (bucket / "data").iterdir())
     again = make(tmp_path, "s3://bucket/data", str(tmp_path / "text"), against=EvaluationFiles([tmp_path / "dev.txt"]))
-    assert again.repaired == ("manifest.json",)
+    assert again.repaired == ()
+    assert again.unchanged
     assert sorted(path.name for path in (bucket / "data").iterdir()) == before
     opened = TokenData.open("s3://bucket/data")
     assert opened.manifest.overlap is not None

@@ -174,6 +174,17 @@ def test_data_sets_and_models_are_not_input(tmp_path: Path) -> None:
         Corpus([str(tmp_path / "data")], CorpusOptions())
 
 
+def test_a_pattern_reads_nothing_below_a_run(tmp_path: Path) -> None:
+    for name in ("a.txt", "runs/one/run.json", "runs/one/logs/deep/b.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("Text.")
+    corpus = Corpus([str(tmp_path / "**" / "*.txt")], CorpusOptions())
+    assert [item.path for item in corpus.inputs] == [tmp_path / "a.txt"]
+    assert corpus.left_out == (tmp_path / "runs" / "one",)
+    named = Corpus([str(tmp_path / "runs" / "one" / "logs" / "**" / "*.txt")], CorpusOptions())
+    assert [item.path for item in named.inputs] == [tmp_path / "runs" / "one" / "logs" / "deep" / "b.txt"]
+
+
 def test_a_pattern_reads_each_file_once(tmp_path: Path) -> None:
     (tmp_path / "sub" / "deep").mkdir(parents=True)
     (tmp_path / "empty").mkdir()

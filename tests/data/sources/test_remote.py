@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -104,6 +105,30 @@ def test_a_server_without_ranges(server: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_Fragile, "ranges", False)
     assert read(f"{server}/text") == DOCUMENTS
     assert [asked for _, asked in _Fragile.requests] == [None, f"bytes={len(TEXT) - 5}-"]
+
+
+def test_a_server_without_ranges_that_breaks_off_again(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read up to the place where the first connection broke is not text that follows it."""
+    ends = iter([60_000, 20_000, len(TEXT)])
+
+    def do_get(self: _Fragile) -> None:
+        self.protocol_version = "HTTP/1.1"
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("ETag", "one")
+        self.end_headers()
+        end = next(ends)
+        for first in range(0, end, 7_000):
+            piece = TEXT[first : min(first + 7_000, end)]
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        if end == len(TEXT):
+            self.wfile.write(b"0\r\n\r\n")
+        self.wfile.flush()
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    monkeypatch.setattr(_Fragile, "do_GET", do_get)
+    assert len(TEXT) > 60_000
+    assert read(f"{server}/text") == DOCUMENTS
 
 
 def test_a_file_that_changes_is_not_mixed(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

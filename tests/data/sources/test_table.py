@@ -44,6 +44,13 @@ def test_the_column_of_text_is_read(tmp_path: Path, name: str, header: str, row:
     assert ("taken as the header" in note) == (header == "sentence")
 
 
+def test_commas_do_not_part_the_texts_of_a_table_with_one_column(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\n" + "\n".join(ROWS) + "\n")
+    problems = ProblemLog()
+    assert read(tmp_path / "a.csv", problems=problems) == DOCUMENTS
+    assert problems.summary() == ()
+
+
 def test_the_column_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("title,body\nA,B\nC,D\n")
     assert read(tmp_path / "a.csv", options=CorpusOptions(text_field="title")) == [["A"], ["C"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ from tests.tasks.data_folder import write
 TEXTS = [('great, "really"', "good"), ("a waste\nof time", "bad"), ("naïve 中文", "good")]
 WANTED = [('great, "really"', "good"), ("a waste\nof time", "bad"), ("naïve 中文", "good")]
 STARS = ClassificationColumns("review", label="stars")
+
+
+def test_a_pipe_is_read_from_its_first_byte() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"review,stars\n" + b"".join(b"text number %d,good\n" % number for number in range(500)))
+    os.close(writing)
+    found = [row.values["review"] for row in open_table(Path(f"/dev/fd/{reading}"), "csv").rows]
+    os.close(reading)
+    assert found == [f"text number {number}" for number in range(500)]
 
 
 def rows(path: Path, format: TableFormat | None = None) -> list[tuple[str, object]]:

@@ -56,6 +56,24 @@ def test_named_columns_are_taken(tmp_path: Path) -> None:
     assert (example.texts, example.score) == (("a", "b"), 3.0)
 
 
+def test_the_partner_of_a_named_second_text_is_recognized(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "id,anchor,positive", "1,a,b")
+    (example,) = read_groups(path, GroupColumns(pair="positive"), training=True).examples
+    assert example.texts == ("a", "b")
+    with pytest.raises(ConfigError, match="no columns for pairs"):
+        read_groups(write(tmp_path / "b.csv", "one,two", "a,b"), GroupColumns(pair="two"), training=True)
+
+
+@pytest.mark.parametrize(("header", "judged"), [("sentence1,sentence2,score", False), ("sentence1,sentence2,other", True)])
+def test_judged_pairs_to_predict_are_all_kept(tmp_path: Path, header: str, judged: bool) -> None:
+    path = write(tmp_path / "a.csv", header, "a cat,a cat,5", "a cat,a dog,1")
+    found = read_groups(path, GroupColumns(), training=False, labeled=False, judged=judged).examples
+    assert [(each.texts, each.score, each.judged) for each in found] == [
+        (("a cat", "a cat"), None, True),
+        (("a cat", "a dog"), None, True),
+    ]
+
+
 def test_what_teaches_nothing_is_left_out_and_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "anchor,positive,negative", "a,a,c", "a,b,b", "a,b,c")
     found = read_groups(path, GroupColumns(), training=True)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from discern import __version__
 from discern.artifacts.dense_head import DenseHead
+from discern.artifacts.huggingface import weights_outside_networks
 from discern.artifacts.model_folder import TEXT_LICENSE
 from discern.artifacts.run import RunFolder
 from discern.config.presets import preset_names
@@ -69,6 +70,7 @@ class ModelFacts:
         reference: name of the preset that `differences` compares with.
         differences: (key, value here, value in the preset).
         data: statistics of the data set.
+        evaluable: whether the networks hold all weights of the objective.
         tokens_seen: number of tokens read in training, repetitions included, padding excluded.
         evaluation: held-out metrics by name.
         evaluated_at: step of the evaluation.
@@ -93,6 +95,7 @@ class ModelFacts:
     reference: str | None = None
     differences: Sequence[tuple[str, Any, Any]] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
+    evaluable: bool = True
     tokens_seen: int | None = None
     evaluation: Mapping[str, float] = field(default_factory=dict)
     evaluated_at: int | None = None
@@ -125,6 +128,7 @@ def model_card(facts: ModelFacts) -> str:
     length = facts.settings.get("data.sequence_length")
     unknown_tokens = facts.data.get("unknown_fraction")
     objective = OBJECTIVE_NAMES.get(facts.objective)
+    own_head = {name: tensor for name, tensor in facts.model.head.items() if name not in facts.model.factors}
     return render(
         "model.md.j2",
         facts=facts,
@@ -136,7 +140,8 @@ def model_card(facts: ModelFacts) -> str:
         language=language_code(facts.language),
         objective=facts.objective if objective is None else Markup(objective),
         sizes=sizes_of(config),
-        head_parameters=sum(tensor.numel() for tensor in facts.model.head.values()),
+        head_parameters=sum(tensor.numel() for tensor in own_head.values()),
+        copy_gate=bool(own_head) and all("copy_gate" in name for name in own_head),
         positions=positions,
         trained_positions=min(int(length), positions or int(length)) if length else None,
         others=other_networks(facts.others),
@@ -205,21 +210,31 @@ def facts_of_run(run: RunFolder, models: Mapping[str, HuggingFaceModel], title: 
         version=__version__,
         objective=run.config.objective.name,
         step=run.step,
-        settings=flatten(run.config),
+        settings=flatten(without_paths(run.config)),
         tokenizer=tokenizer_kind(load_tokenizer(run.tokenizer_path)),
         reference=reference,
-        differences=_differences(run.config, reference) if reference else (),
+        differences=_differences(without_paths(run.config), reference) if reference else (),
         data=run.record.get("statistics", {}),
         language=run.record.get("language"),
         text_license=run.record.get(TEXT_LICENSE),
         overlap=run.record.get("overlap"),
         start=_start(run.record),
         replay=run.record.get("replay", {}).get("share"),
-        tokens_seen=records[-1].get("tokens") if records else None,
+        evaluable=not weights_outside_networks(run.objective),
+        tokens_seen=run.tokens,
         evaluation=held_out_metrics(evaluated),
         evaluated_at=evaluated.get("step"),
         versions={"discern": run.record.get("discern", "unknown"), **run.record.get("versions", {})},
     )
+
+
+def without_paths(config: PretrainConfig) -> PretrainConfig:
+    """Return the settings of a run as an export tells them: the generator's checkpoint by its name alone."""
+    source = config.objective.generator_source
+    if source is None:
+        return config
+    named = config.objective.model_copy(update={"generator_checkpoint": PurePath(source).name})
+    return config.model_copy(update={"objective": named})
 
 
 def _start(record: Mapping[str, Any]) -> str | None:

@@ -145,8 +145,9 @@ class RemoteFolder:
         array = self._maps.get(name)
         if array is None:
             array = self._maps[name] = self._mapped(name, expected, dtype)
-            for other in [each for each in self._maps if not (self.folder / each).exists()]:
-                del self._maps[other]  # frees the space
+            # Training and evaluation read in threads of their own, so that the other one may change the maps meanwhile.
+            for other in [each for each in list(self._maps) if not (self.folder / each).exists()]:
+                self._maps.pop(other, None)  # frees the space
         self.note(name)
         return array
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 import sys
 from bisect import bisect_right
@@ -204,11 +205,16 @@ class _Search:
     def matching(self, pattern: str) -> Iterator[Path]:
         """The files that match a pattern, and those below the folders that match it, each once."""
         seen: set[str] = set()
+        fixed = len(Path(re.split(r"[*?\[]", pattern)[0] + "x").parent.parts)  # folders that the user named
         for match in map(Path, sorted(glob.glob(pattern, recursive=True))):
-            if match.is_dir():
-                found = self.below(match) if self.has_text(match) else []
+            # From the outside in, as a folder is left out with all that is below it.
+            around = [parent for parent in reversed(match.parents) if len(parent.parts) > fixed]
+            if not all(self.has_text(each) for each in [*around, match if match.is_dir() else match.parent]):
+                found = []
+            elif match.is_dir():
+                found = self.below(match)
             else:
-                found = [match] if match.exists() and self.has_text(match.parent) else []
+                found = [match] if match.exists() else []
             for path in found:
                 place = os.path.abspath(path)
                 if place not in seen:

@@ -305,8 +305,14 @@ class _Server:
         if response.status == 206:
             return response, None if size is None else offset + size
         left = offset  # the server knows no ranges
-        while left and (skipped := response.read(min(left, 1 << 20))):
-            left -= len(skipped)
+        try:
+            while left and (skipped := response.read(min(left, 1 << 20))):
+                left -= len(skipped)
+        except http.client.IncompleteRead:
+            pass  # its bytes come before the offset
+        if left:
+            response.close()
+            raise ConnectionError("the connection ended early")
         return response, size
 
 

@@ -7,7 +7,7 @@ then only the content stream runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -103,6 +103,7 @@ class XLNetEncoder(Encoder):
         _check(config, embeddings)
         self.config = config
         self.gradient_checkpointing = gradient_checkpointing
+        self._run_two_streams: Callable[..., Streams] = XLNetEncoder._two_streams
         self.embeddings = embeddings
         # Input of the query stream at every predicted position; `mask_emb` in the released code.
         self.query_embedding = Parameter(torch.zeros(1, config.hidden_size))
@@ -143,7 +144,8 @@ class XLNetEncoder(Encoder):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile both forward passes, with the arguments of `torch.compile`."""
         super().compile(*args, **kwargs)
-        self.two_streams = torch.compile(self.two_streams, *args, **kwargs)  # type: ignore[method-assign]
+        # Not bound to this encoder: a copy of it, which may be compiled again, has to run on its own weights.
+        self._run_two_streams = torch.compile(XLNetEncoder._two_streams, *args, **kwargs)
 
     def forward(
         self,
@@ -213,6 +215,26 @@ class XLNetEncoder(Encoder):
             input_ids: all tokens, including those to predict, which `factorization.visible` hides.
             token_type_ids, memory, is_reversed, remembering: as in `content_stream`.
         """
+        return self._run_two_streams(
+            self,
+            input_ids,
+            factorization,
+            token_type_ids,
+            memory=memory,
+            is_reversed=is_reversed,
+            remembering=remembering,
+        )
+
+    def _two_streams(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        factorization: Factorization,
+        token_type_ids: Int[Tensor, "B L"] | None,
+        *,
+        memory: Float[Tensor, "N B M D"] | None,
+        is_reversed: Bool[Tensor, "B"] | None,
+        remembering: Remembering | None,
+    ) -> Streams:
         rows = _Rows.of(is_reversed, input_ids.device)
         input_ids, token_type_ids, memory = rows.sort(input_ids), rows.sort(token_type_ids), rows.sort(memory, 1)
         visible, positions = rows.sort(factorization.visible), rows.sort(factorization.positions)

@@ -13,6 +13,7 @@ import io
 import itertools
 import math
 import re
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -98,8 +99,9 @@ def open_table(path: Path, format: str | None = None) -> Table:
         raise ConfigError(f"unknown table format '{format}'", hint=did_you_mean(format, get_args(TableFormat)))
     name = "standard input" if str(path) == "-" else str(path)
     if str(path) != "-":
-        with naming(name), path.open("rb") as file:
-            if format in (None, "parquet") and file.read(4) == b"PAR1":
+        with naming(name):
+            # What is read from a pipe cannot be read again.
+            if format in (None, "parquet") and stat.S_ISREG(path.stat().st_mode) and _begins_as_parquet(path):
                 return _parquet(path)
     lines = stream_lines(sys.stdin.buffer, name) if str(path) == "-" else numbered_lines(path)
     first = next(((number, line) for number, line in lines if line.strip()), None)
@@ -115,6 +117,11 @@ def open_table(path: Path, format: str | None = None) -> Table:
         rows = (Row(f"{name}:{number}", {"text": line}) for number, line in lines if line.strip())
         return Table(name, "text", ("text",), rows)
     return _delimited(lines, name, first[1]) if found == "csv" else _tabbed(lines, name)
+
+
+def _begins_as_parquet(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
 
 
 def _format(path: Path, line: str) -> TableFormat:

@@ -75,6 +75,8 @@ def group_columns(table: Table, named: GroupColumns) -> FoundColumns:
         alone = next((lowered[name] for name in _ALONE if name in lowered), None)
         if known is not None and anchor is None and positive is None:
             anchor, positive = known
+        elif positive is not None and named.text is None:
+            anchor = next((lowered[a] for a, b in PAIR_NAMES if b == positive.lower() and a in lowered), None)
         elif positive is None and named.pair is None:
             anchor = anchor or alone
     if anchor is None or (named.pair is not None and positive is None):
@@ -98,6 +100,7 @@ def read_groups(
     format: TableFormat | None = None,
     positive_score: float | None = None,
     labeled: bool = True,
+    judged: bool = False,
 ) -> Reading[TextGroup]:
     """The rows of a table as groups of texts. Ids are row numbers from 0.
 
@@ -105,7 +108,8 @@ def read_groups(
         training: read what can be learned from: pairs of equal texts without a score are left out, and a single text is its own
             positive.
         positive_score: for a training file with scores: the lowest score of a positive pair; None: keep all with their scores.
-        labeled: False: do not read scores.
+        labeled: False: do not read scores. If the table has some, every pair is kept, and its similarity is to be predicted.
+        judged: for a table that is not labeled: the same although it has no scores.
 
     Raises:
         ConfigError: a column does not exist or cannot be recognized, or there is a `positive_score` without scores.
@@ -118,6 +122,7 @@ def read_groups(
             f"task.positive_score is {positive_score:g}, but {table.name} has no column of scores",
             hint="leave it out, or --label COLUMN",
         )
+    judged = not labeled and columns.positive is not None and (judged or columns.score is not None)
     problems, places, examples = ProblemLog(), [], []
     contrasted: dict[str, None] = {}  # columns, in the order of their appearance: records of JSON may have different keys
     for number, row in enumerate(table.rows):
@@ -133,10 +138,10 @@ def read_groups(
                 score = None
             if columns.positive is None:
                 texts = (texts[0], texts[0])
-        if columns.positive is not None and score is None and texts[0] == texts[1]:
+        if columns.positive is not None and score is None and not judged and texts[0] == texts[1]:
             problems.add("anchor and positive are the same text, left out", row.where)
             continue
-        examples.append(TextGroup(str(number), texts, score))
+        examples.append(TextGroup(str(number), texts, score, judged=judged))
         places.append(row.where)
     if not examples:
         shown = "; ".join(map(str, problems.summary())) or "a header but no rows"
