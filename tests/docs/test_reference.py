@@ -21,6 +21,9 @@ from discern.config.presets import preset_names
 from discern.config.tree import flatten
 from discern.objectives import objectives
 from discern.tasks import families
+from discern.tasks import tasks as registry
+from discern.tasks.contrastive import SIMILARITY_METRICS
+from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS
 from discern.training.metric_catalog import METRICS
 from discern.training.metrics_log import HELD_OUT, read_metrics
 from discern.training.pretrain_config import load_pretrain_config
@@ -80,6 +83,11 @@ def test_every_metric_of_a_run_is_in_the_catalog(small_model: Path) -> None:
     assert len(known) == len(METRICS)
     written = {key.removeprefix(HELD_OUT) for record in read_metrics(small_model) for key in record}
     assert written <= known
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_metric_of_a_task_is_in_the_catalog(name: str) -> None:
+    assert {*registry.load(name).metrics, *RETRIEVAL_METRICS, *SIMILARITY_METRICS} <= {metric.name for metric in METRICS}
 
 
 @pytest.mark.parametrize("name", objectives.names())

@@ -80,6 +80,18 @@ def test_without_a_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "no C compiler" in found.reason
 
 
+def test_a_clang_is_passed_over_where_torch_runs_with_the_openmp_of_gcc(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clang").write_text("#!/bin/sh\necho clang version 22.1.0\n")
+    (tmp_path / "clang").chmod(0o755)
+    monkeypatch.setattr(build, "_openmp_runtime", lambda found=build._openmp_runtime(): found)
+    monkeypatch.setenv("CC", str(tmp_path / "clang"))
+    assert load_afresh().library is not None
+    monkeypatch.setattr(build, "_compilers", lambda: [str(tmp_path / "clang")])
+    assert "install gcc" in load_afresh().reason
+
+
 def test_with_a_source_that_does_not_compile(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.c").write_text("int broken(void) { return }\n")
     monkeypatch.setattr(build, "_FOLDER", tmp_path)

@@ -51,7 +51,7 @@ def test_curves_of_replaced_token_detection() -> None:
 
 def test_curves_of_masked_language_modeling() -> None:
     charts = run_charts([MLM])
-    assert [chart.title for chart in charts] == ["Loss", "Accuracy at masked positions, held out"]
+    assert [chart.title for chart in charts] == ["Loss", "Accuracy of word prediction, held out"]
     assert [(line.label, line.steps, line.values) for line in charts[0].lines] == [
         ("training", [5], [8.0]),
         ("held out", [5], [9.0]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,16 @@ def test_the_worst_mistakes_are_those_of_the_best_seed_and_no_markup(done: tuple
     assert mistakes[0]["pair"] in html
     assert "&lt;b&gt;model&lt;/b&gt; &amp; file" in html
     assert "<b>model</b>" not in html
+
+
+def test_without_a_file_of_mistakes_no_prediction_is_taken_for_correct(done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, results = done
+    shutil.copytree(folder, tmp_path / "copy")
+    assert "predictions are correct" in report_finetuned(folder, tmp_path / "page.html").read_text(encoding="utf-8")
+    (tmp_path / "copy" / f"seed-{results['best_seed']}" / "mistakes-rte.jsonl").unlink()
+    html = report_finetuned(tmp_path / "copy", None).read_text(encoding="utf-8")
+    assert "predictions are correct" not in html
+    assert "calibration error" not in html
 
 
 def test_the_same_results_give_the_same_bytes_wherever_they_go(done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ FOUND = Detection("The <b>chef</b>", ["the", "chef"], [(0, 3), (7, 11)], [0.25, 
     ("overrides", "line", "shown"),
     [
         ([], RTD, ["replaced token detection", "Generator", "Discriminator AUC", "0.7000"]),
-        (["objective.name=mlm"], MLM, ["masked language modeling", "Encoder", "Accuracy at masked positions"]),
+        (["objective.name=mlm"], MLM, ["masked language modeling", "Encoder", "Accuracy of word prediction"]),
     ],
 )
 def test_both_kinds_of_run(overrides: list[str], line: dict[str, float], shown: list[str], tmp_path: Path) -> None:

@@ -52,11 +52,15 @@ def test_the_page_begins_with_the_verdict_and_escapes_what_it_shows() -> None:
 
 def test_a_verdict_on_a_run() -> None:
     figures = {"discriminator_auc": 0.737, "discriminator_precision": 0.595, "discriminator_recall": 0.078}
-    (said, usual) = run_verdict(2000, 2000, figures | {"generator_accuracy": 0.25}, [])
+    fine = Finding("discriminator_auc", 0.737, (0.55, 1.0), "fine", "", "")
+    (said, usual) = run_verdict(2000, 2000, figures | {"generator_accuracy": 0.25}, [fine])
     assert "tells replaced tokens from original ones clearly (AUC 0.737; 0.5 is guessing)" in said
     assert "marks 8% of the replaced tokens, and 60% of the tokens it marks were replaced" in said
     assert "The generator predicts 25% of the masked tokens correctly." in said
     assert usual == "All metrics are within their usual ranges."
+    assert len(run_verdict(2000, 2000, figures, [])) == 1, "nothing was compared with what is usual"
+    copying = run_verdict(2000, 2000, {"mlm_accuracy": 0.93, "masked_accuracy": 0.31}, [])
+    assert copying == ["The network predicts 31% of the masked tokens correctly."]
     ill = Finding("discriminator_recall", 0.0, (0.02, 1.0), "low", "it predicts 'original' everywhere", "a lower rate")
     assert run_verdict(2000, 2000, figures, [ill])[1] == "Unusual: it predicts 'original' everywhere. Try a lower rate."
     early = Finding("discriminator_recall", 0.0, (0.02, 1.0), "unknown", "too early to tell at step 209")

@@ -44,8 +44,10 @@ def test_a_tracker_gets_the_numbers_of_each_record_and_keeps_stdout_clean(
     log = MetricsLog(tmp_path, 0, tracker="trackio", warn=pytest.fail)
     log.write({"step": 5, "loss": 2.0, "grad_norm": float("nan"), "note": "x"})
     log.close()
-    started = {"project": "discern", "name": tmp_path.name, "resume": "allow"}
-    assert calls == [("init", started), ("log", 5, {"loss": 2.0}), ("finish",)]
+    (_, started), *others = calls
+    assert started == {"project": "discern", "name": started["name"], "resume": "allow"}
+    assert started["name"].startswith(f"{tmp_path.name}-")
+    assert others == [("log", 5, {"loss": 2.0}), ("finish",)]
     assert capsys.readouterr().out == ""
 
 
@@ -68,12 +70,13 @@ def test_a_tracker_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
     check_tracker("none")
 
 
-def test_wandb_knows_a_resumed_run_by_its_folder(
-    tmp_path: Path, calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("tracker", "key"), [("wandb", "id"), ("trackio", "name")])
+def test_a_resumed_run_is_known_by_its_folder(
+    tmp_path: Path, calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tracker: Any, key: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", sys.modules["trackio"])
-    for folder in ("a", "a", "b"):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        MetricsLog(tmp_path / folder, 0, tracker="wandb", warn=pytest.fail).close()
-    first, resumed, other = (call[1]["id"] for call in calls if call[0] == "init")
+    monkeypatch.setitem(sys.modules, tracker, sys.modules["trackio"])
+    for folder in ("a/seed-0", "a/seed-0", "b/seed-0"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        MetricsLog(tmp_path / folder, 0, tracker=tracker, warn=pytest.fail).close()
+    first, resumed, other = (call[1][key] for call in calls if call[0] == "init")
     assert first == resumed != other

@@ -52,6 +52,7 @@ from discern.pretrain.warm_start import start_generator
 from discern.progress import Progress
 from discern.report.comparison import comparison_page
 from discern.report.page import render_page
+from discern.storage.checksums import forget_checksums
 from discern.storage.files import sync_folder, write_text
 from discern.storage.locks import alone_in, held
 from discern.storage.output import OutputFolder
@@ -355,6 +356,7 @@ def _tidy(plan: ComparisonPlan, unit: Unit) -> None:
         shutil.rmtree(unit.work)
         return
     for weights in unit.work.glob(f"tasks/*/seed-*/{MODEL_FILE}"):
+        forget_checksums(weights.parent, [MODEL_FILE])
         weights.unlink()
     if unit.encoder.is_dir():
         shutil.rmtree(unit.checkpoints_of, ignore_errors=True)

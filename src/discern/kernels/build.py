@@ -50,21 +50,27 @@ def load_kernels() -> Kernels:
         return Kernels(None, "switched off by DISCERN_KERNELS=0")
     if sys.platform != "linux":
         return Kernels(None, f"not built on {sys.platform}")
-    compiler = _compiler()
-    if compiler is None:
+    compilers = _compilers()
+    if not compilers:
         return Kernels(None, "no C compiler found (looked for $CC, cc, gcc and clang)")
     runtime = _openmp_runtime()
     if runtime is None:
         return Kernels(None, "torch runs without OpenMP here")
-    try:
-        return _loaded(compiler, runtime)
-    except (OSError, subprocess.SubprocessError) as problem:
-        return Kernels(None, f"they could not be compiled: {_last_line(problem)}")
+    found = Kernels(None, "torch runs with GCC's OpenMP, for which clang compiles nothing: install gcc")
+    for compiler in compilers:
+        try:
+            version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=True).stdout
+            if runtime.name.startswith("libgomp") and b"clang" in version:
+                continue  # it calls functions that only LLVM's OpenMP has
+            return _loaded(compiler, version, runtime)
+        except (OSError, subprocess.SubprocessError) as problem:
+            found = Kernels(None, f"they could not be compiled: {_reason(problem)}")
+    return found
 
 
-def _loaded(compiler: str, runtime: Path) -> Kernels:
+def _loaded(compiler: str, version: bytes, runtime: Path) -> Kernels:
     """Load the kernels from the first folder that has them, or in which they can be built."""
-    name = _name(compiler, runtime)
+    name = _name(version, runtime)
     failure = "there is no writable folder for them that belongs to this user alone; set DISCERN_CACHE to one"
     for folder in private_folders():
         path = folder / name
@@ -81,13 +87,14 @@ def _loaded(compiler: str, runtime: Path) -> Kernels:
             _compile(compiler, runtime, path)
             return Kernels(ctypes.CDLL(str(path)), str(path))
         except OSError as problem:  # a folder that cannot be written to, or from which nothing may be executed
-            failure = f"they could not be stored or loaded: {_last_line(problem)}"
+            failure = f"they could not be stored or loaded: {_reason(problem)}"
     return Kernels(None, failure)
 
 
-def _compiler() -> str | None:
+def _compilers() -> list[str]:
     names = (os.environ.get("CC"), "cc", "gcc", "clang")
-    return next((path for name in names if name and (path := shutil.which(name))), None)
+    found = [path for name in names if name and (path := shutil.which(name))]
+    return list({os.path.realpath(path): path for path in reversed(found)}.values())[::-1]
 
 
 def _openmp_runtime() -> Path | None:
@@ -102,11 +109,10 @@ def _openmp_runtime() -> Path | None:
     return min(runtimes, key=lambda path: Path(torch.__file__).parent not in path.parents, default=None)
 
 
-def _name(compiler: str, runtime: Path) -> str:
-    """The file name of the library, derived from its sources."""
-    said = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=True).stdout
+def _name(version: bytes, runtime: Path) -> str:
+    """The file name of the library, derived from its sources and the version of the compiler."""
     parts = [path.read_bytes() for path in sorted(_FOLDER.glob("*.[ch]"))]
-    parts += [said, " ".join(_FLAGS).encode(), runtime.name.encode(), platform.machine().encode(), _processor()]
+    parts += [version, " ".join(_FLAGS).encode(), runtime.name.encode(), platform.machine().encode(), _processor()]
     return f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.so"
 
 
@@ -141,6 +147,8 @@ def _processor() -> bytes:
     return b"".join(next((line for line in lines if line.startswith(key)), b"") for key in (b"model name", b"flags", b"Features"))
 
 
-def _last_line(problem: Exception) -> str:
-    said = str(getattr(problem, "stderr", None) or problem).strip()
-    return said.splitlines()[-1] if said else type(problem).__name__
+def _reason(problem: Exception) -> str:
+    """The first error of a compiler, or the last line of what another program said."""
+    said = str(getattr(problem, "stderr", None) or problem).strip().splitlines()
+    errors = [line for line in said if "error:" in line]
+    return (errors or said[-1:] or [type(problem).__name__])[0].strip()

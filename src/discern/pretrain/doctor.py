@@ -38,7 +38,7 @@ from discern.training.diagnosis import (
 )
 from discern.training.evaluation import EVALUATION_SEED, evaluate
 from discern.training.expectations import Expectations, expectations
-from discern.training.health import diagnosable_from, too_early
+from discern.training.health import diagnosable_from, first_judged, too_early
 from discern.training.metrics_log import is_number, read_metrics
 from discern.training.parallel import Ranks, choose_device
 from discern.training.products import fastest_product
@@ -116,8 +116,8 @@ def _waiting(folder: Path, run: RunFolder, device: torch.device) -> list[Finding
 
 def _with_progress(finding: Finding, run: RunFolder, expected: Expectations) -> Finding:
     """The finding, without its verdict if it is too early in the run to tell."""
-    begins = expected.discriminator_from if finding.name.startswith("discriminator") else 0
-    return too_early(finding, run.step, begins + diagnosable_from(run.config.optimizer.warmup_steps, run.config.train.max_steps))
+    settled = diagnosable_from(run.config.optimizer.warmup_steps, run.config.train.max_steps)
+    return too_early(finding, run.step, first_judged(finding, expected, settled))
 
 
 def _text(run: RunFolder, warn: Callable[[str], None]) -> tuple[RowStream, str]:
@@ -200,7 +200,7 @@ def examine_machine(folder: Path) -> Diagnosis:
             fine="the fused kernels are in use for networks on the CPU",
             low=(
                 f"the fused kernels are not in use: {loaded.reason}",
-                "install a C compiler (gcc or clang), or set CC; Linux only",
+                "install gcc, or set CC to a C compiler; Linux only",
             ),
         ),
         finding_in_range(

@@ -46,13 +46,25 @@ _MEANINGS = {
         "Low while the probabilities are close to the replaced fraction, whatever the AUC.",
     ),
     "discriminator_accuracy": ("Discriminator accuracy", "Share of all tokens that are classified correctly at probability 1/2."),
-    "replaced_fraction": ("Replaced fraction", "Share of all tokens that the generator replaced with a different token."),
+    "replaced_fraction": (
+        "Replaced fraction",
+        "Share of all tokens that the generator replaced with a different token; with replace-mlm, share of the chosen tokens.",
+    ),
     "heldout_mlm_loss": (
         "Loss",
-        "Mean negative log-probability of the original token at the masked positions, in nats. Guessing every word with equal "
-        "probability gives the logarithm of the vocabulary size.",
+        "Mean negative log-probability of the original token at the positions of the loss, in nats. Guessing every word with "
+        "equal probability gives the logarithm of the vocabulary size.",
     ),
-    "mlm_accuracy": ("Accuracy", "Share of the masked positions where the likeliest token is the original one."),
+    "mlm_accuracy": (
+        "Accuracy",
+        "Share of the positions of the loss where the likeliest token is the original one: the chosen positions, or all tokens "
+        "with all-tokens-mlm.",
+    ),
+    "masked_accuracy": (
+        "Accuracy at chosen positions",
+        "Share of the chosen positions where the likeliest token is the original one.",
+    ),
+    "copy_probability": ("Copy probability", "Mean probability of copying the input token."),
     "heldout_permutation_lm_loss": (
         "Loss",
         "Mean negative log-probability of the token at the predicted positions, each given the context and the positions "
@@ -95,7 +107,7 @@ def run_charts(records: Records) -> list[StepCurves]:
     """
     held_out = [
         ("Generator accuracy", {"generator_accuracy": "likeliest token", "sampled_accuracy": "sampled token"}),
-        ("Accuracy at masked positions", {"mlm_accuracy": "likeliest token"}),
+        ("Accuracy of word prediction", {"mlm_accuracy": "positions of the loss", "masked_accuracy": "chosen positions"}),
         ("Accuracy at predicted positions", {"permutation_lm_accuracy": "likeliest token"}),
         ("Accuracy of next-sentence prediction", {"next_sentence_accuracy": "predicted correctly"}),
         (

@@ -52,7 +52,7 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
     judged = {
         name: read_judged(seed_folder(folder, results["best_seed"]), name, mistakes[name].records)
         for name in tasks
-        if results["best_seed"] is not None and len(mistakes[name].records) < _READ
+        if results["best_seed"] is not None and mistakes[name].known and len(mistakes[name].records) < _READ
     }
     seed = f"seed {results['best_seed']}"
     calibrations = [reliability(f"Calibration on {name}, {seed}", found) for name, found in judged.items()]
@@ -166,9 +166,14 @@ def _published(tasks: Mapping[str, Any]) -> Iterator[Table]:
 
 @dataclass(frozen=True)
 class _Mistakes:
-    """Mistakes of a seed, worst first; the worst as a table or, for tagging, as texts with their entities."""
+    """Mistakes of a seed, worst first; the worst as a table or, for tagging, as texts with their entities.
+
+    Attributes:
+        known: False: their file is missing, so the seed may have made some.
+    """
 
     records: list[dict[str, Any]]
+    known: bool = True
     table: Table | None = None
     tagged: TaggedTexts | None = None
 
@@ -176,7 +181,7 @@ class _Mistakes:
 def _mistakes(folder: Path, seed: int | None, name: str) -> _Mistakes:
     path = seed_folder(folder, seed) / f"mistakes-{name}.jsonl" if seed is not None else None
     if path is None or not path.is_file():
-        return _Mistakes([])
+        return _Mistakes([], known=False)
     title = f"Worst mistakes of seed {seed}: {name}"
     hint = f"remove it for a page without mistakes; to create it again, remove {path.parent} and fine-tune again"
     lines = read_lines(path, hint=hint)[:_READ]
@@ -190,7 +195,7 @@ def _mistakes(folder: Path, seed: int | None, name: str) -> _Mistakes:
             else:
                 rows.append([_text(record), _short(record["gold"]), _predicted(record), float(record["badness"])])
     table = Table(title, ("Text", "Gold", "Predicted", "Badness"), rows) if rows else None
-    return _Mistakes(records, table, TaggedTexts(title, texts) if texts else None)
+    return _Mistakes(records, table=table, tagged=TaggedTexts(title, texts) if texts else None)
 
 
 def _text(record: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from discern.storage.guard import check_output
 from discern.storage.records import Record, read_record, understood
 from discern.training.diagnosis import Finding, diagnose_duplicates, diagnose_metrics, unusual_findings
 from discern.training.expectations import Expectations, expectations
-from discern.training.health import diagnosable_from, too_early
+from discern.training.health import diagnosable_from, first_judged, too_early
 from discern.training.metrics_log import (
     EXAMPLES_FILE,
     HELD_OUT,
@@ -201,7 +201,7 @@ def run_findings(
     statistics = record.get("statistics", {})
     findings = diagnose_metrics(metrics, expected)
     findings += diagnose_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
-    return [too_early(each, evaluated or 0, settled) for each in findings]
+    return [too_early(each, evaluated or 0, first_judged(each, expected, settled)) for each in findings]
 
 
 def run_expectations(config: PretrainConfig, record: Mapping[str, Any]) -> Expectations:
@@ -359,7 +359,7 @@ def run_verdict(step: int, max_steps: int, metrics: Mapping[str, float], finding
     found += [f"Unusual: {each.cause}." + (f" Try {each.knob}." if each.knob else "") for each in unusual]
     if early:
         found.append("It is too early for a verdict.")
-    elif not unusual:
+    elif not unusual and any(each.verdict == "fine" and each.name != "duplicate_fraction" for each in findings):
         found.append("All metrics are within their usual ranges.")
     return found
 
@@ -374,7 +374,9 @@ def _learned(metrics: Mapping[str, float]) -> list[str]:
     if precision is not None and recall is not None:
         right = f", and {precision:.0%} of the tokens it marks were replaced" if recall else ""
         sentences.append(f"At probability 1/2 it marks {recall:.0%} of the replaced tokens{right}.")
-    for name, who in (("generator_accuracy", "The generator"), ("mlm_accuracy", "The network")):
+    # The accuracy of `all-tokens-mlm` includes the tokens that it copies.
+    words = "masked_accuracy" if "masked_accuracy" in metrics else "mlm_accuracy"
+    for name, who in (("generator_accuracy", "The generator"), (words, "The network")):
         if name in metrics:
             sentences.append(f"{who} predicts {metrics[name]:.0%} of the masked tokens correctly.")
     if "permutation_lm_accuracy" in metrics:

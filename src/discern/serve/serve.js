@@ -286,7 +286,9 @@
     const reads = current() ? current().reads : "text";
     find("#predict-label").textContent = reads === "question" ? "Text that contains the answer" : reads === "words" ? "Text, with spaces between its words" : "Text";
     find("#predict-pair-label").textContent = reads === "question" ? "Question" : "Second text, if the task reads pairs";
-    find("#predict-second").hidden = reads === "words" || !current();
+    // Of models with tasks of the same name, one may read pairs and another words.
+    const all = models.flatMap((model) => model.tasks).filter((one) => current() && one.name === current().name);
+    find("#predict-second").hidden = !all.some((one) => one.reads !== "words");
   };
   const entities = (found) => {
     const parts = [];
@@ -312,7 +314,8 @@
     return [element("p", { class: "answer" }, element("bdi", {}, String(shown)), ...sure), bars(pairs.slice(0, 12))];
   };
   updates.predict = perModel("predict", "predict", async (model, number) => {
-    const chosen = current();
+    const chosen = model.tasks.find((one) => one.name === current().name);
+    if (!chosen) return [element("p", { class: "soft" }, `This model was not fine-tuned on ${current().name}.`)];
     if (!input.value.trim()) return [element("p", { class: "soft" }, "Type a text above.")];
     const body = chosen.reads === "question" ? { question: second.value, context: input.value } : second.value.trim() && chosen.reads === "text" ? [input.value, second.value] : input.value;
     const found = (await ask("predict", { text: body, model: number, task: model.tasks.length > 1 ? chosen.name : null })).predictions[0];

@@ -38,6 +38,15 @@ def too_early(finding: Finding, step: int, settled: int) -> Finding:
     return replace(finding, verdict="unknown", cause=cause, knob="")
 
 
+def first_judged(finding: Finding, expected: Expectations, settled: int) -> int:
+    """First step at which a finding can be diagnosed.
+
+    Args:
+        settled: the same for networks that are trained from the first step on.
+    """
+    return settled + (expected.discriminator_from if finding.name.startswith("discriminator") else 0)
+
+
 class HealthMonitor:
     """Warns about each unusual metric during training once.
 

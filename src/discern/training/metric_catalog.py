@@ -51,6 +51,7 @@ METRICS = (
     _fraction("data_share", "log", "part of the time spent waiting for data", usual="up to 0.05"),
     _fraction("host_share", "log", "part of the time that a GPU waits for the host", usual="up to 0.2; on a GPU only"),
     _fraction("device_share", "log", "part of the time that the GPU computes", usual="on a GPU only"),
+    _fraction("padding_fraction", "log", "part of the positions that are padding, in fine-tuning"),
     Metric("learning_rate", "log", "learning rate of the step"),
     Metric("grad_norm", "log", "norm of the gradients of all networks together, before clipping"),
     Metric("flops", "log", "FLOPs of the matrix products executed so far", "FLOPs"),
@@ -88,7 +89,7 @@ METRICS = (
     _fraction(
         "replaced_fraction",
         "evaluation",
-        "fraction of all tokens that its samples replaced",
+        "fraction of all tokens that its samples replaced; for replace-mlm, fraction of the chosen tokens",
         usual="0.40 to 0.98 of the fraction chosen: 0.06 to 0.147 at 15%",
     ),
     _fraction(
@@ -120,6 +121,7 @@ METRICS = (
     _fraction("copy_probability", "evaluation", "mean probability of copying the input token, for all-tokens-mlm"),
     _fraction("permutation_lm_accuracy", "evaluation", "fraction of the predicted positions predicted correctly"),
     _fraction("next_sentence_accuracy", "evaluation", "fraction of the segment pairs classified correctly", usual="0.5 at first"),
+    _fraction("next_sentence_share", "evaluation", "fraction of the segment pairs in which B follows A", usual="about 0.5"),
     _fraction("sentence_accuracy", "evaluation", "fraction of the texts classified correctly as changed or not"),
     Metric("energy", "evaluation", "mean energy of the tokens that are not noise, for electric", "nats", "any number"),
     _fraction("noise_fraction", "evaluation", "fraction of the tokens drawn from the noise distribution, for electric"),
@@ -134,6 +136,12 @@ METRICS = (
     _correlation("matthews", "task", "Matthews correlation of predicted and given classes", usual="0 is guessing"),
     _correlation("pearson", "task", "linear correlation of predicted and given numbers", usual="0 is guessing"),
     _correlation("spearman", "task", "rank correlation of predicted and given numbers", usual="0 is guessing"),
+    _fraction("ndcg_at_10", "task", "gain of the first ten documents found, discounted by rank, over that of the best order"),
+    _fraction("mrr", "task", "mean of one over the rank of the first relevant document"),
+    *(
+        _fraction(f"recall_at_{number}", "task", f"fraction of the relevant documents among the first {number} found")
+        for number in (1, 5, 10, 100)
+    ),
     Metric("mean_squared_error", "task", "mean squared difference", "square of the labels' unit"),
     Metric("mean_absolute_error", "task", "mean absolute difference", "the labels' unit"),
 )

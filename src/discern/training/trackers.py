@@ -71,10 +71,12 @@ class Service(Tracker):
         check_tracker(name)
         self._name, self._warn, self._failed = name, warn, False
         self._package: Any = import_module(name)
-        # A resumed run goes on where it was: trackio knows it by its name, wandb by an id.
+        # A resumed run goes on where it was: trackio knows it by its name, wandb by an id. Other runs may be in folders of the
+        # same name, such as the seeds of fine-tunings.
         place = folder.resolve()
-        known = {"id": f"{place.name}-{blake2b(str(place).encode(), digest_size=4).hexdigest()}"} if name == "wandb" else {}
-        self._run: Any = self._try(lambda: self._package.init(project=_PROJECT, name=place.name, resume="allow", **known))
+        own = f"{place.name}-{blake2b(str(place).encode(), digest_size=4).hexdigest()}"
+        known = {"name": place.name, "id": own} if name == "wandb" else {"name": own}
+        self._run: Any = self._try(lambda: self._package.init(project=_PROJECT, resume="allow", **known))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if not self._failed:
