@@ -11,7 +11,7 @@ import pytest
 
 from discern.cli.main import main
 from discern.errors import ConfigError, DataError
-from discern.finetune.evaluate import evaluate_finetuned
+from discern.finetune.evaluate import evaluate_finetuned, labeled_examples
 from discern.inference.predict import predict
 from discern.progress import Silent
 from discern.tasks.base import Labels
@@ -88,6 +88,8 @@ def test_a_named_task_takes_a_file_or_its_folder(folders: Path, tmp_path: Path) 
     with pytest.raises(DataError, match="has no labels to evaluate on") as caught:
         evaluated(folders / "mnli", bare)
     assert "discern predict" in str(caught.value.hint)
+    with pytest.raises(DataError, match="has no labels to evaluate on"):
+        labeled_examples(folders / "mnli", bare, progress=Silent())
 
 
 def test_unknown_labels_and_missing_columns(folders: Path, tmp_path: Path) -> None:

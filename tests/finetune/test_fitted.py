@@ -229,13 +229,13 @@ def test_an_interrupted_second_draw_goes_on(fitted: Finetuning, monkeypatch: pyt
 
 
 def test_the_rate_is_searched_where_asked_for(fitted: Finetuning, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    few = with_settings(fitted, "finetune.min_steps=0", "finetune.rate_search=true", "optimizer.learning_rate=3e-6")
+    few = with_settings(fitted, "finetune.min_steps=0", "finetune.rate_search=true", "optimizer.learning_rate=3.04e-6")
     monkeypatch.setattr(rates, "_MIN_TRIAL_STEPS", 10)
     monkeypatch.setattr(rates, "_RATE_FACTORS", (1.0, 0.1, 1000.0))
     results = run(few)
     assert results["rate_search"]["learning_rate"] == results["settings"]["optimizer.learning_rate"] == 3e-3
     trials = results["rate_search"]["trials"]
-    assert [each["learning_rate"] for each in trials] == [3e-6, 3e-7, 3e-3]
+    assert [each["learning_rate"] for each in trials] == [3.04e-6, 3e-7, 3e-3], "the given rate as it is"
     assert all(each["steps"] < results["settings"]["train.max_steps"] for each in trials)
     assert results["selected_on"] == SEPARATE_PART
     # Another seed takes the rate that was found.
@@ -243,6 +243,7 @@ def test_the_rate_is_searched_where_asked_for(fitted: Finetuning, monkeypatch: p
     assert run(replace(few, seeds=2))["rate_search"] == results["rate_search"]
     with pytest.raises(ConfigError, match="too few held-out examples to choose a learning rate"):
         run(with_dev(replace(few, out=tmp_path / "few"), tmp_path, 5))
+    assert not (tmp_path / "few").exists()
 
 
 def test_a_folder_from_before_a_setting_existed_goes_on(fitted: Finetuning) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import discern
 from discern.api.exporting import serving_of
 from discern.artifacts.opening import open_model
 from discern.convert.export_finetuned import export_task
+from discern.convert.serving import Serving
 from discern.errors import ConfigError, DataError
 from discern.finetune.evaluate import evaluate_finetuned
 from discern.finetune.own_tasks import without_own_task
@@ -84,7 +86,9 @@ def test_results_are_those_of_any_task(trained: tuple[Path, dict[str, Any]]) -> 
     assert set(line) == {"id", "similarity"}
 
 
-def test_every_kind_of_file_is_evaluated(work: Path, trained: tuple[Path, dict[str, Any]], exported: Path) -> None:
+def test_every_kind_of_file_is_evaluated(
+    work: Path, trained: tuple[Path, dict[str, Any]], exported: Path, tmp_path: Path
+) -> None:
     for data, metric in (("judged.csv", "spearman"), ("train.csv", "ndcg_at_10"), ("search", "ndcg_at_10")):
         found = evaluate_finetuned(trained[0], work / data, progress=Silent())
         assert found["metric"] == metric
@@ -92,6 +96,10 @@ def test_every_kind_of_file_is_evaluated(work: Path, trained: tuple[Path, dict[s
             key: found[key] for key in ("best_baseline", "beats_baselines")
         }
     assert found["score"] > 0
+    shutil.copytree(work / "search", tmp_path / "search")
+    with (tmp_path / "search" / "queries.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"_id": "of another split", "text": "who?"}) + "\n")
+    assert evaluate_finetuned(trained[0], tmp_path / "search", progress=Silent())["score"] == found["score"]
     held_out = prepare_finetuning(request(work, work / "unused"), Silent())
     assert held_out.data["pairs"].dev_name == "held out of train"
     assert held_out.data["pairs"].task.metrics[0] == "ndcg_at_10"
@@ -156,6 +164,12 @@ def test_eight_bits_are_compared_on_the_texts_that_are_named(work: Path, trained
         assert (serving.texts, serving.labeled) == (texts, None)
 
 
+def test_another_pooling_than_the_trained_one_is_refused(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    serving = Serving(sentence_transformers=True, pooling="cls")
+    with pytest.raises(ConfigError, match="--pooling is 'cls', but the model was trained with 'mean-all'"):
+        export_task(trained[0], out=tmp_path / "out", serving=serving, progress=Silent())
+
+
 def test_a_card_says_what_it_is(exported: Path) -> None:
     card = (exported / "README.md").read_text()
     assert "pipeline_tag: sentence-similarity" in card
@@ -187,6 +201,7 @@ def test_crops_of_texts_and_judged_pairs_are_learned_from_with_fewer_layers(work
     judged = replace(request(work, tmp_path / "judged", "judged.csv", "judged.csv", "train.max_steps=40"))
     results = finetune(replace(judged, model=str(tmp_path / "cropped")), Silent())
     before = evaluate_finetuned(tmp_path / "crops", work / "judged.csv", progress=Silent())
+    assert before["baselines"], "of the texts that it was trained on"
     assert results["median"] > before["score"] + 0.1, "trained on the pairs that it is evaluated on"
     held_out = prepare_finetuning(request(work, work / "unused", "judged.csv"), Silent())
     assert held_out.data["pairs"].task.metrics[0] == "spearman"

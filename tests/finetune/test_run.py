@@ -262,6 +262,8 @@ def test_the_best_of_a_sweep_is_the_highest_median_and_zero_is_one(request_: Fin
 def test_every_value_of_a_sweep_is_checked_before_any_is_trained(request_: Finetuning) -> None:
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
         sweep(request_, ["learning_rate=1e-3,1e-x"], Silent())
+    with pytest.raises(ConfigError, match=r"finetune\.layers is 99, but the encoder has"):
+        sweep(request_, ["layers=1,99"], Silent())
     assert not request_.out.exists()
 
 

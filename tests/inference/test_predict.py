@@ -75,6 +75,13 @@ def test_every_kind_of_file_gives_the_same(folders: Path, tmp_path: Path, monkey
     assert said(folders / "single", Path("-")) == found
 
 
+def test_a_named_task_on_single_texts_takes_no_second_one(folders: Path, tmp_path: Path) -> None:
+    table = csv(tmp_path / "a.csv", "a,b", "the chef,hello")
+    assert said(folders / "named", table, columns={"text": "a"})
+    with pytest.raises(ConfigError, match="--pair is given, but 'sst2' was fine-tuned on text"):
+        said(folders / "named", table, columns={"text": "a", "pair": "b"})
+
+
 def test_named_tasks_of_clue_know_their_columns_and_pairs(folders: Path, tmp_path: Path) -> None:
     pairs = [("the chef", "a meal"), ("hello", "guests")]
     tuples = discern.load(folders / "afqmc").predict(pairs)
@@ -153,6 +160,11 @@ def test_tagging_takes_lines_of_words_columns_and_tables(folders: Path, tmp_path
     assert said(folders / "tags", table) == lines
     with pytest.raises(ConfigError, match="cannot be read from standard input"):
         said(folders / "tags", Path("-"), format="conll")
+    numbered = written(tmp_path / "d.conll", "1 科\n2 技\n")
+    for columns, words in (({}, ["1", "2"]), ({"words": "1"}, ["科", "技"])):
+        assert said(folders / "characters", numbered, columns=columns)[0]["words"] == words
+    universal = written(tmp_path / "d.conllu", "\n".join(f"{n}\t{word}" + "\t_" * 8 for n, word in ((1, "科"), (2, "技"))) + "\n")
+    assert said(folders / "characters", universal)[0]["words"] == ["科", "技"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import sys
@@ -76,6 +77,8 @@ def test_tsv_and_json_lines(folders: Path, tmp_path: Path, labels: list[tuple[st
     assert lines[1] == f"1\t the chef\t{label}\t{probability}\r".encode()
     assert lines[2] == b""
     assert lines[3].startswith(b'2\t"x\t')
+    new = appended(folders / "single", tmp_path / "b.tsv", b"\t\nid\treview\n1\t the chef\n")
+    assert new == f"\t\nid\treview\tprediction\tprobability\n1\t the chef\t{label}\t{probability}\n".encode()
     content = b'{"review":  "the chef", "n": 1.50 }\n\n  {"review": "hello"}'
     new = appended(folders / "single", tmp_path / "a.jsonl", content)
     assert new.startswith(
@@ -141,6 +144,13 @@ def test_what_cannot_be_appended_to(
     path = Path("-") if name == "-" else tmp_path / name
     with pytest.raises(ConfigError, match=says):
         predict(folders / "single", path, print, Silent(), out=out and tmp_path / out, append=True, **options)
+
+
+def test_the_name_that_is_suggested_is_accepted(folders: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"review\nhello\n"))
+    with pytest.raises(ConfigError, match="would be a csv file") as caught:
+        predict(folders / "single", tmp_path / "a.csv.gz", print, Silent(), out=tmp_path / "b.jsonl", append=True)
+    assert caught.value.hint == f"name it {tmp_path / 'b.csv'}"
 
 
 @pytest.mark.parametrize("format", ["csv", "tsv", "jsonl"])

@@ -84,6 +84,15 @@ def fresh_encoder(like: LoadedEncoder, seed: int) -> LoadedEncoder:
     return loaded_encoder(encoder, like.tokenizer_path, like.max_length, f"untrained, as {like.description}", trained=False)
 
 
+def check_layers(loaded: LoadedEncoder, count: int) -> None:
+    """Raise a ConfigError if the encoder has fewer layers than `count`."""
+    if count > loaded.encoder.config.num_layers:
+        raise ConfigError(
+            f"finetune.layers is {count}, but the encoder has {loaded.encoder.config.num_layers}",
+            hint="give fewer, or leave it out",
+        )
+
+
 def first_layers(loaded: LoadedEncoder, count: int) -> LoadedEncoder:
     """The encoder without the layers after the first `count`.
 
@@ -91,10 +100,7 @@ def first_layers(loaded: LoadedEncoder, count: int) -> LoadedEncoder:
         ConfigError: it has fewer layers.
     """
     whole = loaded.encoder
-    if count > whole.config.num_layers:
-        raise ConfigError(
-            f"finetune.layers is {count}, but the encoder has {whole.config.num_layers}", hint="give fewer, or leave it out"
-        )
+    check_layers(loaded, count)
     config = whole.config.model_copy(update={"num_layers": count})
     encoder = build_encoder(build_embeddings(loaded.vocabulary_size, whole.embeddings.embedding_size, config), config)
     weights = whole.state_dict()

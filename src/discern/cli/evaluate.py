@@ -104,13 +104,15 @@ def evaluate(
                     "--batch-size is for runs; the batches of a fine-tuned model have a few thousand tokens each",
                     hint="leave it out",
                 )
+            from discern.artifacts.run import is_finetuned
             from discern.finetune.evaluate import evaluate_finetuned
 
             found = evaluate_finetuned(
                 model, data, task=task, seed=seed, device=device, precision=precision, progress=console.progress
             )
             console.result(found, text=_text(found))
-            console.print(after_evaluate(model, run=False))
+            if is_finetuned(model):
+                console.print(after_evaluate(model, run=False))
             return
         if names_task:
             raise ConfigError(f"--task and --seed are for fine-tuned models, but {model} is not one", hint="leave them out")

@@ -206,10 +206,8 @@ def _export_task(
         "precision": precision,
         "bytes": done.num_bytes,
     } | _parity(done.parity)
-    # A model that was trained for vectors is one of sentence-transformers without being asked for.
-    only_vectors = (out / "modules.json").is_file() and not serving.sentence_transformers
-    served = _served(out, done.parity, vectors=serving.sentence_transformers)
-    console.result(values, text="\n".join([_task_text(done, precision, only_vectors=only_vectors), *served]))
+    served = _served(out, done.parity, vectors=serving.sentence_transformers and not done.gives_vectors)
+    console.result(values, text="\n".join([_task_text(done, precision), *served]))
 
 
 def _parity(parity: Parity | None) -> dict[str, Any]:
@@ -244,7 +242,7 @@ def _served(folder: Path, parity: Parity | None, *, vectors: bool) -> list[str]:
     return lines
 
 
-def _task_text(done: ExportedTask, precision: str, *, only_vectors: bool) -> str:
+def _task_text(done: ExportedTask, precision: str) -> str:
     folder, auto = str(done.folder), done.architecture.replace("Electra", "AutoModel")
     lines = [
         f"{folder}: {done.task}, seed {done.seed}, {done.parameters:,} parameters in {precision}, "
@@ -253,7 +251,7 @@ def _task_text(done: ExportedTask, precision: str, *, only_vectors: bool) -> str
         f"  {auto}.from_pretrained({folder!r})",
         f"  discern.load({folder!r}).predict(texts), or discern predict {shell_path(folder)} FILE",
     ]
-    if only_vectors:
+    if done.gives_vectors:
         lines[1:] = [
             f"  SentenceTransformer({folder!r})",
             f"  discern.load({folder!r}).encode(texts), or discern embed {shell_path(folder)} FILE",

@@ -71,6 +71,7 @@ class ExportedTask:
         parameters: number of parameters.
         num_bytes: size of the whole folder.
         parity: report of the ONNX file; None: there is none.
+        gives_vectors: whether it was trained for text embeddings, and is a model of sentence-transformers.
     """
 
     folder: Path
@@ -81,6 +82,7 @@ class ExportedTask:
     parameters: int
     num_bytes: int
     parity: Parity | None = None
+    gives_vectors: bool = False
 
 
 def export_task(
@@ -153,8 +155,8 @@ def export_task(
     progress.advance(1)
     progress.finish()
     loads_as = model.config["architectures"][0]
-    whole, size = not model.head, folder_size(out)
-    return ExportedTask(out, chosen.name, loaded.seed, loads_as, whole, model.num_parameters, size, parity[-1])
+    whole, size, vectors = not model.head, folder_size(out), chosen.labels.kind == "vectors"
+    return ExportedTask(out, chosen.name, loaded.seed, loads_as, whole, model.num_parameters, size, parity[-1], vectors)
 
 
 def head_weights(task: Task[Any], head: nn.Module, frame: FrameName = "cls-first") -> HeadWeights | OwnHead:

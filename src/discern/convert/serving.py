@@ -89,7 +89,16 @@ class Serving:
             check_onnx()
 
     def of_vectors(self, pooling: VectorPooling, max_length: int) -> Serving:
-        """The same forms, for a model that was trained for vectors of length 1."""
+        """The same forms, for a model that was trained for vectors of length 1.
+
+        Raises:
+            ConfigError: another pooling is asked for than the one that it was trained with.
+        """
+        if self.pooling is not None and self.pooling != pooling:
+            raise ConfigError(
+                f"--pooling is '{self.pooling}', but the model was trained with '{pooling}'",
+                hint="leave it out, or train with --set task.pooling=" + self.pooling,
+            )
         vectors = replace(self, sentence_transformers=True, pooling=pooling, normalize=True, max_length=max_length)
         # Eight bits of such a model are compared by the cosine of its vectors: a graph of vectors has no task to score.
         return replace(vectors, labeled=None)

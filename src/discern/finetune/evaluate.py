@@ -18,6 +18,7 @@ from discern.progress import Progress, warning_to
 from discern.storage.records import read_object
 from discern.tasks.base import Definition, Task
 from discern.tasks.baselines.base import measure_baselines
+from discern.tasks.contrastive import ContrastiveConfig
 from discern.tasks.examples import Reading
 from discern.tasks.prediction_input import known_definition
 from discern.training.parallel import choose_device
@@ -90,7 +91,7 @@ def labeled_examples(
 
     Raises:
         ConfigError: the task does not exist, or a column is missing.
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, has no labels, or has a label that the training file lacks.
     """
     loaded = open_model(model, warn=progress.note).task_model(seed)
     chosen = loaded.task(task)
@@ -102,6 +103,7 @@ def labeled_examples(
     if path is None:
         return None
     _, split, _, reading = _readings(chosen, record, path)[0]
+    _check_labels(chosen, reading, model)
     return split, list(reading.examples)
 
 
@@ -128,16 +130,20 @@ def _baselines(model: TaskModel, task: Task[Any], reading: Reading[Any], progres
     return {score.name: score.record() for score in scores}
 
 
+def _check_labels(task: Task[Any], reading: Reading[Any], model: Path) -> None:
+    if not reading.examples or not has_labels(reading):
+        raise DataError(
+            f"{reading.source} has no labels to evaluate on",
+            hint=f"to predict labels: discern predict {model} {reading.source}",
+        )
+    task.check(reading)
+
+
 def _measure(
     model: TaskModel, task: Task[Any], reading: Reading[Any], precision: str, progress: Progress
 ) -> tuple[dict[str, float], float]:
     """The metrics by name, the headline first, and the mean loss."""
-    if not reading.examples or not has_labels(reading):
-        raise DataError(
-            f"{reading.source} has no labels to evaluate on",
-            hint=f"to predict labels: discern predict {model.folder} {reading.source}",
-        )
-    task.check(reading)
+    _check_labels(task, reading, model.folder)
     features = task.encode(reading.examples, model.text, labeled=True)
     for line in features.notes:
         progress.note(line)
@@ -160,7 +166,10 @@ def _readings(task: Task[Any], record: Mapping[str, Any], data: Path) -> list[tu
     definition = known_definition(task)
     if definition is not None and data.is_dir():
         return _splits(definition, data)
-    source = recorded_source(task.labels.kind, record["source"]).configured(task.config) if record.get("source") else None
+    config = task.config
+    if isinstance(config, ContrastiveConfig):  # as in BEIR, whose files of queries are for several splits
+        config = config.model_copy(update={"unjudged": "leave-out"})
+    source = recorded_source(task.labels.kind, record["source"]).configured(config) if record.get("source") else None
     if data.is_dir() and not (source is not None and source.reads_folders):
         raise ConfigError(f"{data} is a folder", hint="give a labeled file with the columns of the training file: --data FILE")
     if definition is not None:

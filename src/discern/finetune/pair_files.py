@@ -51,13 +51,13 @@ class PairsSource(Source[TextGroup]):
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> PairsSource:
         """The source from its `record`."""
-        return cls(GroupColumns(**record["columns"]), record["format"])
+        return cls(GroupColumns(**record["columns"]), record["format"], alone=record.get("alone", False))
 
     def configured(self, config: TaskConfig) -> PairsSource:
         return replace(self, settings=cast(ContrastiveConfig, config))
 
     def record(self) -> dict[str, Any]:
-        return {"columns": asdict(self.columns), "format": self.format}
+        return {"columns": asdict(self.columns), "format": self.format, "alone": self.alone}
 
     def splits(self, folder: Path) -> dict[str, Path]:
         """Empty: the files are named one by one."""

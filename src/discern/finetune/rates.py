@@ -22,25 +22,33 @@ _TRIAL_FRACTION, _MIN_TRIAL_STEPS = 1 / 3, 100
 TRIALS_FILE = "trials.json"
 
 
+def check_selection(plan: FinetunePlan) -> None:
+    """Check that there are examples to choose a learning rate by, if one is to be chosen.
+
+    Raises:
+        ConfigError: there are too few held-out examples.
+    """
+    without = next((name for name, data in plan.data.items() if data.selection is None), None)
+    if plan.config.finetune.rate_search and without is not None:
+        raise ConfigError(
+            f"{without}: there are too few held-out examples to choose a learning rate",
+            hint="give a larger training file or a dev file, or leave out --sweep-rates",
+        )
+
+
 def search_rate(plan: FinetunePlan, ranks: Ranks, progress: Progress, stop: StopRequest) -> dict[str, Any]:
     """The learning rate whose short training run scored best on the selection, with all trials under `trials`.
 
     Each trial has its own warm-up and decay. Equal scores are decided by the lower loss. The configured rate is tried first,
     and is used if every trial diverges. Finished trials are not repeated; an interrupted one is continued.
 
-    Raises:
-        ConfigError: there are too few held-out examples to select by.
+    The plan has passed `check_selection`.
     """
-    without = next((name for name, data in plan.data.items() if data.selection is None), None)
-    if without is not None:
-        raise ConfigError(
-            f"{without}: there are too few held-out examples to choose a learning rate",
-            hint="give a larger training file or a dev file, or leave out --sweep-rates",
-        )
     folder = plan.out / "rates"
     trials = _kept_trials(folder / TRIALS_FILE)
     for factor in _RATE_FACTORS[len(trials) :]:
-        rate = float(f"{plan.config.optimizer.learning_rate * factor:.2g}")
+        given = plan.config.optimizer.learning_rate
+        rate = given if factor == 1 else float(f"{given * factor:.2g}")
         trial = _trial(plan, rate)
         trained = train_network(trial, trial.config.train.seed, folder / f"{rate:g}", f"rate {rate:g}", ranks, progress, stop)
         score, loss = (None, None) if trained.diverged else (trained.state.best, trained.state.best_loss)

@@ -22,7 +22,7 @@ from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.finetune.folder import complete_seeds, keep_earlier_settings, keep_precision, prepare_folder
 from discern.finetune.length import with_steps
-from discern.finetune.rates import at_rate, search_rate
+from discern.finetune.rates import at_rate, check_selection, search_rate
 from discern.finetune.results import measured_baselines, summarize
 from discern.finetune.seed import FinetunePlan, run_seed
 from discern.finetune.settings import FinetuneConfig, Recipe, given_settings, is_fitted, load_finetune_config
@@ -271,6 +271,7 @@ def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
     train = plan.config.train
     check_weight_precision(train, ranks)
     check_groups(train, ranks)
+    check_selection(plan)
     if ranks.world_size == 1:
         return
     if train.sequences_per_step % ranks.world_size:

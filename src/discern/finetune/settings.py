@@ -67,7 +67,7 @@ class FilesConfig(Section):
     label_kind: Literal["label", "labels", "number"] | None = Field(
         None, description="Kind of label: one class, several classes, or a number (default: recognized by the values)."
     )
-    label_separator: str | None = Field(None, description="Separator of several classes in one cell.")
+    label_separator: str | None = Field(None, min_length=1, description="Separator of several classes in one cell.")
     words: str | None = Field(
         None,
         coerce_numbers_to_str=True,

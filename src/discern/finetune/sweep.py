@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.encoder import check_layers
 from discern.artifacts.finetuned import write_json
 from discern.config.layers import parse_overrides
 from discern.config.schema import Schema
@@ -69,6 +70,9 @@ def sweep(
         )
         for combination in combinations
     ]
+    for settings in resolved:
+        if settings.config.finetune.layers is not None:
+            check_layers(loaded, settings.config.finetune.layers)
     rows: list[dict[str, Any]] = []
     best: tuple[FinetunePlan, dict[str, Any]] | None = None
     with join_ranks(device) as ranks:

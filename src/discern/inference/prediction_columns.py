@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 from discern.errors import ConfigError, DataError
 from discern.tasks.base import Prediction
 from discern.tasks.prediction_input import InputFormat
-from discern.tasks.readers.files import parsed_json, raw_lines
+from discern.tasks.readers.files import COMPRESSED, parsed_json, raw_lines
 from discern.tasks.readers.table import Table, delimiter_of, open_table
 
 _NAMES = ("prediction", "probability")
@@ -62,7 +62,8 @@ def readable_again(path: Path, out: Path | None, format: InputFormat | None, *, 
         raise none
     promised = _ENDINGS.get(out.suffix.lower(), table.format)
     if promised != table.format:
-        raise ConfigError(f"{out} would be a {table.format} file, like {path}", hint=f"name it {out.with_suffix(path.suffix)}")
+        plain = next((each for each in reversed(path.suffixes) if each.lower() not in COMPRESSED), "")
+        raise ConfigError(f"{out} would be a {table.format} file, like {path}", hint=f"name it {out.with_suffix(plain)}")
     return table
 
 
@@ -199,7 +200,7 @@ def _tsv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[
     is_header = True
     for raw in raw_lines(path):
         body = raw.rstrip("\r\n")
-        if not (body.strip(_BOM + " ") if is_header else body):
+        if not (body.strip(_BOM + " \t") if is_header else body):
             yield raw, False
             continue
         values = names if is_header else next(_paired([raw], said, path))[1]

@@ -123,6 +123,9 @@ def known_definition(task: Task[Any]) -> Definition[Any] | None:
 
 def _check_roles(task: Task[Any], record: Mapping[str, Any], columns: Mapping[str, str]) -> None:
     roles = _ROLES.get(task.labels.kind, ("text", "pair"))
+    definition = known_definition(task)
+    if roles == ("text", "pair") and definition is not None and len(definition.source.text_names()) == 1:
+        roles = ("text",)
     if roles == ("text", "pair") and "columns" in (source := record.get("source") or {}) and not source["columns"].get("pair"):
         roles = ("text",)
     wrong = next((role for role in columns if role not in roles), None)
@@ -178,7 +181,13 @@ def _word_per_line(
             hint="write them to a file; plain text, CSV and JSON lines can be read from standard input",
         )
     if definition is not None:
-        return definition.source.read(path, "test", labeled=False)
+        known = definition.source
+        # The first column of CoNLL-U has numbers.
+        chosen = "words" in columns or (suffix_of(path) == ".conllu" and isinstance(known, ConllSource) and not known.word_column)
+        if not chosen:
+            return known.read(path, "test", labeled=False)
+        characters = isinstance(known, ConllSource) and known.characters
+        return read_conll(path, word_column=_word_column(path, {}, columns), tag_column=None, characters=characters)
     return read_conll(path, word_column=_word_column(path, source, columns), tag_column=None)
 
 
