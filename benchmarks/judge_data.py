@@ -30,7 +30,7 @@ PAIRS = 40
 TEST_SENTENCES = 1000
 SHORTEST, LONGEST = 40, 200  # characters
 GLUE = {"stsb": "STS-B", "qnli": "QNLI", "sst2": "SST-2", "cola": "CoLA"}
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"“(]?[A-Z])")
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"“(]?[A-Z])")
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
 def sentences(text: Path) -> Iterator[str]:
     """The middle one of the sentences of each document that are neither short nor long."""
     for document in Corpus([str(text)], CorpusOptions()).documents(ProblemLog()):
-        parts = [part for line in document for part in _SENTENCE_END.split(line.strip())]
+        parts = [part for line in document for part in SENTENCE_END.split(line.strip())]
         fitting = [part for part in parts if SHORTEST <= len(part) <= LONGEST and part.endswith((".", "!", "?"))]
         if fitting:
             yield fitting[len(fitting) // 2]

@@ -16,10 +16,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
-import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+
+from judge_data import SENTENCE_END
 
 from discern.data.dataset.shards import TokenData
 from discern.data.sources.corpus import Corpus
@@ -32,7 +33,6 @@ LOWERCASED_PIECES = 0.25
 SENTENCES = (1, 1, 2, 3, 4)  # of a piece, equally likely
 FIRST_TOKENS = 20  # by which a held-out document is recognized
 FIRST_CHARACTERS = 600  # hold at least as many tokens
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"“(]?[A-Z])")
 
 
 def main() -> None:
@@ -87,7 +87,7 @@ def one_in(number: int, text: str) -> bool:
 
 def pieces(lines: list[str], chance: random.Random) -> Iterator[str]:
     """One to four complete sentences at a time."""
-    sentences = [part for line in lines for part in _SENTENCE_END.split(line) if part.endswith((".", "!", "?"))]
+    sentences = [part for line in lines for part in SENTENCE_END.split(line) if part.endswith((".", "!", "?"))]
     at = 0
     while at < len(sentences):
         number = chance.choice(SENTENCES)

@@ -129,7 +129,7 @@ def test_a_merge_does_not_ignore_options(
     assert call(monkeypatch, "--merge", "--out", tmp_path / "data", *given) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"{given[0]} cannot be combined with --merge" in said
-    assert ("the shares were made with theirs" in said) == (given[0] != "--check"), "--part does not take --check either"
+    assert ("it was set when the shares were prepared" in said) == (given[0] != "--check"), "--part does not take --check either"
 
 
 @pytest.mark.parametrize("tokenized", [True, False])

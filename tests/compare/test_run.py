@@ -21,9 +21,10 @@ import torch
 
 import discern.compare.run as module
 from discern.artifacts.run import load_run
+from discern.compare.dry_run import dry_run
 from discern.compare.plan import plan_comparison
 from discern.compare.results import check_results, units
-from discern.compare.run import COMPARISON_FILE, PAGE_FILE, _claim, compare, dry_run
+from discern.compare.run import COMPARISON_FILE, PAGE_FILE, _claim, compare
 from discern.compare.summary import summarize
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare

@@ -29,7 +29,8 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.pretrain import adapt as module
-from discern.pretrain.adapt import AddedTokens, adapt, extended_data, perplexity
+from discern.pretrain.adapt import adapt, perplexity
+from discern.pretrain.added_tokens import AddedTokens, extended_data
 from discern.pretrain.doctor import examine
 from discern.pretrain.evaluate import evaluate
 from discern.pretrain.resolved_run import Replay, resolve_run

@@ -41,7 +41,7 @@ from discern.interop.hub import local_model
 from discern.pretrain import adapt as adapting
 from discern.pretrain import evaluate as held_out
 from discern.pretrain import run as pretraining
-from discern.pretrain.adapt import AddedTokens
+from discern.pretrain.added_tokens import AddedTokens
 from discern.pretrain.estimate import estimate
 from discern.pretrain.refit import check_refit
 from discern.pretrain.refit import refit_head as fit_head

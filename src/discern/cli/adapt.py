@@ -94,8 +94,9 @@ def adapt(
     """
     with command(json_output=json_output, trains=True) as console:
         model = console.local_model(model)
-        from discern.pretrain.adapt import AddedTokens, data_with_tokens
         from discern.pretrain.adapt import adapt as run
+        from discern.pretrain.adapt import data_with_tokens
+        from discern.pretrain.added_tokens import AddedTokens
         from discern.pretrain.resolved_run import Replay
 
         added = None if add_tokens is None else AddedTokens.of(add_tokens)

@@ -39,7 +39,7 @@ def compare(
     The first run in the file sets the budget. You can interrupt the command with Ctrl-C at any time: run the same command again
     to continue; finished work is not repeated.
 
-    Example: discern compare compare.toml --preset electra-small --data DATA --task-data glue --out OUT
+    Example: discern compare compare.toml --preset electra-small --data DATA --task-data tasks --out OUT
     """
     with command(json_output=json_output, trains=True) as console:
         from discern.compare import run
@@ -53,7 +53,9 @@ def compare(
             "device": device,
         }
         if dry_run:
-            _show_plan(console, run.dry_run(config, **options))
+            from discern.compare.dry_run import dry_run as plan
+
+            _show_plan(console, plan(config, **options))
             return
         found = run.compare(config, progress=console.progress, **options)
         page = out / run.PAGE_FILE

@@ -294,7 +294,7 @@ def _merge(
     from discern.errors import ConfigError
 
     if (unfit := _unfit_for_merge(asked_for)) is not None:
-        where = "" if unfit in ("--check", "--against", "--against-field") else "; the shares were made with theirs"
+        where = "" if unfit in ("--check", "--against", "--against-field") else "; it was set when the shares were prepared"
         raise ConfigError(f"{unfit} cannot be combined with --merge{where}", hint="discern prepare --merge --out DATA")
     if out is None:
         raise ConfigError("no output folder is given", hint="add --out DATA, the folder that was given to the shares")

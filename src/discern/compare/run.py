@@ -26,7 +26,7 @@ from discern.artifacts.run_record import (
     make_record,
     read_record,
 )
-from discern.compare.plan import CONVENTION, ComparisonPlan, PlannedRun, plan_comparison
+from discern.compare.plan import ComparisonPlan, plan_comparison
 from discern.compare.results import (
     Unit,
     check_results,
@@ -46,7 +46,6 @@ from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
 from discern.finetune.run import finetune
 from discern.pretrain.bench import processor_name
-from discern.pretrain.estimate import estimate
 from discern.pretrain.run import pretrain
 from discern.pretrain.warm_start import start_generator
 from discern.progress import Progress
@@ -111,40 +110,6 @@ def compare(
             publish(plan, every)
         raise
     return publish(plan, every)
-
-
-def dry_run(
-    config: Path,
-    *,
-    data: Path,
-    out: Path,
-    task_data: Path | None = None,
-    preset: str | None = None,
-    overrides: Sequence[str] = (),
-    device: str = "auto",
-) -> dict[str, Any]:
-    """Runs, steps, FLOPs and estimated hours of a comparison; nothing is written. The arguments are those of `compare`.
-
-    Raises:
-        ConfigError, DataError: as in `compare`.
-    """
-    plan = plan_comparison(config, data=data, out=out, task_data=task_data, preset=preset, overrides=overrides, device=device)
-    every = units(plan)
-    check_results(plan, every)
-    hours = _hours(plan)
-    rows = [_planned_row(plan, run, [unit for unit in every if unit.run is run], hours[run.name]) for run in plan.runs]
-    return {
-        "equal": plan.config.equal,
-        "convention": CONVENTION,
-        "budget": plan.budget,
-        "reference": plan.reference.name,
-        "seeds": list(plan.seeds),
-        "tasks": {task.name: str(task.folder) for task in plan.tasks},
-        "runs": rows,
-        "estimated_hours_left": sum((row["estimated_hours"] or 0.0) * row["seeds_left"] for row in rows),
-        "finetunings_left": plan.config.finetune.seeds * sum(row["tasks_left"] for row in rows),
-        "notes": list(plan.notes),
-    }
 
 
 def _work(plan: ComparisonPlan, every: list[Unit], progress: Progress) -> None:
@@ -361,41 +326,3 @@ def _tidy(plan: ComparisonPlan, unit: Unit) -> None:
     if unit.encoder.is_dir():
         shutil.rmtree(unit.checkpoints_of, ignore_errors=True)
     sync_folder(unit.work)
-
-
-def _planned_row(plan: ComparisonPlan, run: PlannedRun, own: list[Unit], hours: float) -> dict[str, Any]:
-    left = [unit for unit in own if not unit.is_finished(plan)]
-    return {
-        "name": run.name,
-        "objective": run.config.objective.name,
-        "network": run.network,
-        "steps": run.steps,
-        "flops": None if run.flops is None else run.flops.executed,
-        "flops_paper_convention": None if run.flops is None else run.flops.paper,
-        "tokens": run.tokens,
-        "parameters": run.parameters,
-        "estimated_hours": hours,
-        "seeds_left": sum(unit.pretraining() is None for unit in left),
-        "tasks_left": sum(not unit.is_finetuned(plan, task) for unit in left for task in plan.tasks),
-    }
-
-
-def _hours(plan: ComparisonPlan) -> dict[str, float]:
-    """Estimated hours per pre-training seed of each run."""
-    estimated: dict[str, float] = {}
-    for run in plan.runs:
-        if not run.trained:
-            estimated[run.name] = 0.0
-        elif plan.config.equal == "seconds" and run is not plan.reference:
-            estimated[run.name] = estimated[plan.reference.name] * run.spec.budget
-        else:
-            found = estimate(
-                run.file,
-                data=plan.data.folder,
-                out=plan.out,
-                preset=run.preset,
-                overrides=run.overrides_of(plan.seeds[0]),
-                device=plan.device,
-            )
-            estimated[run.name] = found.values["estimated_seconds"] / 3600
-    return estimated

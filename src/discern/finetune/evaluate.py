@@ -18,7 +18,6 @@ from discern.progress import Progress, warning_to
 from discern.storage.records import read_object
 from discern.tasks.base import Definition, Task
 from discern.tasks.baselines.base import measure_baselines
-from discern.tasks.contrastive import ContrastiveConfig
 from discern.tasks.examples import Reading
 from discern.tasks.prediction_input import known_definition
 from discern.training.parallel import choose_device
@@ -166,10 +165,7 @@ def _readings(task: Task[Any], record: Mapping[str, Any], data: Path) -> list[tu
     definition = known_definition(task)
     if definition is not None and data.is_dir():
         return _splits(definition, data)
-    config = task.config
-    if isinstance(config, ContrastiveConfig):  # as in BEIR, whose files of queries are for several splits
-        config = config.model_copy(update={"unjudged": "leave-out"})
-    source = recorded_source(task.labels.kind, record["source"]).configured(config) if record.get("source") else None
+    source = recorded_source(task.labels.kind, record["source"]).configured(task.config) if record.get("source") else None
     if data.is_dir() and not (source is not None and source.reads_folders):
         raise ConfigError(f"{data} is a folder", hint="give a labeled file with the columns of the training file: --data FILE")
     if definition is not None:

@@ -34,6 +34,8 @@ class PairsSource(Source[TextGroup]):
         settings: settings that decide what is read.
         alone: whether the training file has single texts.
         judged: whether models are evaluated on the similarity of judged pairs.
+        recorded: whether this is the source of a trained model. It is evaluated on any folder: as in BEIR, whose files of
+            queries are for several splits, queries without a relevant document are left out.
     """
 
     reads_folders: ClassVar[bool] = True
@@ -42,6 +44,7 @@ class PairsSource(Source[TextGroup]):
     settings: ContrastiveConfig = field(default_factory=ContrastiveConfig)
     alone: bool = False
     judged: bool = False
+    recorded: bool = False
 
     @property
     def needs_dropout(self) -> bool:
@@ -51,7 +54,7 @@ class PairsSource(Source[TextGroup]):
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> PairsSource:
         """The source from its `record`."""
-        return cls(GroupColumns(**record["columns"]), record["format"], alone=record.get("alone", False))
+        return cls(GroupColumns(**record["columns"]), record["format"], alone=record.get("alone", False), recorded=True)
 
     def configured(self, config: TaskConfig) -> PairsSource:
         return replace(self, settings=cast(ContrastiveConfig, config))
@@ -76,7 +79,7 @@ class PairsSource(Source[TextGroup]):
                     f"{path} is a folder, which can only be evaluated on", hint="train on a table of pairs: --train FILE"
                 )
             which: Literal["dev", "test"] = "dev" if split == "dev" else "test"
-            return read_retrieval(path, which, self.settings.unjudged)
+            return read_retrieval(path, which, "leave-out" if self.recorded else self.settings.unjudged)
         reading = read_groups(
             path,
             self.columns,

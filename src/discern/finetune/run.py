@@ -249,10 +249,10 @@ def prepare_finetuning(
     return plan
 
 
-def _refuse_passes_of_divided_weights(config: FinetuneConfig, task: str) -> None:
+def _refuse_passes_of_divided_weights(config: FinetuneConfig, task: str, ranks: Ranks) -> None:
     """Raise a ConfigError if the gradient of a step is computed from parts of it while no rank has the whole weights."""
     passes = getattr(config.task_config(task), "texts_per_pass", None)
-    if passes and config.train.parallel != "ddp":
+    if passes and config.train.divides_weights(ranks.world_size):
         raise ConfigError(
             f"{config.task_prefix(task)}texts_per_pass is {passes}, which needs whole weights on every process, but "
             f"train.parallel is '{config.train.parallel}'",
@@ -280,7 +280,7 @@ def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
             hint=f"set a number that is a multiple of {ranks.world_size}",
         )
     for name in plan.data:
-        _refuse_passes_of_divided_weights(plan.config, name)
+        _refuse_passes_of_divided_weights(plan.config, name, ranks)
     examples = {
         f"examples of {name} ({split})": digest[:_SHOWN_DIGITS]
         for name, data in plan.data.items()

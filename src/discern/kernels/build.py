@@ -56,7 +56,7 @@ def load_kernels() -> Kernels:
     runtime = _openmp_runtime()
     if runtime is None:
         return Kernels(None, "torch runs without OpenMP here")
-    found = Kernels(None, "torch runs with GCC's OpenMP, for which clang compiles nothing: install gcc")
+    found = Kernels(None, "torch runs with GCC's OpenMP, which code compiled by clang cannot use: install gcc")
     for compiler in compilers:
         try:
             version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=True).stdout

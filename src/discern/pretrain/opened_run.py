@@ -272,7 +272,7 @@ def workload_of(config: PretrainConfig, ranks: Ranks, precision: str) -> Workloa
     train = config.train
     rows = train.micro_batch_size or train.sequences_per_step // ranks.world_size
     steps = None if train.max_hours is not None else train.max_steps
-    divided = train.parallel != "ddp" and ranks.world_size > 1
+    divided = train.divides_weights(ranks.world_size)
     return Workload(config.model, rows, config.data.sequence_length, precision, steps, divided)
 
 

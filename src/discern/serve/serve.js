@@ -283,12 +283,13 @@
   find("#predict-tasks").hidden = tasks.length < 2;
   const current = () => tasks[task.selectedIndex] || tasks[0];
   const arrange = () => {
-    const reads = current() ? current().reads : "text";
+    // Of models with tasks of the same name, one may read questions or pairs and another words.
+    const all = models.flatMap((model) => model.tasks).filter((one) => current() && one.name === current().name);
+    const kinds = all.map((one) => one.reads);
+    const reads = kinds.includes("question") ? "question" : kinds[0] || "text";
     find("#predict-label").textContent = reads === "question" ? "Text that contains the answer" : reads === "words" ? "Text, with spaces between its words" : "Text";
     find("#predict-pair-label").textContent = reads === "question" ? "Question" : "Second text, if the task reads pairs";
-    // Of models with tasks of the same name, one may read pairs and another words.
-    const all = models.flatMap((model) => model.tasks).filter((one) => current() && one.name === current().name);
-    find("#predict-second").hidden = !all.some((one) => one.reads !== "words");
+    find("#predict-second").hidden = kinds.every((kind) => kind === "words");
   };
   const entities = (found) => {
     const parts = [];

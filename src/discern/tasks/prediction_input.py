@@ -77,7 +77,7 @@ def input_examples(
                 f"'{task.name}' only reads its own format", hint="give a file of that format, without --format and columns"
             )
         return _noted(definition.source.read(path, "test", labeled=False), path, note)
-    _check_roles(task, record, columns)
+    _check_roles(task, record, columns, definition)
     tags, source = task.labels.kind == "tags", record.get("source") or {}
     if format == "conll" and not tags:
         raise ConfigError(f"--format conll is for tagging, but '{task.name}' is not a tagging task", hint="leave it out")
@@ -121,9 +121,10 @@ def known_definition(task: Task[Any]) -> Definition[Any] | None:
     return replace(definition, source=definition.source.configured(task.config))
 
 
-def _check_roles(task: Task[Any], record: Mapping[str, Any], columns: Mapping[str, str]) -> None:
+def _check_roles(
+    task: Task[Any], record: Mapping[str, Any], columns: Mapping[str, str], definition: Definition[Any] | None
+) -> None:
     roles = _ROLES.get(task.labels.kind, ("text", "pair"))
-    definition = known_definition(task)
     if roles == ("text", "pair") and definition is not None and len(definition.source.text_names()) == 1:
         roles = ("text",)
     if roles == ("text", "pair") and "columns" in (source := record.get("source") or {}) and not source["columns"].get("pair"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast, final
+from typing import Any, ClassVar, final
 
 from discern.errors import DataError, did_you_mean
 from discern.tasks.base import Definition, Prediction, Source, Task
@@ -117,8 +117,9 @@ def _answers(answers: Any, where: str) -> Iterator[tuple[str, int | None]]:
             text = int(text)
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
             raise DataError(f"{where}: an answer is not a text: {text!r:.60}", hint=_SHAPE)
-        whole = isinstance(start, int) or (isinstance(start, float) and start.is_integer())
-        yield clean_text(str(text)), int(cast(float, start)) if whole else None
+        if isinstance(start, float):
+            start = int(start) if start.is_integer() else None
+        yield clean_text(str(text)), start if isinstance(start, int) else None
 
 
 def _field(record: Any, names: tuple[str, ...], where: str) -> Any:

@@ -126,6 +126,10 @@ class TrainConfig(Section):
         description="Also send the records to an experiment tracker, whose package must be installed: 'wandb' or 'trackio'.",
     )
 
+    def divides_weights(self, processes: int) -> bool:
+        """Whether no single process has the whole model while it is trained."""
+        return self.parallel != "ddp" and processes > 1
+
     @model_validator(mode="after")
     def _weights_suit(self) -> TrainConfig:
         if self.weight_precision != "float32" and self.precision != "bfloat16":

@@ -47,7 +47,7 @@ def out_of_memory(context: TrainContext, step: int, fitting: Callable[[int], boo
     """
     size = context.micro_batch_size(step) or len(context.rows_of(step)) // context.ranks.world_size
     rows = size
-    if context.train.parallel != "ddp" and context.ranks.world_size > 1 and size > 1:
+    if context.train.divides_weights(context.ranks.world_size) and size > 1:
         # No rank has the whole weights on its device, so nothing can be tried by one of them alone.
         return ConfigError(
             f"step {step}: there is not enough memory on {context.ranks.device} for {_rows(size)} at once",

@@ -154,7 +154,7 @@ def check_groups(train: TrainConfig, ranks: Ranks) -> None:
 
 def build_replica(context: TrainContext, prepare: Prepare) -> Replica:
     """What this rank trains, by `train.parallel` and the number of ranks."""
-    if context.ranks.world_size == 1 or context.train.parallel == "ddp":
+    if not context.train.divides_weights(context.ranks.world_size):
         return Replica(context, prepare)
     from discern.training.sharding import ShardedReplica  # imports torch.distributed.fsdp
 

@@ -27,7 +27,7 @@ def check_weight_precision(train: TrainConfig, ranks: Ranks) -> None:
     Raises:
         ConfigError: weights that are to be rounded at random would be divided among several processes.
     """
-    if train.weight_precision == "bfloat16" and ranks.world_size > 1 and train.parallel != "ddp":
+    if train.weight_precision == "bfloat16" and train.divides_weights(ranks.world_size):
         raise ConfigError(
             f"train.weight_precision is bfloat16, which does not work with train.parallel='{train.parallel}': FSDP rounds "
             "gradients to the precision of the weights that it divides",

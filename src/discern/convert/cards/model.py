@@ -70,7 +70,7 @@ class ModelFacts:
         reference: name of the preset that `differences` compares with.
         differences: (key, value here, value in the preset).
         data: statistics of the data set.
-        evaluable: whether the networks hold all weights of the objective.
+        is_whole: whether the networks hold all weights of the objective.
         tokens_seen: number of tokens read in training, repetitions included, padding excluded.
         evaluation: held-out metrics by name.
         evaluated_at: step of the evaluation.
@@ -95,7 +95,7 @@ class ModelFacts:
     reference: str | None = None
     differences: Sequence[tuple[str, Any, Any]] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-    evaluable: bool = True
+    is_whole: bool = True
     tokens_seen: int | None = None
     evaluation: Mapping[str, float] = field(default_factory=dict)
     evaluated_at: int | None = None
@@ -220,7 +220,7 @@ def facts_of_run(run: RunFolder, models: Mapping[str, HuggingFaceModel], title: 
         overlap=run.record.get("overlap"),
         start=_start(run.record),
         replay=run.record.get("replay", {}).get("share"),
-        evaluable=not weights_outside_networks(run.objective),
+        is_whole=not weights_outside_networks(run.objective),
         tokens_seen=run.tokens,
         evaluation=held_out_metrics(evaluated),
         evaluated_at=evaluated.get("step"),

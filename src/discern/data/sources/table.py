@@ -31,7 +31,8 @@ _LABEL_NAMES = (
     "source split tags"
 ).split()
 _ENDINGS = {"csv": ",;\t|", "tsv": "\t", "tab": "\t"}
-_NO_DELIMITER = "\x1f"  # for a table with one column, where "great film, loved it" is one text
+NO_DELIMITER = "\x1f"
+"""For a table with one column, where "great film, loved it" is one text."""
 _SAMPLE_ROWS = 100
 _LONGEST_FIELD = 10_000_000  # characters
 _FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
@@ -83,7 +84,7 @@ def table_dialect(name: str, head: bytes) -> Dialect | None:
     if marks is not None:
         mark = max(marks, key=lambda mark: len(_fields(lines[0], mark)))
         several = len(_fields(lines[0], mark)) > 1 or marks == "\t"
-        return Dialect(mark if several else _NO_DELIMITER, by_name=True)
+        return Dialect(mark if several else NO_DELIMITER, by_name=True)
     for mark in "\t,;|":
         widths = {len(_fields(line, mark)) for line in lines}
         named = {field.strip().lower() for field in _fields(lines[0], mark)} & {*TEXT_NAMES, *_LABEL_NAMES}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from discern.data.sources.streams import naming
+from discern.data.sources.table import NO_DELIMITER
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.tasks.readers.files import COMPRESSED, clean_text, numbered_lines, parsed_json, stream_lines
 
@@ -35,7 +36,6 @@ _BY_ENDING: dict[str, TableFormat] = {
     ".parquet": "parquet",
 }
 _DELIMITERS = ",;\t|"
-_NO_DELIMITER = "\x1f"  # for a table with one column, where "great film, loved it" is one text
 # In characters: longer than any text, and short enough for memory if an unclosed quotation mark takes in the rest of a file.
 _LONGEST_FIELD = 10_000_000
 _NOT_TEXT = (
@@ -149,7 +149,7 @@ def _header(fields: list[str], name: str, number: int) -> tuple[str, ...]:
 
 def _delimited(lines: Lines, name: str, header: str) -> Table:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    delimiter = delimiter_of(header) or _NO_DELIMITER
+    delimiter = delimiter_of(header) or NO_DELIMITER
     records = _records(lines, name, delimiter)
     number, fields = next(records)
     columns = _header(fields, name, number)
