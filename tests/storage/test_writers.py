@@ -46,7 +46,7 @@ ALLOWED = {
     ("training/checkpoint.py", "save_file"): "a checkpoint's folder that is not published yet",
     ("training/checkpoint.py", "write_text"): "a checkpoint's folder that is not published yet",
     ("training/metrics_log.py", "open"): "metrics.jsonl is appended to",
-    ("pretrain/adapt.py", "TemporaryDirectory"): "scratch",
+    ("pretrain/added_tokens.py", "TemporaryDirectory"): "scratch",
     ("compare/run.py", "rmtree"): "its own work folder, when it is finished",
     ("compare/run.py", "unlink"): "its own work folder, when it is finished",
     ("api/classifier.py", "TemporaryDirectory"): "scratch",
