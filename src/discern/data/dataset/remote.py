@@ -206,7 +206,10 @@ class RemoteFolder:
 
 
 def _has(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+    try:
+        return path.stat().st_size == size
+    except FileNotFoundError:  # asked only once: another process may remove it at any time
+        return False
 
 
 def _files_of(shards: tuple[ShardInfo, ...]) -> Iterator[FileInfo]:
