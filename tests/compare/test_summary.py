@@ -61,3 +61,4 @@ def test_many_seeds_are_drawn_from_and_the_same_again() -> None:
     found = compare_samples(first, second)
     assert found == compare_samples(first, second)
     assert 0 < (found.p or 0) < 0.2
+    assert not found.exact

@@ -151,10 +151,13 @@ def test_measures_of_two_choices() -> None:
     lists = [nbest("a b", "a x", "a b"), nbest("a b", "x x", "a x", "")]
     found = measure(lists, np.array([0, 0]), np.array([1, 1]), WER)
     assert (found.before, found.after, found.best_possible) == (3 / 4, 1 / 4, 1 / 4)
-    assert found.low <= -0.5 <= found.high < 0
+    assert found.interval is not None
+    assert found.interval[0] <= -0.5 <= found.interval[1] < 0
     assert found.better == 1
     assert best_possible(hypothesis_statistics(lists, WER), WER) == 1 / 4  # type: ignore[arg-type]
     assert measure(lists, np.array([0, 0]), np.array([1, 1]), BLEU_).best_possible is None
+    alone = measure(lists[:1], np.array([0]), np.array([1]), WER)
+    assert (alone.before, alone.after, alone.interval, alone.better) == (1 / 2, 0, None, None)
 
 
 def test_judging_scores_each_text_once_in_its_place() -> None:

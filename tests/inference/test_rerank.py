@@ -80,7 +80,8 @@ def test_what_it_is_worth_is_counted_over_the_lists_with_references(model: Path,
     assert wer is not None
     # An edit in 5 words and a missing word of 1, then the missing word alone.
     assert (wer.before, wer.after, wer.best_possible) == (pytest.approx(2 / 6), pytest.approx(1 / 6), pytest.approx(1 / 6))
-    assert wer.low <= wer.after - wer.before <= wer.high <= 0
+    assert wer.interval is not None
+    assert wer.interval[0] <= wer.after - wer.before <= wer.interval[1] <= 0
     assert done.metrics["cer"] is not None
     assert done.metrics["bleu"] is not None
     assert done.dev_metrics == {}
@@ -211,6 +212,7 @@ def test_json_and_what_people_see(model: Path, nbest: Path, tmp_path: Path, caps
     assert found["wer_before"] == pytest.approx(2 / 6)
     assert len(found["wer_change_interval"]) == 2
     assert found["dev"]["wer_before"] == pytest.approx(1 / 5)
+    assert (found["dev"]["wer_change_interval"], found["dev"]["wer_better_fraction"]) == (None, None)  # one list
     rerank_command(model, nbest, out=out, weight=0.0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{out}: 3 lists of 5 hypotheses, 0 with a new best hypothesis; scorer electric, lambda 0,")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,16 @@ def test_a_refitted_head_is_told_and_exported_whole(run: Path, data: Path, tmp_p
     assert "[CLS]" in done.stdout
     # Nothing of it touched the run.
     assert load_run(run, warn=pytest.fail).objective.networks()["discriminator"].bilinear is not None
+
+
+def test_a_head_for_text_that_has_changed_comes_with_a_warning(run: Path, data: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(run, tmp_path / "run"))
+    record = json.loads((run / "run.json").read_text())
+    (copied / "run.json").write_text(json.dumps(record | {"data_fingerprint": "0" * 64}))
+    warnings: list[str] = []
+    refit_head(copied, updates=1, progress=Silent(), warn=warnings.append)
+    assert [f"{data} has changed since {copied} was trained on it" in each for each in warnings] == [True]
+    refit_head(copied, data=data, updates=1, progress=Silent(), warn=pytest.fail)
 
 
 def test_a_head_is_refitted_only_where_there_is_a_term(run: Path, data: Path, tmp_path: Path) -> None:

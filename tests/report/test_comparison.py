@@ -72,6 +72,7 @@ def comparison(*rows: dict[str, Any], p: float | None = 0.1, seeds: int = 3) -> 
                 "task": "rte",
                 "difference_of_medians": 0.1,
                 "p": p,
+                "exact": seeds < 11,
                 "smallest_p": {3: 0.1, 5: 2 / 252}.get(seeds, 1.0),
                 "verdict": "the seeds overlap",
                 "seeds": [seeds, seeds],
@@ -139,11 +140,17 @@ def test_unfinished_without_tasks_and_with_failures() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "p", "says"),
-    [(3, 0.1, "no difference can reach 0.05"), (1, None, "cannot be distinguished from chance"), (5, 0.01, "is 0.0079")],
+    [
+        (3, 0.1, "no difference can reach 0.05"),
+        (1, None, "cannot be distinguished from chance"),
+        (5, 0.01, "is 0.0079"),
+        (11, 0.01, "200,000 random ways"),
+    ],
 )
 def test_the_limits_of_few_seeds_are_said(seeds: int, p: float | None, says: str) -> None:
     lines = significance_notes(comparison(row("a", 0.5, 1.0), row("b", 0.6, 1.0), p=p, seeds=seeds))
     assert says in " ".join(lines)
+    assert lines[0].startswith("p: exact permutation test") == (seeds < 11)
     assert significance_notes(comparison(row("a", 0.5, 1.0))) == []
 
 

@@ -172,6 +172,13 @@ def test_what_cannot_be_read_is_refused_and_the_next_request_is_answered(client:
     assert client.post("/detect", json={"text": "x"}).status_code == 200
 
 
+def test_the_masks_of_a_request_are_limited(client: TestClient) -> None:
+    refused = client.post("/fill", json={"texts": ["[MASK] " * 600] * 2})
+    assert refused.status_code == 413
+    assert refused.json()["error"]["message"] == "1,200 masks, expected at most 1,024"
+    assert len(client.post("/fill", json={"text": "a [MASK] " * 3}).json()["predictions"]) == 3
+
+
 def test_hostile_texts_are_answered_as_texts(client: TestClient) -> None:
     found = client.post("/detect", json={"text": HOSTILE})
     assert found.status_code == 200

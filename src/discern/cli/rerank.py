@@ -108,7 +108,7 @@ def _metrics(metrics: Mapping[str, Measured | None]) -> dict[str, object]:
         found |= {
             f"{name}_before": each and each.before,
             f"{name}_after": each and each.after,
-            f"{name}_change_interval": each and [each.low, each.high],
+            f"{name}_change_interval": each and each.interval and list(each.interval),
             f"{name}_better_fraction": each and each.better,
             f"{name}_best_possible": each and each.best_possible,
         }
@@ -127,7 +127,7 @@ def _show(console: Console, done: Reranked, out: Path) -> None:
             if each is None:
                 continue
             least = "" if each.best_possible is None else f"{each.best_possible:.4f}"
-            interval = f"{each.low:+.4f} to {each.high:+.4f}"
+            interval = "" if each.interval is None else "{:+.4f} to {:+.4f}".format(*each.interval)
             change = f"{each.after - each.before:+.4f}"
             table.add_row(f"{where}{name}", f"{each.before:.4f}", f"{each.after:.4f}", change, interval, least)
     if table.row_count:

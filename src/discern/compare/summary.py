@@ -1,4 +1,4 @@
-"""The summary of a comparison: medians and ranges of the scores, and exact tests of the differences from the reference."""
+"""The summary of a comparison: medians and ranges of the scores, and permutation tests of the differences from the reference."""
 
 from __future__ import annotations
 
@@ -134,6 +134,7 @@ def _significance(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> li
                         "task": column,
                         "difference_of_medians": difference.median,
                         "p": difference.p,
+                        "exact": difference.exact,
                         "smallest_p": difference.smallest_p,
                         "verdict": difference.verdict,
                         "seeds": [len(first), len(second)],
@@ -182,12 +183,14 @@ class Difference:
     Attributes:
         median: median of the first sample minus that of the second.
         p: p-value of a two-sided permutation test of the difference of the means; None if a sample has fewer than two values.
+        exact: whether `p` counts every partition, rather than a sample of them.
         smallest_p: the smallest p-value that is possible with samples of these sizes.
         verdict: whether the samples overlap, in words.
     """
 
     median: float
     p: float | None
+    exact: bool
     smallest_p: float
     verdict: str
 
@@ -196,8 +199,9 @@ def compare_samples(first: Sequence[float], second: Sequence[float]) -> Differen
     """Compare two samples of at least one value each.
 
     The p-value is the fraction of all partitions of the pooled values into two groups of these sizes whose means are at least
-    as far apart. The test only assumes that the values are exchangeable if there is no difference. It is unpaired, because
-    with so few seeds a paired test has an even larger smallest p-value (2 of 2^n instead of 2 of n from 2n).
+    as far apart; if there are more than 200,000 partitions, of that many random ones. The test only assumes that the values are
+    exchangeable if there is no difference. It is unpaired, because with so few seeds a paired test has an even larger smallest
+    p-value (2 of 2^n instead of 2 of n from 2n).
     """
     ways = math.comb(len(first) + len(second), len(first))
     # With equal sizes, swapping the two groups gives another partition that is as far apart.
@@ -205,7 +209,7 @@ def compare_samples(first: Sequence[float], second: Sequence[float]) -> Differen
     p = None
     if min(len(first), len(second)) >= 2:
         p = _permuted(np.asarray(first, float), np.asarray(second, float), ways)
-    return Difference(float(np.median(first) - np.median(second)), p, smallest, _verdict(first, second))
+    return Difference(float(np.median(first) - np.median(second)), p, ways <= _EXACT_UP_TO, smallest, _verdict(first, second))
 
 
 def _permuted(first: np.ndarray, second: np.ndarray, ways: int) -> float:

@@ -137,16 +137,15 @@ class Measured:
 
     Attributes:
         before, after: the metric over the corpus.
-        low, high: 95% confidence interval of after - before.
-        better: fraction of the resamples in which after is better than before.
+        interval: 95% confidence interval of after - before; None with one list, whose resamples are all the same.
+        better: fraction of the resamples in which after is better than before; None with one list.
         best_possible: error rate of the best hypothesis of each list; None for metrics that are not error rates.
     """
 
     before: float
     after: float
-    low: float
-    high: float
-    better: float
+    interval: tuple[float, float] | None
+    better: float | None
     best_possible: float | None
 
 
@@ -162,8 +161,9 @@ def measure(lists: Sequence[NBest], before: Int[np.ndarray, "N"], after: Int[np.
         for places in (before, after)
     )
     low, high, better = bootstrap(first, second, metric)
+    interval, share = ((low, high), better) if len(lists) > 1 else (None, None)
     least = best_possible(hypothesis_statistics(lists, metric), metric) if isinstance(metric, ErrorRate) else None
-    return Measured(metric.value(first.sum(0)), metric.value(second.sum(0)), low, high, better, least)
+    return Measured(metric.value(first.sum(0)), metric.value(second.sum(0)), interval, share, least)
 
 
 def hypothesis_statistics(lists: Sequence[NBest], metric: CorpusMetric) -> Statistics:

@@ -19,7 +19,7 @@ from discern.errors import ConfigError, DataError
 from discern.models.heads import ReplacedTokenHead
 from discern.objectives.base import Objective
 from discern.objectives.losses import replaced_token_loss
-from discern.pretrain.evaluate import open_data
+from discern.pretrain.evaluate import change_since, open_data
 from discern.pretrain.rows import heldout_stream
 from discern.progress import Progress
 from discern.training import evaluation
@@ -56,6 +56,7 @@ def refit_head(
         run: folder of a run.
         data: data set; None: the one that the run was trained on.
         updates: number of updates, of 4,096 tokens each.
+        warn: called if checkpoints were skipped, or if the run's data set has changed since it was trained.
 
     Raises:
         ConfigError: the discriminator has no bilinear term, or does not detect replaced tokens.
@@ -76,6 +77,8 @@ def refit_head(
             hint="leave out --refit-head",
         )
     opened = open_data(run, trained, data)
+    if data is None and (change := change_since(opened, run, trained.record)) is not None:
+        warn(change)
     heldout = heldout_stream(opened, config)
     if heldout is None:
         raise DataError(

@@ -71,10 +71,14 @@ def significance_notes(found: Found) -> list[str]:
     if not entries:
         return []
     sizes = sorted({tuple(entry["seeds"]) for entry in entries})
+    exact = all(entry.get("exact", True) for entry in entries)  # not in the files of earlier versions
+    test = "exact permutation test" if exact else "permutation test"
     lines = [
-        f"p: exact permutation test of the difference of the means over pre-training seeds, two-sided, unpaired, against "
+        f"p: {test} of the difference of the means over pre-training seeds, two-sided, unpaired, against "
         f"'{found['reference']}'; not corrected for the {len(entries)} comparisons of the table."
     ]
+    if not exact:
+        lines.append("With so many seeds, p is estimated from 200,000 random ways to divide them, instead of all ways.")
     for first, second in sizes:
         smallest = next(entry["smallest_p"] for entry in entries if tuple(entry["seeds"]) == (first, second))
         if min(first, second) < 2:

@@ -65,6 +65,9 @@ class Api:
         """POST /fill."""
         asked = await self._bodies.read(request, FillRequest)
         model = self._model(asked.model)
+        masks = 0 if model.filler is None else sum(map(model.filler.masks_in, asked.items))
+        if masks > self.limits.max_masks:
+            raise RefusedError(413, f"{masks:,} masks, expected at most {self.limits.max_masks:,}", hint="send fewer at a time")
         found = await self._computed(request, model, "fill", (asked.top,), partial(model.fill, top=asked.top), asked.items)
         return JSONResponse(found[0] if asked.texts is None else {"texts": found})
 

@@ -17,6 +17,7 @@ class Limits:
         max_held_bytes: bytes of all bodies that are being received.
         max_characters: characters of all texts of a request.
         max_texts: texts of a request.
+        max_masks: masks of a request. In a long text, each is predicted from a window of its own.
         max_waiting: requests that wait for the model.
         max_waiting_characters: characters of their texts.
         max_connections: open connections; further ones are refused with 503.
@@ -31,6 +32,7 @@ class Limits:
     max_held_bytes: int = 1 << 27
     max_characters: int = 100_000
     max_texts: int = 512
+    max_masks: int = 1024
     max_waiting: int = 1024
     max_waiting_characters: int = 10_000_000
     max_connections: int = 1024
