@@ -45,7 +45,7 @@ def test_it_learns_and_says_classes(fitted: discern.TextClassifier) -> None:
     assert fitted.score(TEXTS, LABELS) > 0.9
     probabilities = fitted.predict_proba(TEXTS[:5])
     assert probabilities.shape == (5, 3)
-    np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-5)
+    np.testing.assert_allclose(fitted.predict_proba(TEXTS).sum(1), 1, rtol=1e-15)
     assert fitted.predict(TEXTS[:5]).tolist() == [fitted.classes_[place] for place in probabilities.argmax(1)]
     assert fitted.predict([]).shape == (0,)
     assert fitted.predict_proba([]).shape == (0, 3)
@@ -113,6 +113,8 @@ def test_the_folder_is_temporary_or_the_users(model: Path, tmp_path: Path) -> No
         (["a", ("b", "c")], ["x", "y"], "row 1 of X has 2 columns"),
         (["a", "b"], [0.5, 1.0], "not class labels"),
         (["a", "b"], ["x", None], "no label for row 1"),
+        (["a", " "], ["x", "y"], "row 1 of X is empty"),
+        (["a", "b"], ["x", "x"], "y has one class"),
         (["a", "b"], ["x", "x "], "white space"),
         ([{"text": "a"}], ["x"], r"row 0 of X is \{'text': 'a'\}, expected a text"),
         ([{"a", "b"}], ["x"], "row 0 of X is .*, expected a text"),

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import discern
@@ -123,6 +124,7 @@ def test_settings_become_toml() -> None:
         "words": 'a "text" = 3\nand more',
         "list": ["x", "y"],
         "path": Path("/some where"),
+        "array": np.arange(3)[2],
     }
     read: dict[str, Any] = {}
     for override in overrides_of(made):
@@ -135,9 +137,10 @@ def test_settings_become_toml() -> None:
         "words": 'a "text" = 3\nand more',
         "list": ["x", "y"],
         "path": "/some where",
+        "array": 2,
     }
     assert overrides_of(None) == ()
-    with pytest.raises(discern.ConfigError, match=r"train\.seed is a NoneType"):
+    with pytest.raises(discern.ConfigError, match=r"train\.seed is of the type NoneType"):
         overrides_of({"train.seed": None})
 
 

@@ -22,8 +22,8 @@ torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from tests.training.test_loop import build, context
-from discern.errors import CheckpointError, RanksError
-from discern.training import checkpoint
+from discern.errors import CheckpointError, DataError, RanksError
+from discern.training import checkpoint, evaluation
 from discern.training.context import State
 from discern.training.loop import train
 from discern.training.parallel import join_ranks
@@ -38,7 +38,9 @@ def fill_disk():
 
 def broken(self, plan, planner):
     saves.append(plan)
-    if len(saves) == 2 and rank == "1":
+    if case == "evaluation":
+        time.sleep(1)  # the evaluation fails before the checkpoint is complete
+    if case != "evaluation" and len(saves) == 2 and rank == "1":
         if case == "full":
             fill_disk()
             return write(self, plan, planner)
@@ -55,12 +57,19 @@ def limited(*arguments):
     save(*arguments)
 
 
+def unreadable(*_, **__):
+    raise OSError(5, "Input/output error")
+
+
 HuggingFaceStorageWriter.write_data = broken
+if case == "evaluation":
+    evaluation.evaluate = unreadable
 checkpoint.save = limited
 parallel = "ddp" if case == "full on the first" else "fsdp"
 try:
     with join_ranks("cpu") as ranks:
         options = dict(max_steps=40, checkpoint_every_steps=3, log_every_steps=40, sequences_per_step=4)
+        options |= dict(evaluate_every_steps=3) if case == "evaluation" else {{}}
         run = context(folder if ranks.writes else folder / "other", build(0.0), parallel=parallel, **options)
         object.__setattr__(run, "ranks", ranks)
         train(run, State())
@@ -68,6 +77,9 @@ except CheckpointError as error:
     assert "File too large" in error.message and "step-00000003" in error.hint, (error.message, error.hint)
     assert parallel == "ddp" or "process 1 on " in error.message, error.message
     sys.exit(28)
+except DataError as error:
+    assert case == "evaluation" and "as the weights of step 3 are saved" in error.hint, (error.message, error.hint)
+    sys.exit(30)
 except RanksError as error:
     assert case != "full on the first" or "rank 0 (pid " in error.message and "File too large" in error.message, error.message
     sys.exit(29)
@@ -93,12 +105,12 @@ def launch(folder: Path, case: str) -> None:
     assert codes == CASES[case]
 
 
-CASES = {"full": [28, 28], "full on the first": [28, 29], "killed": [29, -signal.SIGKILL]}
+CASES = {"full": [28, 28], "full on the first": [28, 29], "killed": [29, -signal.SIGKILL], "evaluation": [30, 30]}
 """Exit codes of both processes, by what happens to a save of the second one, or of the first one under DDP."""
 
 
 @pytest.mark.parametrize(
-    "case", [*(pytest.param(case, marks=pytest.mark.slow) for case in ("full", "full on the first")), "killed"]
+    "case", [*(pytest.param(case, marks=pytest.mark.slow) for case in ("full", "full on the first")), "killed", "evaluation"]
 )
 def test_a_save_that_one_process_cannot_complete_leaves_the_one_before(tmp_path: Path, case: str) -> None:
     launch(tmp_path, case)

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from discern.compare.settings import FinetuneSpec
-from discern.errors import ConfigError
+from discern.errors import ConfigError, DataError
 from discern.finetune import rates
 from discern.finetune import seed as finetune_seed
 from discern.finetune.seed import attempt_seed
-from discern.finetune.task_files import HELD_OUT, SEPARATE_PART
+from discern.finetune.task_files import HELD_OUT, SEPARATE_PART, has_labels
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
+from discern.tasks.examples import Reading
 from discern.training import loop
 from tests.small.task import ROWS, Finetuning, prepare_finetuning, run, write_csv
 from tests.tasks.data_folder import write
@@ -120,6 +121,11 @@ def test_a_dev_file_chooses_and_a_test_file_never_does(request_: Finetuning, fit
     assert data.selection is not None
     assert (data.dev_name, data.selection.name) == ("test", SEPARATE_PART)
     assert len(data.train.examples) + len(data.selection.split.examples) == 300
+    write(tmp_path / "RTE" / "train.tsv", "index\tsentence1\tsentence2\tlabel", *lines[:80])  # too few to set some aside
+    few = replace(request_, tasks=[("rte", tmp_path / "RTE")], overrides=("train.evaluate_every_steps=2",))
+    plan = prepare_finetuning(few, Silent())
+    assert plan.data["rte"].selection is None
+    assert (plan.config.finetune.keep, plan.config.finetune.patience) == ("last", 0)
 
 
 def test_too_few_examples_choose_nothing(fitted: Finetuning, tmp_path: Path) -> None:
@@ -127,6 +133,8 @@ def test_too_few_examples_choose_nothing(fitted: Finetuning, tmp_path: Path) -> 
     assert plan.data["own"].selection is None
     assert (plan.config.finetune.keep, plan.config.finetune.patience) == ("last", 0)
     assert plan.config.train.evaluate_every_steps == 0
+    with pytest.raises(DataError, match="an empty file has no examples"):
+        has_labels(Reading((), "an empty file"))
     # Three texts, each 80 times: a part of them could be all that there is of a class.
     alike = write_csv(tmp_path / "alike.csv", ROWS * 80)
     three = replace(fitted, overrides=(*fitted.overrides, f"files.train='{alike}'", f"files.dev='{tmp_path / 'dev.csv'}'"))

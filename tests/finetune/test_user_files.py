@@ -208,6 +208,8 @@ def test_a_word_a_line_from_training_to_prediction(tmp_path: Path) -> None:
     wanted = [["B-NP", "I-NP", "O"], ["B-NP", "O"]]
     assert tags(write(tmp_path / "new.txt", *["_" + line[line.find(" ") :] if line else "" for line in lines])) == wanted
     assert tags(write(tmp_path / "new.conll", "the", "model", "reads", "", "file", "returns"), words="0") == wanted
+    assert tags(write(tmp_path / "new.txt", "the model reads")) == wanted[:1]  # a sentence, not a line of three columns
+    assert tags(write(tmp_path / "new.txt", "the model reads", "file returns")) == wanted
     assert tags(write(tmp_path / "new.csv", "words,x", "the model reads,1", "file returns,2")) == wanted
     with pytest.raises(ConfigError, match="no word column 1") as caught:
         tags(write(tmp_path / "bare.conll", "the", "model"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -94,6 +97,20 @@ def roberta() -> Tokenizer:
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     return tokenizer
+
+
+def written(folder: Path, tokenizer: Tokenizer, name: str = "tokenizer_config.json", **settings: Any) -> Path:
+    """The folder, with the file of the tokenizer and one with these settings, if there are any."""
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if settings:
+        (folder / name).write_text(json.dumps(settings))
+    return folder
+
+
+def stated(names: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that name the tokens of these roles."""
+    return {f"{role}_token": token for role, token in names.items()}
 
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from discern.artifacts import run
 from discern.artifacts.run import check_parameters
 from discern.errors import ConfigError
 from discern.objectives.base import Vocabulary
@@ -21,6 +22,15 @@ def test_parameters_beyond_the_memory_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.num_layers=8, model\.hidden_size=65536.* GB with gradients.*this machine has"):
         check_parameters(huge, Vocabulary(1000, SPECIAL), CPU)
     check_parameters(load_pretrain_config(None, "electra-small", []).config, Vocabulary(30_522, SPECIAL), CPU)
+
+
+def test_weights_that_are_divided_need_less_of_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "machine_memory", lambda _: 9 * 10**9)
+    large = load_pretrain_config(None, "tiny", ["model.num_layers=64", "model.hidden_size=1536", "model.num_heads=16"]).config
+    words, gpu = Vocabulary(1000, SPECIAL), torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match=r"take \d\d\.\d GB with gradients.*cuda:0 has 9\.0 GB"):
+        check_parameters(large, words, gpu)
+    check_parameters(large, words, gpu, shards=4)
 
 
 def test_the_machine_has_memory() -> None:

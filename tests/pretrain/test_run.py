@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from discern.pretrain.evaluate import evaluate
 from discern.pretrain.resolved_run import refuse_another_run, resolve_run
 from discern.pretrain.run import clocked_work, pretrain
 from discern.progress import Silent
+from discern.training import trackers
+from discern.training.pretrain_config import read_written_config
 from tests.pretrain.commands import command, run, weights
 
 
@@ -57,6 +60,40 @@ def test_dry_run_writes_nothing(data: Path, tmp_path: Path) -> None:
     assert {"parameters", "flops", "flops_paper_convention", "memory_bytes"} <= planned.keys()
     assert planned["steps"] == 6
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_is_of_what_is_left_and_of_one_process(data: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": data, "preset": "tiny", "out": tmp_path / "run"}
+    whole = estimate(**options, overrides=("train.max_steps=12",))
+    half = estimate(**options, overrides=("train.max_steps=12",), processes=2)
+    assert half.values["memory_bytes"] < whole.values["memory_bytes"]
+    assert "GiB for each process (estimate)" in half.text
+    assert half.values["flops"] == whole.values["flops"]
+    with pytest.raises(ConfigError, match="cannot be divided among 3 processes"):
+        estimate(**options, processes=3)
+    pretrain(**options, overrides=("train.max_steps=4",), progress=Silent())
+    rest = estimate(**options, overrides=("train.max_steps=12",))
+    assert (rest.values["steps"], rest.values["first_step"]) == (8, 4)
+    assert rest.values["flops"] == pytest.approx(whole.values["flops"] * 8 / 12)
+    assert "8, from step 4 on" in rest.text
+    # A run that is complete keeps its own length in its configuration.
+    pretrain(**options, overrides=("train.max_steps=3",), progress=Silent())
+    assert read_written_config(tmp_path / "run" / "config.toml").train.max_steps == 4
+    # What the rows of a step are computed in may change.
+    notes: list[str] = []
+    listener = Silent()
+    listener.note = notes.append  # type: ignore[method-assign]
+    pretrain(**options, overrides=("train.max_steps=6", "train.micro_batch_size=4"), progress=listener)
+    assert "train.micro_batch_size None -> 4: training continues, but not bit for bit" in notes
+
+
+def test_a_missing_package_is_noticed_before_anything_is_written(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="TensorBoard is not installed"):
+        pretrain(data=data, out=tmp_path / "run", preset="tiny", overrides=("train.tensorboard=true",), progress=Silent())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_tells_what_each_optimizer_updates(data: Path, tmp_path: Path) -> None:

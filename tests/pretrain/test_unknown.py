@@ -99,4 +99,6 @@ def test_the_share_is_reported(verb: Callable[..., None], models: tuple[Path, Pa
 def test_few_examples_to_judge_by_are_told(models: tuple[Path, Path], tmp_path: Path) -> None:
     heard = Listener()
     _finetuned(KNOWN, *models, tmp_path, heard)
-    assert any(line.startswith("warning: ") and "40 examples (dev), so they are unreliable" in line for line in heard.lines)
+    (line,) = (line for line in heard.lines if "unreliable" in line)
+    assert line.startswith("warning: ")
+    assert line.endswith("40 examples (dev), so they are unreliable; evaluate on more examples with --dev FILE")

@@ -100,6 +100,8 @@ def test_scores_are_trained_on_in_units_of_their_spread() -> None:
 def test_rare_classes_may_count_more() -> None:
     found = Classification.learn(reading("a", "a", "a", "b"), ClassificationConfig(class_weights="balanced"), ())
     assert found.weights == pytest.approx((4 / 6, 4 / 2))
+    several = Classification.learn(reading(("a", "b"), ("a",)), ClassificationConfig(class_weights="balanced"), ())
+    assert several.weights == pytest.approx((2 / 4, 2 / 2))  # examples, not labels
 
 
 @pytest.mark.parametrize(

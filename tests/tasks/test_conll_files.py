@@ -43,6 +43,22 @@ def test_tabs_part_columns_where_there_are_any_and_words_keep_their_spaces(tmp_p
     assert "comment line" in reading.problems[0].kind
 
 
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("multiconer.conll", ["# id 1f\tdomain=train", "x _ _ B-A", "# _ _ O", "", "# id 2\tdomain=train", "y _ _ O"]),
+        ("two.txt", ["# newdoc", "x B-A", "# O", "", "# newdoc", "y O"]),
+        ("three.txt", ["# sent_id 2", "x NN B-A", "# # O", "", "# sent_id 3", "y NN O"]),
+        ("ud.conllu", ["#text=x #", "1\tx\tB-A", "2\t#\tO", "", "# a\tb\tO", "1\ty\tO"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_comments_are_told_from_the_word(tmp_path: Path, name: str, lines: list[str]) -> None:
+    reading = read_conll(write(tmp_path / name, *lines), word_column=1 if name == "ud.conllu" else 0)
+    assert [(example.words, example.tags) for example in reading.examples] == [(("x", "#"), ("B-A", "O")), (("y",), ("O",))]
+    assert (reading.problems[0].kind, reading.problems[0].count) == ("comment line, left out", 2)
+
+
 def test_wide_spaces_are_words(tmp_path: Path) -> None:
     (example,) = read_conll(write(tmp_path / "a.txt", "我\tO", "\u3000\tO", "你\tO")).examples
     assert example.words == ("我", "\u3000", "你")

@@ -86,6 +86,18 @@ def test_questions_without_answers(tmp_path: Path) -> None:
     assert unknown.impossible is None
 
 
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"is_impossible": "false", "answers": []}, "'is_impossible' is 'false', expected true or false"),
+        ({"is_impossible": True, "answers": [{"text": "c", "answer_start": 0}]}, "true, but there are answers"),
+    ],
+)
+def test_marks_that_contradict_the_answers_are_refused(tmp_path: Path, question: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_squad(squad(tmp_path / "a.json", question, context="c"))
+
+
 def test_answers_that_are_not_looked_at(tmp_path: Path) -> None:
     answers = [{"text": "Danube", "answer_start": 3}]
     path = squad(tmp_path / "a.json", {"answers": answers}, {"answers": [], "is_impossible": True})
@@ -178,6 +190,10 @@ def test_mrqa_compressed_and_without_a_header(tmp_path: Path) -> None:
         (
             '{"context": "c", "qas": [{"qid": "1", "question": "q", "detected_answers": [{"text": "c", "char_spans": [[1]]}]}]}',
             "not a pair",
+        ),
+        (
+            '{"context": "c", "qas": [{"qid": "1", "question": "q", "detected_answers": [{"text": "c", "char_spans": 5}]}]}',
+            "'char_spans' is 5, expected a list",
         ),
     ],
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from discern.corruption.randomness import Randomness
+from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import DataError
 from discern.models.config import build_config
 from discern.tasks import families
-from discern.tasks.base import Labels
+from discern.tasks.base import Labels, TextEncoder
 from discern.tasks.examples import Reading, TaggingExample
 from discern.tasks.features import IGNORED, Features, TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import Split, SupervisedObjective
 from discern.tasks.tagging import Tagging, TaggingConfig, cut_sentence
 from discern.tasks.tags import convert
+from tests.interop.small_tokenizers import GEMMA_NAMES, ROBERTA_NAMES, bpe, gemma, roberta, stated, unigram, written
 from tests.tasks.question_support import small_encoder, text_encoder
 
 METRICS = ("f1", "precision", "recall", "accuracy")
@@ -133,6 +137,26 @@ def test_rows_by_hand() -> None:
         "1 of 1 sentences are longer than 8 tokens and were split into windows",
         "1 words without any token are read as [UNK]",
     )
+
+
+@pytest.mark.parametrize(("made", "names"), [(roberta, ROBERTA_NAMES), (gemma, GEMMA_NAMES), (bpe, {}), (unigram, {})])
+def test_words_are_read_as_in_running_text(made: Callable[[], Tokenizer], names: dict[str, str], tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(written(tmp_path, made(), **stated(names)))
+    text = TextEncoder(tokenizer, special_tokens(tokenizer))
+    words = ("the", "quick", "cat's", ",", "the", "東", "京", "fox")
+    tagged = TaggingExample("0", words, ("O",) * 7 + ("B-A",))
+    features = make(tagged).encode([tagged], text, labeled=False)
+    places = features.places["word"][0]
+    starts = [*np.flatnonzero(places >= 0).tolist(), len(places) - 1]
+    assert [places[start] for start in starts[:-1]] == list(range(len(words)))
+    read = [features.input_ids[0][start:stop].tolist() for start, stop in itertools.pairwise(starts)]
+    before = ["" if number == 0 or word in "東京" else " " for number, word in enumerate(words)]
+    assert read == text.ids([space + word for space, word in zip(before, words, strict=True)])
+    latin = sentence("the quick fox", "O O B-A")
+    if made is not gemma:  # whose merges may cross words
+        assert make(latin).encode([latin], text, labeled=False).input_ids[0][1:-1].tolist() == text.ids(["the quick fox"])[0]
+    earlier = make(tagged, spaced_words=False).encode([tagged], text, labeled=False).input_ids[0]
+    assert earlier[1:-1].tolist() == [id for ids in text.ids(words) for id in ids]
 
 
 def test_unlabeled_sentences_have_no_targets() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.errors import ConfigError
+from discern.errors import ConfigError, DataError
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
+from discern.training import evaluation, parallel
 from discern.training.context import State
 from discern.training.loop import train
 from discern.training.out_of_memory import out_of_memory
@@ -42,6 +43,13 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, 
     gpus(monkeypatch, count)
     with pytest.raises(ConfigError, match=says):
         choose_device(name)
+
+
+def test_a_device_without_float64_is_refused_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_is_usable", lambda _: True)
+    assert choose_device("mps").type == "mps"
+    with pytest.raises(ConfigError, match="mps cannot train"), parallel.join_ranks("mps"):
+        pass
 
 
 def test_a_device_that_is_there_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +105,21 @@ def test_a_batch_that_does_not_fit(tmp_path: Path, options: dict[str, Any], says
         train(context(tmp_path, hungry(3), **options), State())
     assert setting in str(caught.value.hint)
     train(context(tmp_path / "smaller", hungry(3), micro_batch_size=2, max_steps=2), State())
+
+
+def test_an_evaluation_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def evaluate(*_: Any, batch_size: int, **__: Any) -> dict[str, float]:
+        asked.append(batch_size)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    for size, rows, fewer in ((None, 32, 16), (2, 2, 1)):
+        with pytest.raises(DataError, match=r"step 2: the evaluation .* out of memory") as caught:
+            train(context(tmp_path / str(size), max_steps=2, micro_batch_size=size), State())
+        assert asked.pop() == rows
+        assert f"--set train.micro_batch_size={fewer} does" in str(caught.value.hint)
 
 
 def test_divided_weights_are_not_tried_on_one_rank(tmp_path: Path) -> None:

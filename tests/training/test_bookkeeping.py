@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,22 @@ from typing import Any
 import pytest
 import torch
 
+from discern.corruption.randomness import Randomness
+from discern.data.batching.rows import build_packing
+from discern.data.batching.stream import ExampleStream
+from discern.data.config import DataConfig
 from discern.errors import DataError
+from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import checkpoint, evaluation
 from discern.training.clock import Due, TimeBudget, Work
 from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.interrupt import StopRequest
 from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
-from tests.training.test_loop import Notes, build, context, weights
+from discern.types import CorruptedBatch, StepOutput
+from tests.support import SPECIAL
+from tests.support import settings as model_settings
+from tests.training.test_loop import SPLIT, Notes, build, context, resumed, weights
 
 TIMING = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
 OPTIONS = {"max_steps": 12, "checkpoint_every_steps": 3, "log_every_steps": 4, "evaluate_every_steps": 6}
@@ -189,6 +198,11 @@ def test_a_time_budget_is_measured_out_in_points() -> None:
     assert sum(due.checkpoint for due in asked) == 19
     assert TimeBudget(1000.0, ()).due(999.0) == Due(), "what the user has set is left alone"
     assert TimeBudget(360_000.0, ("checkpoint",)).due(1800.0).checkpoint, "half an hour at most is at stake"
+    short = 100.0  # of many sessions, each shorter than the wait of 300 seconds
+    asked = [TimeBudget(6000.0, ("evaluate",), begin).due(begin + short - 1) for begin in map(float, range(0, 6000, 100))]
+    assert sum(due.evaluate for due in asked) == 0
+    ends = [TimeBudget(6000.0, ("evaluate",), begin).due(begin + short) for begin in map(float, range(0, 6000, 100))]
+    assert sum(due.evaluate for due in ends) == 20
 
 
 def test_a_run_with_a_time_budget_has_a_curve(tmp_path: Path) -> None:
@@ -211,6 +225,44 @@ def test_a_run_that_is_stopped_when_its_time_is_over_is_evaluated(tmp_path: Path
     record = train(replace(run, progress=StopLate()), state)
     assert not state.interrupted
     assert "heldout_loss" in record
+
+
+def test_a_run_that_is_stopped_in_the_step_that_uses_up_its_time_is_not_complete(tmp_path: Path) -> None:
+    class Slow(ReplacedTokenDetection):
+        def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
+            time.sleep(1)
+            return super().forward(batch, randomness)
+
+    objective = Slow(RTDConfig(), model_settings())
+    objective.initialize(0)
+    run, state = context(tmp_path, objective, max_steps=10**6, max_hours=0.5 / 3600), State()
+    run.stop.signal = 2
+    train(run, state)
+    assert state.interrupted
+    assert 0 <= state.seconds < 0.5
+    assert checkpoint.found(tmp_path / "checkpoints")[0].name == f"step-{state.step:08d}"
+
+
+def test_rows_that_cannot_be_read_cost_no_training(tmp_path: Path) -> None:
+    class Breaks(ExampleStream):
+        def batch(self, places: Any, positions: Any) -> Any:
+            if places[0] >= 8 * 7 and broken:
+                raise DataError("the disk is gone", hint="mount it again")
+            return super().batch(places, positions)
+
+    broken = True
+    data = DataConfig(sequence_length=24, packing="segments")
+    source = Breaks(build_packing(SPLIT, SPECIAL, data, 0, training=True), 0)
+    with pytest.raises(DataError, match="step 7: the disk is gone") as caught:
+        train(context(tmp_path, build(), source=source), State())
+    assert caught.value.hint == "mount it again; the same command then continues from step 7, which is saved"
+    assert [path.name for path in checkpoint.found(tmp_path / "checkpoints")] == ["step-00000007", "step-00000005"]
+    broken = False
+    again, state = resumed(tmp_path, source=source)
+    train(again, state)
+    whole = context(tmp_path / "whole", build())
+    train(whole, State())
+    assert all(torch.equal(tensor, weights(again.objective)[name]) for name, tensor in weights(whole.objective).items())
 
 
 def test_the_wait_for_the_next_record_begins_before_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

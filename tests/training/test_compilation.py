@@ -66,6 +66,12 @@ def test_a_compiler_that_fails_leaves_the_networks_as_they_are() -> None:
     assert "More" not in found.note
 
 
+def test_a_batch_that_does_not_fit_is_left_to_the_first_step() -> None:
+    found = choose("auto", GPU, WORK, {}, timer(off=torch.OutOfMemoryError("CUDA out of memory")))
+    assert (found.mode, found.milliseconds) == ("off", {})
+    assert "not enough memory" in found.note
+
+
 def test_nothing_is_measured_on_a_cpu_or_for_a_short_run() -> None:
     on_cpu = choose("auto", CPU, WORK, {}, timer())
     assert on_cpu.mode == "off"

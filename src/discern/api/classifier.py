@@ -89,6 +89,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         """
         rows, labels = _texts_and_labels(X, y, "X", "y")
         classes = np.unique(labels)
+        if len(classes) < 2:
+            found = "one class" if len(classes) else "no labels"
+            raise ConfigError(f"y has {found}, expected two classes or more", hint="add examples of other classes")
         names = _names_of(classes)
         held = None
         if eval_set is not None:
@@ -112,12 +115,14 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         return self
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "N C"]:  # noqa: N803
-        """(N, C) probabilities of the classes, in the order of `classes_`."""
+        """(N, C) probabilities of the classes, in the order of `classes_`; each row sums to 1."""
         check_is_fitted(self, "model_")
         rows = rows_of(X)
         predictions = self.model_.predict([row if len(row) > 1 else row[0] for row in rows])
         found = [[each["probabilities"][name] for name in self._names] for each in predictions]
-        return np.array(found, np.float64).reshape(len(rows), len(self._names))
+        rounded = np.array(found, np.float64).reshape(len(rows), len(self._names))
+        probabilities: np.ndarray = rounded / rounded.sum(1, keepdims=True)
+        return probabilities
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """(N,) the most probable class of each text, of the type of the labels in `fit`."""
@@ -200,6 +205,9 @@ def _texts_and_labels(texts: Any, labels: Any, *names: str) -> tuple[list[_Row],
         raise ConfigError(
             f"{names[0]} has {len(rows)} rows, but {names[1]} has shape {found.shape}", hint="give one label for each text"
         )
+    empty = next((number for number, row in enumerate(rows) if not all(text.strip() for text in row)), None)
+    if empty is not None:
+        raise ConfigError(f"row {empty} of {names[0]} is empty", hint="remove such rows")
     missing = next((number for number, label in enumerate(found.tolist()) if _is_missing(label)), None)
     if missing is not None:
         raise ConfigError(f"{names[1]} has no label for row {missing}", hint="remove such rows")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import tomli_w
 
 from discern.api.arguments import checks_choices
@@ -25,6 +26,7 @@ from discern.convert.sentence_transformers import VectorPooling
 from discern.data import prepare as preparing
 from discern.data.dataset.build import BuildOptions
 from discern.data.overlap import EvaluationFiles
+from discern.data.processes import available_cores
 from discern.data.reports import warnings_of
 from discern.data.sources.documents import CorpusOptions, DocumentRule
 from discern.data.stages.engines import EngineName
@@ -113,7 +115,7 @@ def prepare(
         chosen,
         heldout,
         seed,
-        workers=preparing.available_cores() if workers is None else workers,
+        workers=available_cores() if workers is None else workers,
         near_duplicates=near_duplicates,
         filters=(filters,) if isinstance(filters, str) else tuple(filters),
     )
@@ -546,12 +548,12 @@ def overrides_of(settings: Settings | None) -> tuple[str, ...]:
         if isinstance(value, Mapping):
             found += [f"{key}.{override}" for override in overrides_of(value)]
             continue
-        plain = str(value) if isinstance(value, Path) else value
+        plain = str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
         try:
             found.append(f"{key}={tomli_w.dumps({'value': plain}).partition('=')[2].strip()}")
         except TypeError:
             raise ConfigError(
-                f"{key} is a {type(value).__name__}, expected a string, a number, True, False or a list of these",
+                f"{key} is of the type {type(value).__name__}, expected a string, a number, True, False or a list of these",
                 hint="leave it out for its default",
             ) from None
     return tuple(found)

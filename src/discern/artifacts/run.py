@@ -255,10 +255,15 @@ def build_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective
 
 # Weights, gradients and the two moments of AdamW, in float32.
 _BYTES_A_PARAMETER = 16
+# Before weights are divided, each process has them whole, and a copy of them.
+_BYTES_BEFORE_DIVIDING = 8
 
 
-def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device) -> None:
+def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device, shards: int = 1) -> None:
     """Make sure that the parameters, their gradients and the optimizer state fit into the memory of the device.
+
+    Args:
+        shards: number of processes, each with a device of its own, that the weights are divided among.
 
     Raises:
         ConfigError: they do not fit.
@@ -266,11 +271,12 @@ def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: tor
     present = machine_memory(device)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in build_objective(config, vocabulary).parameters())
-    if present is not None and count * _BYTES_A_PARAMETER > present:
+    needed = count * max(_BYTES_A_PARAMETER / shards, _BYTES_BEFORE_DIVIDING if shards > 1 else 0)
+    if present is not None and needed > present:
         named = ("num_layers", "hidden_size", "feedforward_size")
         sizes = ", ".join(f"model.{name}={getattr(config.model, name)}" for name in named)
         raise ConfigError(
-            f"{count:,} parameters ({sizes}) take {count * _BYTES_A_PARAMETER / 1e9:,.1f} GB with gradients and optimizer state, "
+            f"{count:,} parameters ({sizes}) take {needed / 1e9:,.1f} GB with gradients and optimizer state, "
             f"but {'this machine' if device.type == 'cpu' else device} has {present / 1e9:,.1f} GB",
             hint="lower one of these sizes; `discern pretrain --dry-run` shows what a configuration needs",
         )

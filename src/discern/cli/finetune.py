@@ -212,5 +212,6 @@ def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
     if entry.get("selected_on") == entry["split"]:
         lines.append(f"  the weights of each seed were selected on {entry['split']}, so its scores are slightly optimistic")
     for seed, reasons in (entry.get("retried_seeds") or {}).items():
-        lines.append(f"  seed {seed}: retried {len(reasons)} times ({reasons[-1]})")
+        times = "once" if len(reasons) == 1 else f"{len(reasons)} times"
+        lines.append(f"  seed {seed}: retried {times} ({reasons[-1]})")
     return [*lines, *(f"  seed {seed} failed: {reason}" for seed, reason in entry["failed_seeds"].items())]

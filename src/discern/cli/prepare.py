@@ -184,6 +184,7 @@ def prepare(
         from discern.data.check import check as check_input
         from discern.data.dataset.build import BuildOptions
         from discern.data.overlap import EvaluationFiles
+        from discern.data.processes import available_cores
         from discern.data.sources.documents import CorpusOptions
         from discern.data.sources.remote import remote_address
         from discern.data.tokenizer.choice import TokenizerChoice
@@ -205,7 +206,7 @@ def prepare(
         asked = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
         choice, chosen, code = work.in_language(language, asked, segmenter, console.warn)
         corpus = CorpusOptions(documents, text_field)
-        cores = workers or work.available_cores()
+        cores = workers or available_cores()
         rules = tuple(filters or ())
         build = BuildOptions(chosen, heldout, seed, workers=cores, near_duplicates=near_duplicates, filters=rules)
         if check:
@@ -291,6 +292,7 @@ def _merge(
     engine: str,
 ) -> None:
     """Make the data set of the shares that were prepared."""
+    from discern.data.processes import available_cores
     from discern.errors import ConfigError
 
     if (unfit := _unfit_for_merge(asked_for)) is not None:
@@ -298,9 +300,7 @@ def _merge(
         raise ConfigError(f"{unfit} cannot be combined with --merge{where}", hint="discern prepare --merge --out DATA")
     if out is None:
         raise ConfigError("no output folder is given", hint="add --out DATA, the folder that was given to the shares")
-    report = work.merge(
-        out, workers=workers or work.available_cores(), overwrite=overwrite, engine=engine, progress=console.progress
-    )
+    report = work.merge(out, workers=workers or available_cores(), overwrite=overwrite, engine=engine, progress=console.progress)
     show(report, console, None)
 
 

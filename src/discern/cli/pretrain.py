@@ -78,7 +78,7 @@ def pretrain(
         if dry_run:
             from discern.pretrain.estimate import estimate
 
-            estimated = estimate(config, **options)
+            estimated = estimate(config, **options, processes=nproc)
             console.result(estimated.values, text=estimated.text)
             return
         from discern.pretrain.run import pretrain as run

@@ -9,7 +9,7 @@ from pathlib import Path
 from discern.data.dataset.build import BuildOptions, in_order, search_only, survey
 from discern.data.filters import Rules
 from discern.data.overlap import EvaluationFiles, OverlapSearch
-from discern.data.prepare import available_cores
+from discern.data.processes import available_cores
 from discern.data.reports import CheckReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions

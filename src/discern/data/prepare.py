@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from discern.data.dataset.publish import (
     write_header,
 )
 from discern.data.overlap import EvaluationFiles, FileOverlap, OverlapSearch
+from discern.data.processes import available_cores
 from discern.data.reports import PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
@@ -42,11 +42,6 @@ from discern.storage.guard import check_not_inside
 from discern.storage.output import OutputFolder, StagedFolder
 
 _LONGEST_LICENSE = 200
-
-
-def available_cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def in_language(

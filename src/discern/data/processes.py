@@ -24,6 +24,11 @@ Message = TypeVar("Message")
 Reply = TypeVar("Reply")
 
 
+def available_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no such limit
+
+
 class WorkerDiedError(DataError):
     """A worker process ended without being told to."""
 

@@ -46,7 +46,8 @@ def with_steps(
     if debug:
         updates["finetune.retries"] = 0
     every = _evaluations(config, data, steps, user_set)
-    keeps = config.finetune.keep if "finetune.keep" in user_set else "best" if every else "last"
+    selects = every > 0 and all(each.selection is not None for each in data.values())
+    keeps = config.finetune.keep if "finetune.keep" in user_set else "best" if selects else "last"
     updates |= {"train.evaluate_every_steps": every, "finetune.keep": keeps}
     if "finetune.patience" not in user_set:
         waits = every > 0 and keeps == "best"

@@ -176,7 +176,7 @@ def compared(baselines: Baselines, metric: str, score: float | None) -> dict[str
 
 ADVICE = (
     "More labeled examples, a model pre-trained for longer, or one adapted to such text (discern adapt) may help; "
-    "--sweep-rates looks for a better learning rate."
+    "`discern finetune --sweep-rates` looks for a better learning rate."
 )
 """Advice for a model that does not beat its baselines."""
 

@@ -27,7 +27,7 @@ from discern.finetune.results import measured_baselines, summarize
 from discern.finetune.seed import FinetunePlan, run_seed
 from discern.finetune.settings import FinetuneConfig, Recipe, given_settings, is_fitted, load_finetune_config
 from discern.finetune.submission import check_rows, check_submission, submit
-from discern.finetune.task_files import ReadingOptions, TaskData, TaskFiles, find_files, read_task
+from discern.finetune.task_files import HELD_OUT, ReadingOptions, TaskData, TaskFiles, find_files, read_task
 from discern.finetune.user_files import user_task
 from discern.interop.hub import local_model
 from discern.progress import Progress, warning_to
@@ -327,8 +327,8 @@ def train_seeds(
             ranks.barrier()  # the others wait for the scores that rank 0 writes
         earlier = sorted(complete_seeds(plan.out).difference(asked))
         if earlier:
-            shown = ", ".join(map(str, earlier))
-            progress.note(f"{plan.out} already holds seed {shown}; the results include it")
+            seeds_of, them = ("seed", "it") if len(earlier) == 1 else ("seeds", "them")
+            progress.note(f"{plan.out} already holds {seeds_of} {', '.join(map(str, earlier))}; the results include {them}")
         results = summarize(plan.out, plan.data, plan.config, plan.loaded.description, sorted({*asked, *earlier}), baselines)
         results |= {"debug": plan.debug, **({"rate_search": search} if search else {})}
         if ranks.writes:
@@ -357,9 +357,12 @@ def _note_data(data: TaskData, text: TextEncoder, progress: Progress) -> None:
     unknown.report(progress.note, warning_to(progress), of=name)
     evaluated = len(data.evaluated[data.dev_name].examples)
     if evaluated < _FEW_EVALUATED:
+        ways = ["hold out more with --set finetune.heldout_fraction=0.3"] if data.dev_name == HELD_OUT else []
+        if name not in registry.names():
+            ways.insert(0, "evaluate on more examples with --dev FILE")
         warning_to(progress)(
             f"{name}: the scores come from {evaluated:,} example{'s' if evaluated > 1 else ''} ({data.dev_name}), so they are "
-            "unreliable; evaluate on more examples with --dev FILE, or hold out more with --set finetune.heldout_fraction=0.3"
+            + "; ".join(["unreliable", *([", or ".join(ways)] if ways else [])])
         )
     labels = data.task.labels.names
     if labels:

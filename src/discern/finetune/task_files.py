@@ -126,6 +126,7 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
     definition, paths = files.definition, files.paths
     source = definition.source.configured(config)
     train = source.read(paths["train"], "train")
+    _refuse_nothing(train)
     candidates = [name for name in ("dev", "test") if name in paths and name not in files.predicted]
     found = ((name, source.read(paths[name], name)) for name in candidates)
     dev_name, dev = next(((name, reading) for name, reading in found if has_labels(reading)), ("", train))
@@ -192,9 +193,20 @@ SEPARATE_PART = "a separate part of train"
 
 
 def has_labels(reading: Reading[Any]) -> bool:
-    """Whether the examples of a file have labels, judging by the first one."""
+    """Whether the examples of a file have labels, judging by the first one.
+
+    Raises:
+        DataError: there are no examples.
+    """
+    _refuse_nothing(reading)
     first = reading.examples[0]
     return any(getattr(first, name, None) is not None for name in ("label", "tags", "impossible", "texts"))
+
+
+def _refuse_nothing(reading: Reading[Any]) -> None:
+    """Raise a DataError if a file has no examples, which the readers of registered tasks need not do."""
+    if not reading.examples:
+        raise DataError(f"{reading.source} has no examples", hint="check the file and its format")
 
 
 def _hold_out(reading: Reading[Any], fraction: float) -> tuple[Reading[Any], Reading[Any]]:

@@ -213,7 +213,8 @@ class Model:
         return filled(self._filler, text, top, _warn)
 
     def predict(self, texts: Iterable[Any], *, task: str | None = None, seed: int | None = None) -> list[dict[str, Any]]:
-        """Predict labels, tags or answers: for each text, a dictionary with the keys of a line of `discern predict`.
+        """Predict labels, tags or answers: for each text, a dictionary with the keys of a line of `discern predict`, without
+        `id`, and with the `probability` of what is predicted.
 
         - Classification: `label`, its `probability`, and `probabilities` by label. With several labels at once: `labels`
           and `probabilities`. Regression: `score`.

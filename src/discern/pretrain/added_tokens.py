@@ -16,7 +16,8 @@ from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import ADDED_NAME, Manifest
 from discern.data.dataset.shards import TokenData
 from discern.data.filters import Rules
-from discern.data.prepare import available_cores, prepare
+from discern.data.prepare import prepare
+from discern.data.processes import available_cores
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog

@@ -32,12 +32,12 @@ from discern.training.context import TrainContext
 from discern.training.feed import Feed, read_local_batch
 from discern.training.flops import executed_flops
 from discern.training.loop import compile_encoders, forward_backward, reduce_step_counts, setup_phase, update
-from discern.training.memory import peak_memory
-from discern.training.out_of_memory import lacks_memory
+from discern.training.memory import lacks_memory, peak_memory
 from discern.training.parallel import Ranks, join_ranks
 from discern.training.precision import autocast, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
 from discern.training.products import Product, ProductTimer, fastest_product, record_products
+from discern.training.replica import shards_of
 from discern.training.schedule import learning_rate
 from discern.training.step_means import Progressed, UpdateGuard
 
@@ -116,7 +116,7 @@ def bench(
         check_shares(pretrain_config, ranks)
         # Speed does not depend on which words are frequent, so any counts will do.
         vocabulary = Vocabulary(size, SPECIAL, torch.ones(size, dtype=torch.int64))
-        check_parameters(pretrain_config, vocabulary, ranks.device)
+        check_parameters(pretrain_config, vocabulary, ranks.device, shards_of(train, ranks))
         objective = build_objective(pretrain_config, vocabulary)
         objective.initialize(train.seed)
         objective.to(ranks.device)

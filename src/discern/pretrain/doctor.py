@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from discern.config.tree import flatten
 from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import RowStream, training_rows
 from discern.data.dataset.shards import TokenData
+from discern.data.processes import available_cores
 from discern.errors import ConfigError, DataError
 from discern.pretrain.evaluate import change_since
 from discern.pretrain.rows import heldout_stream
@@ -170,7 +170,7 @@ def examine_machine(folder: Path) -> Diagnosis:
     Args:
         folder: folder to which runs would be written.
     """
-    cores = _cores()
+    cores = available_cores()
     loaded = kernels.load_kernels()
     facts: dict[str, Any] = {
         "discern": __version__,
@@ -226,11 +226,6 @@ def examine_machine(folder: Path) -> Diagnosis:
             )
         )
     return Diagnosis("this machine", facts, findings)
-
-
-def _cores() -> int:
-    """Number of processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:

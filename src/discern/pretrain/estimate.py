@@ -10,12 +10,15 @@ from typing import Any
 import torch
 
 from discern.artifacts.run import build_objective, check_words, vocabulary_of
+from discern.artifacts.run_record import CHECKPOINTS
 from discern.config.tree import to_toml
+from discern.errors import ConfigError
 from discern.models.base import Network
 from discern.pretrain.meta_bench import meta_steps, slot_memory
 from discern.pretrain.opened_run import precision_of
-from discern.pretrain.resolved_run import ResolvedRun, Resume, resolve_run
+from discern.pretrain.resolved_run import ResolvedRun, Resume, has_progress, resolve_run
 from discern.pretrain.rows import epochs_of, notes_on_rows, training_stream
+from discern.training import checkpoint
 from discern.training.average import average_warning
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import RunFlops, run_flops
@@ -48,11 +51,16 @@ def estimate(
     device: str = "auto",
     init_from: Path | None = None,
     decay_from: Path | None = None,
+    processes: int = 1,
 ) -> Estimate:
-    """Estimate parameters, memory, FLOPs and time of a run, without starting it. The arguments are those of `pretrain`.
+    """Estimate parameters, memory, FLOPs and time of the rest of a run, without starting it.
 
     Memory is that of a step on a GPU, from the shapes of its tensors. Time is estimated from the speed of matrix products on this
     machine.
+
+    Args:
+        processes: number of processes that train, each on a GPU of its own or all on this machine's CPU. The other arguments are
+            those of `pretrain`.
 
     Raises:
         ConfigError, DataError: the options do not fit together.
@@ -68,10 +76,15 @@ def estimate(
         decay_from=decay_from,
         warn=lambda _: None,
     )
-    return _estimate(resolved, choose_device(device))
+    if resolved.config.train.sequences_per_step % processes:
+        raise ConfigError(
+            f"train.sequences_per_step {resolved.config.train.sequences_per_step} cannot be divided among {processes} processes",
+            hint="choose another --nproc",
+        )
+    return _estimate(resolved, choose_device(device), processes)
 
 
-def _estimate(resolved: ResolvedRun, device: torch.device) -> Estimate:
+def _estimate(resolved: ResolvedRun, device: torch.device, processes: int) -> Estimate:
     config, data = resolved.config, resolved.data
     precision = precision_of(resolved, Ranks(0, 1, device)).name
     check_words(config, data)
@@ -83,25 +96,37 @@ def _estimate(resolved: ResolvedRun, device: torch.device) -> Estimate:
     whole = run_flops(objective, config.train.max_steps, sizes)
     speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS
     steps = _steps_in_time(config, whole, speed)
-    begin = 0 if resolved.decay is None else resolved.decay.step
+    begin = min(steps, max(_steps_done(resolved), 0 if resolved.decay is None else resolved.decay.step))
+    # Weights that are divided take less than this.
+    rows, at_once = config.train.sequences_per_step // processes, config.train.micro_batch_size
+    share = {"sequences_per_step": rows, "micro_batch_size": None if at_once is None else min(at_once, rows)}
+    own = config.model_copy(update={"train": config.train.model_copy(update=share)})
     flops = whole.after(steps) - whole.after(begin)
     epochs = epochs_of(training_stream(data, config), sizes.examples_before(steps))
     values = {
         "steps": steps - begin,
+        "first_step": begin,
         "parameters": parameters,
         "parameters_by_network": {name: _size(network) for name, network in objective.networks().items()},
         "parameters_by_optimizer": counts_by_rule(objective, config.optimizer),
         "flops": flops.executed,
         "flops_paper_convention": flops.paper,
-        "memory_bytes": meta_steps(config, objective, precision, vocabulary.size).peak_memory_bytes,
+        "memory_bytes": meta_steps(own, objective, precision, vocabulary.size).peak_memory_bytes,
         "slot_memory_bytes": slot_memory(config, objective),
-        "estimated_seconds": flops.executed / speed,
+        "estimated_seconds": flops.executed / speed / (processes if device.type == "cuda" else 1),
         "epochs": epochs,
         "precision": precision,
         "device": str(device),
         "warnings": _warnings(config, steps, epochs) + notes_on_rows(data, config),
     }
-    return Estimate(values, _text(config, values))
+    return Estimate(values, _text(config, values, processes))
+
+
+def _steps_done(resolved: ResolvedRun) -> int:
+    """The step of the newest checkpoint of the run in the folder; 0 if there is none."""
+    if not has_progress(resolved.out, resolved.resume):
+        return 0
+    return int(checkpoint.found(resolved.out / CHECKPOINTS)[0].name.removeprefix("step-"))
 
 
 def _steps_in_time(config: PretrainConfig, flops: RunFlops, speed: float) -> int:
@@ -133,18 +158,19 @@ def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:
     return found
 
 
-def _steps_text(config: PretrainConfig, steps: int) -> str:
-    if config.train.max_hours is None or steps == config.train.max_steps:
-        return f"{steps:,}"
+def _steps_text(config: PretrainConfig, steps: int, first: int) -> str:
+    if config.train.max_hours is None or first + steps == config.train.max_steps:
+        return f"{steps:,}" + (f", from step {first:,} on" if first else "")
     bound = "" if config.train.max_steps >= NO_STEP_LIMIT else f"; train.max_steps allows {config.train.max_steps:,}"
     return f"about {steps:,} fit into {config.train.max_hours:g} hours (estimate){bound}"
 
 
-def _text(config: PretrainConfig, values: dict[str, Any]) -> str:
+def _text(config: PretrainConfig, values: dict[str, Any], processes: int) -> str:
     hours = values["estimated_seconds"] / 3600
     time_text = f"{hours:,.1f} hours" if hours >= 1 else f"{values['estimated_seconds']:,.0f} seconds"
     sizes = ", ".join(f"{name} {size:,}" for name, size in values["parameters_by_network"].items())
     remembered = values["slot_memory_bytes"] / 2**30
+    each = "" if processes == 1 else " for each process"
     slots = f", of which {remembered:,.1f} GiB for the memory of the slots, shared by all processes" if remembered >= 0.05 else ""
     lines = [
         to_toml(config).rstrip(),
@@ -152,9 +178,9 @@ def _text(config: PretrainConfig, values: dict[str, Any]) -> str:
         f"# parameters    {values['parameters']:,} ({sizes})",
         f"# optimizer     {counts_text(values['parameters_by_optimizer'])}",
         f"# arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
-        f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB (estimate){slots}",
+        f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB{each} (estimate){slots}",
         f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
-        f"# steps         {_steps_text(config, values['steps'])}",
+        f"# steps         {_steps_text(config, values['steps'], values['first_step'])}",
         f"# epochs        {values['epochs']:,.2f}",
         *(f"# warning       {warning}" for warning in values["warnings"]),
         "# nothing was trained or written: this was a dry run",

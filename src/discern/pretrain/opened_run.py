@@ -36,9 +36,9 @@ from discern.training.parallel import Ranks
 from discern.training.precision import Precision, cpu_has_bfloat16, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.rank_environment import lock_patience
-from discern.training.replica import check_groups
+from discern.training.replica import check_groups, shards_of
 from discern.training.schedule import unused_by_schedule
-from discern.training.trackers import check_tracker
+from discern.training.trackers import check_tensorboard, check_tracker
 from discern.training.weight_precision import check_weight_precision
 
 
@@ -77,6 +77,8 @@ def open_run(
     """
     config, data = resolved.config, resolved.data
     check_tracker(config.train.tracker)
+    if config.train.tensorboard:
+        check_tensorboard()
     check_weight_precision(config.train, ranks)
     check_shares(config, ranks)
     check_groups(config.train, ranks)
@@ -86,7 +88,7 @@ def open_run(
     if ranks.writes:
         for line in _notes(resolved):
             progress.note(line)
-    check_parameters(config, vocabulary_of(data), ranks.device)
+    check_parameters(config, vocabulary_of(data), ranks.device, shards_of(config.train, ranks))
     objective = build_objective(config, vocabulary_of(data))
     last = last_phase(objective, config)  # refuses a run that is too short, before anything is written
     if last is not None and ranks.writes:
@@ -175,10 +177,13 @@ def _start_or_resume(
             progress.note(compilation.note)
         if contents is not None:
             _note_changed_arithmetic(earlier.record.get("arithmetic", computed), computed, progress)
+            _note_changed_batches(read_written_config(out / CONFIG_FILE), config, progress)
             if precision.name == "bfloat16" and ranks.device.type == "cpu" and not cpu_has_bfloat16():
                 progress.note("warning: this run began in bfloat16 and continues in it, but this CPU has no instructions for it")
         make_folder(resolved, folder, progress)
-        fill_folder(out, config, make_record(data, objective, computed) | precision.record() | compilation.record() | began, data)
+        if contents is None or contents.step <= config.train.max_steps:  # else it is complete, and keeps its own configuration
+            record = make_record(data, objective, computed) | precision.record() | compilation.record() | began
+            fill_folder(out, config, record, data)
         if decay is not None:
             write_start(out, decay, config.train.keep_checkpoints)
     ranks.barrier()
@@ -234,6 +239,15 @@ def _note_changed_arithmetic(before: Mapping[str, Any], now: Mapping[str, Any], 
     changed = [f"{key} {before[key]} -> {value}" for key, value in now.items() if before.get(key, value) != value]
     if changed:
         progress.note(f"the arithmetic of this run has changed ({', '.join(changed)}): training continues, but not bit for bit")
+
+
+def _note_changed_batches(before: PretrainConfig, now: PretrainConfig, progress: Progress) -> None:
+    """Warn if steps are computed in other parts than before, whose dropout and sums differ."""
+    keys = ("micro_batch_size", "gradient_checkpointing")
+    pairs = {key: (getattr(before.train, key), getattr(now.train, key)) for key in keys}
+    changed = [f"train.{key} {old} -> {new}" for key, (old, new) in pairs.items() if old != new]
+    if changed:
+        progress.note(f"{', '.join(changed)}: training continues, but not bit for bit")
 
 
 def _restore(

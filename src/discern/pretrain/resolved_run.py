@@ -61,6 +61,8 @@ MAY_CHANGE = {
         "keep_checkpoints",
         "tensorboard",
         "tracker",
+        "micro_batch_size",
+        "gradient_checkpointing",
         "parallel",
         "shard_ranks",
     )

@@ -160,7 +160,7 @@ class Classification(Task[ClassificationExample]):
         if not names:
             raise DataError(f"no example of {train.source} has a label", hint="check the column of the labels: --label COLUMN")
         balanced = cast(ClassificationConfig, config).class_weights == "balanced"
-        total = sum(counts.values())
+        total = len(train.examples)
         weights = tuple(total / (len(names) * counts[name]) if counts.get(name) else 0.0 for name in names) if balanced else ()
         return Labels(names, kind, weights=weights, pairs=pairs)
 

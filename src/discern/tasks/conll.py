@@ -63,7 +63,9 @@ def read_conll(
     """The sentences of a file of columns.
 
     If any line has a tab, columns are separated by tabs, and words may contain spaces; otherwise they are separated by spaces.
-    Ids are sentence numbers. In CoNLL-U (.conllu), multiword tokens and empty nodes are left out.
+    Ids are sentence numbers. Comments are left out: in CoNLL-U (.conllu), all lines that begin with "#"; elsewhere, lines that
+    begin with "# " and have another number of columns than the others, or begin a sentence and do not end like another line.
+    So are the multiword tokens and empty nodes of CoNLL-U.
 
     Args:
         word_column: column of the words, from 0; negative numbers count from the right.
@@ -76,13 +78,13 @@ def read_conll(
         DataError: there are no sentences, or lines have different numbers of columns.
     """
     problems = ProblemLog()
-    by_tabs = any("\t" in line for _, line in numbered_lines(path))
     universal = suffix_of(path) == ".conllu"
+    layout = _Layout.of(path)
     words: list[str] = []
     tags: list[str] = []
     places: list[str] = []
     sentences: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    for number, fields in _rows(path, by_tabs, problems):
+    for number, fields in _rows(path, layout, problems, universal=universal):
         if universal and fields and _NOT_A_WORD.fullmatch(fields[0]):
             problems.add("line of CoNLL-U that is not a word, left out", f"{path}:{number}")
             continue
@@ -110,21 +112,66 @@ def read_conll(
     return Reading(examples, str(path), problems.summary(), tuple(notes), tuple(places))
 
 
-def _rows(path: Path, by_tabs: bool, problems: ProblemLog) -> Iterator[tuple[int, list[str]]]:
-    """Line number and columns of each line, with an empty list at the end of each sentence."""
+@dataclass(frozen=True)
+class _Layout:
+    """What the lines of a file that cannot be comments have in common.
+
+    Attributes:
+        by_tabs: whether columns are separated by tabs.
+        columns: number of columns of the first line; None: every line may be a comment.
+        last: the values of the last column.
+    """
+
+    by_tabs: bool
+    columns: int | None
+    last: frozenset[str]
+
+    @classmethod
+    def of(cls, path: Path) -> _Layout:
+        lines = [line for _, line in numbered_lines(path) if line.strip(" \t") and not line.startswith("# ")]
+        by_tabs = any("\t" in line for line in lines)
+        plain = cls(by_tabs, None, frozenset())
+        rows = (plain.fields(line) for line in lines if not line.startswith("-DOCSTART-"))
+        first = next(rows, None)
+        if first is None:
+            return plain
+        return cls(by_tabs, len(first), frozenset({first[-1], *(fields[-1] for fields in rows)}))
+
+    def fields(self, line: str) -> list[str]:
+        """The columns of a line."""
+        return line.split("\t") if self.by_tabs else _SPACES.split(line.strip(" "))
+
+    def is_comment(self, line: str, *, begins: bool) -> bool:
+        """Whether a line is a comment. A word "#" has as many columns as the other words.
+
+        Args:
+            begins: whether no word of its sentence has come yet.
+        """
+        if not line.startswith("# "):
+            return False
+        fields = self.fields(line)
+        return len(fields) != (self.columns or 2) or (begins and bool(self.last) and fields[-1] not in self.last)
+
+
+def _rows(path: Path, layout: _Layout, problems: ProblemLog, *, universal: bool) -> Iterator[tuple[int, list[str]]]:
+    """Line number and columns of each line, with an empty list at the end of each sentence.
+
+    Args:
+        universal: the file is CoNLL-U.
+    """
     count: int | None = None
     first = number = 0
+    begins = True
     for number, line in numbered_lines(path):
-        if not line.strip(" \t"):
+        fields = layout.fields(line)
+        if not line.strip(" \t") or fields[0].strip() == "-DOCSTART-":
+            begins = True
             yield number, []
             continue
-        fields = line.split("\t") if by_tabs else _SPACES.split(line.strip(" "))
-        if fields[0].strip() == "-DOCSTART-":
-            yield number, []
-            continue
-        if line.startswith("# ") and len(fields) != (count or 2):
+        if layout.is_comment(line, begins=begins) or (universal and line.startswith("#")):
             problems.add("comment line, left out", f"{path}:{number}")
             continue
+        begins = False
         if count is None:
             count, first = len(fields), number
         if len(fields) != count:

@@ -97,6 +97,8 @@ def _detected(answers: Any, context: str, where: str) -> Iterator[tuple[str, int
             raise DataError(f"{where}: a detected answer without 'text'", hint=_SHAPE)
         text = clean_text(str(answer["text"]))
         spans = answer.get("char_spans") or []
+        if not isinstance(spans, list):
+            raise DataError(f"{where}: 'char_spans' is {spans!r:.60}, expected a list", hint=_SHAPE)
         for span in spans:
             if not (isinstance(span, list) and len(span) == 2 and all(isinstance(place, int) for place in span)):
                 raise DataError(f"{where}: a char_span is not a pair of numbers: {span!r:.60}", hint=_SHAPE)

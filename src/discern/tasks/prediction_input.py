@@ -213,19 +213,23 @@ def _may_be_official(path: Path) -> bool:
 def _is_conll(task: Task[Any], path: Path, record: Mapping[str, Any], *, characters: bool) -> bool:
     """Whether a file has one word per line.
 
-    That is so by its suffix, by the format of a training file with the same suffix, or because every line ends in a tag (or is
-    a character, if words are characters). Blank lines are no criterion: plain text may have them too.
+    That is so by its suffix, or because every line ends in a tag (or is a character, if words are characters). If a training
+    file with the same suffix had one word per line, it is enough that all lines have one column, or that there are several
+    with equally many. Blank lines are no criterion: plain text may have them too.
     """
     if str(path) == "-" or suffix_of(path) in _TABLES:
         return False
-    if suffix_of(path) in COLUMN_SUFFIXES or _format_of_training(record, path) == "conll":
+    if suffix_of(path) in COLUMN_SUFFIXES:
         return True
     lines = [line.strip() for _, line in islice(numbered_lines(path), _LOOKED_AT)]
     filled = [line for line in lines if line and not line.startswith(("-DOCSTART-", "# "))]
     if characters and filled and all(_CHARACTER.fullmatch(line) for line in filled):
         return True
     rows = [line.split("\t") if "\t" in line else line.split() for line in filled]
-    return {len(row) for row in rows} in ({2}, {3}, {4}, {5}) and all(_is_tag(row[-1], task.labels) for row in rows)
+    widths = {len(row) for row in rows}
+    if _format_of_training(record, path) == "conll" and len(widths) == 1 and (widths == {1} or len(rows) > 1):
+        return True
+    return widths in ({2}, {3}, {4}, {5}) and all(_is_tag(row[-1], task.labels) for row in rows)
 
 
 def _is_tag(word: str, labels: Labels) -> bool:

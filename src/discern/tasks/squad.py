@@ -70,7 +70,14 @@ def read_squad(path: Path, *, keep_unfound: bool = False, labeled: bool = True) 
         if not labeled:
             question = {key: value for key, value in question.items() if key not in ("answers", "is_impossible")}
         answers = question.get("answers")
-        impossible = bool(question["is_impossible"]) if "is_impossible" in question else None if answers is None else False
+        marked = question.get("is_impossible")
+        if marked not in (None, True, False):
+            raise DataError(f"{where}: 'is_impossible' is {marked!r:.40}, expected true or false", hint=_SHAPE)
+        impossible = bool(marked) if marked is not None else None if answers is None else False
+        if impossible and answers:
+            raise DataError(
+                f"{where}: 'is_impossible' is true, but there are answers", hint="remove the answers, or set it to false"
+            )
         example = QuestionExample(identity, text, context, impossible=impossible)
         collector.add(example, _answers(answers or [], where), str(path))
     if not collector.examples:

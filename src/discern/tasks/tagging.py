@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discern.data.tokenizer.words import UNSPACED, keeps_spaces
 from discern.errors import DataError, did_you_mean
 from discern.models.config import ModelConfig
 from discern.models.dropout import Dropout
@@ -38,6 +39,8 @@ _NO_WORD = -1
 class TaggingConfig(TaskConfig):
     """Settings of tagging."""
 
+    earlier_defaults: ClassVar[Mapping[str, object]] = {"spaced_words": False}
+
     word_column: int = Field(0, description="Column of the words in CoNLL files, from 0; negative numbers count from the right.")
     tag_column: int = Field(-1, description="Column of the tags in CoNLL files; -1 is the last column.")
     head: Literal["linear", "prediction"] = Field(
@@ -47,6 +50,11 @@ class TaggingConfig(TaskConfig):
     )
     overlap: int = Field(
         64, ge=0, description="Overlap, in tokens, between the windows of a long sentence; at most half a window."
+    )
+    spaced_words: bool = Field(
+        True,
+        description="Read every word but the first with a space before it, as in running text. This concerns tokenizers that "
+        "keep the space with the word, such as ModernBERT's. Words of scripts without spaces are read without.",
     )
 
 
@@ -147,17 +155,17 @@ class Tagging(Task[TaggingExample]):
 
     def encode(self, examples: Sequence[TaggingExample], text: TextEncoder, *, labeled: bool) -> Features:
         room = self.config.sequence_length - 2
-        overlap = cast(TaggingConfig, self.config).overlap
-        pieces = _WordPieces(examples, text, room)
+        config = cast(TaggingConfig, self.config)
+        pieces = _WordPieces(examples, text, room, spaced=config.spaced_words)
         ids: list[NDArray[np.int32]] = []
         places: list[NDArray[np.int32]] = []
         targets: list[NDArray[np.int32]] = []
         numbers: list[int] = []
         windowed = 0
         for number, example in enumerate(examples):
-            words = [pieces.of[word] for word in example.words]
+            words = [pieces.of[form] for form in pieces.forms(example)]
             classes = self._classes(example) if labeled else None
-            windows = cut_sentence([len(word) for word in words], room, overlap)
+            windows = cut_sentence([len(word) for word in words], room, config.overlap)
             windowed += len(windows) > 1
             for window in windows:
                 row, place = _framed(words, window, text)
@@ -318,29 +326,40 @@ def cut_sentence(sizes: Sequence[int], room: int, overlap: int) -> list[WordWind
 class _WordPieces:
     """The tokens of every distinct word, from 1 to `room` of them.
 
+    Args:
+        spaced: read words with the space before them, if the tokenizer keeps it with the word.
+
     Attributes:
-        of: token ids by word.
+        of: token ids by the form of a word.
     """
 
-    def __init__(self, examples: Sequence[TaggingExample], text: TextEncoder, room: int) -> None:
+    def __init__(self, examples: Sequence[TaggingExample], text: TextEncoder, room: int, *, spaced: bool) -> None:
         self.of: dict[str, list[int]] = {}
         self._room = room
+        self._spaced = spaced and keeps_spaces(text.tokenizer)
         self._cut: set[str] = set()
         self._empty: set[str] = set()
-        for block in _blocks(list(dict.fromkeys(word for example in examples for word in example.words))):
-            for word, ids in zip(block, text.ids(block), strict=True):
+        for block in _blocks(list(dict.fromkeys(form for example in examples for form in self.forms(example)))):
+            for form, ids in zip(block, text.ids(block), strict=True):
                 if not ids:
                     # For example control characters: the word still needs a token for its tag.
-                    self._empty.add(word)
+                    self._empty.add(form)
                 elif len(ids) > room:
-                    self._cut.add(word)
-                self.of[word] = ids[:room] or [text.special.unk]
+                    self._cut.add(form)
+                self.of[form] = ids[:room] or [text.special.unk]
+
+    def forms(self, example: TaggingExample) -> Sequence[str]:
+        """The words of a sentence as they are tokenized: within a text, most follow a space."""
+        if not self._spaced:
+            return example.words
+        spaced = (word if UNSPACED.match(word) else f" {word}" for word in example.words[1:])
+        return [*example.words[:1], *spaced]
 
     def notes(self, examples: Sequence[TaggingExample], windowed: int, length: int) -> tuple[str, ...]:
         """Messages about the words and sentences, one per line."""
         odd = self._cut | self._empty
-        counts = Counter(word for example in examples for word in example.words if word in odd) if odd else Counter[str]()
-        cut, empty = (sum(counts[word] for word in words) for words in (self._cut, self._empty))
+        counts = Counter(form for example in examples for form in self.forms(example) if form in odd) if odd else Counter[str]()
+        cut, empty = (sum(counts[form] for form in forms) for forms in (self._cut, self._empty))
         lines = {
             f"{windowed:,} of {len(examples):,} sentences are longer than {length} tokens and were split into windows": windowed,
             f"{cut:,} words of more than {self._room} tokens were cut to their first {self._room}": cut,

@@ -23,11 +23,13 @@ from discern.training.clock import Due, StepMeter, Work
 from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.diagnosis import embedding_norm
 from discern.training.examples import ExampleRows
-from discern.training.memory import peak_memory
+from discern.training.memory import lacks_memory, peak_memory
 from discern.training.metrics_log import HELD_OUT, add_held_out, held_out_metrics, records_of_step
 from discern.training.parallel import Ranks
 from discern.training.step_means import Progressed
 from discern.training.weight_precision import full_weights
+
+_EVALUATED_ROWS = 32  # at a time, or as many as are trained on at a time if these are fewer
 
 Moments = Callable[[], Mapping[str, Tensor]]
 """Returns the optimizer's moments by parameter name."""
@@ -238,6 +240,27 @@ def stop_at_nonfinite(
     )
 
 
+def stop_at_failed_read(context: TrainContext, state: State, save: Callable[[State], None], problem: DataError) -> NoReturn:
+    """Save what has been trained, and raise the error of the rows that could not be read.
+
+    With several ranks nothing is saved, as a checkpoint needs all of them.
+
+    Args:
+        save: writes a checkpoint.
+    """
+    newest = next(iter(checkpoint.found(context.folder / "checkpoints")), None)
+    step = 0 if newest is None else int(newest.name.removeprefix("step-"))
+    if context.ranks.world_size == 1 and state.step > step:
+        try:
+            save(state)
+            step = state.step
+        except CheckpointError as another:
+            context.progress.note(f"warning: {another.message}")
+    then = f"continues from step {step}, which is saved" if step else "starts over, as nothing has been saved"
+    hint = f"{problem.hint or 'restore what is missing or damaged'}; the same command then {then}"
+    raise DataError(f"step {state.step}: {problem.message}", hint=hint) from problem
+
+
 def summary(metrics: Mapping[str, float]) -> str:
     """Metrics on one line."""
     return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -258,6 +281,7 @@ def _held_out(context: TrainContext, state: State, moments: Moments, *, saved: b
                 context.heldout,
                 context.ranks,
                 sequences=context.train.evaluate_sequences,
+                batch_size=min(_EVALUATED_ROWS, context.train.micro_batch_size or _EVALUATED_ROWS),
                 precision=context.precision,
                 observer=None if context.metrics_log is None else examples,
             )
@@ -286,6 +310,9 @@ def _stop_at_failed_evaluation(
     mend = "restore the missing or damaged file, which is usually a held-out file of the data set"
     if isinstance(problem, DataError) and problem.hint:
         mend = problem.hint
+    elif lacks_memory(problem):
+        rows = min(_EVALUATED_ROWS, context.train.micro_batch_size or _EVALUATED_ROWS)
+        mend = f"evaluate fewer rows at once, as --set train.micro_batch_size={max(1, rows // 2)} does"
     then = f"repeats only the evaluation, as the weights of step {state.step} are saved" if saved else "continues"
     raise DataError(
         f"step {state.step}: the evaluation on held-out examples failed: {found}", hint=f"{mend}; the same command then {then}"

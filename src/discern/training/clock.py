@@ -114,7 +114,7 @@ class StepMeter:
         return min(1.0, self._waited / max(time.perf_counter() - self._since, 1e-9))
 
     def shares(self) -> dict[str, float]:
-        """Fractions of the interval: waiting for data, waiting for the host (known of a GPU), computing. A GPU is waited for."""
+        """Fractions of the interval: waiting for data, waiting for the host (on a GPU only), computing. Waits for the GPU."""
         found = None if self._device is None else self._device.read()
         if found is not None:
             return {f"{name}_share": round(share, 4) for name, share in found._asdict().items()}
@@ -151,7 +151,9 @@ class TimeBudget:
 
     def __init__(self, budget: float, kinds: Iterable[Work], seconds: float = 0.0) -> None:
         self._waits = {kind: min(_INTERVALS[kind] * budget, _LONGEST.get(kind, budget)) for kind in kinds}
+        # A resumed run keeps to the times of the whole run: in many short sessions, work that waits long would never be due.
         self._last: dict[Work, float] = dict.fromkeys(_INTERVALS, seconds)
+        self._last |= {kind: seconds - seconds % wait for kind, wait in self._waits.items() if wait > 0}
 
     def due(self, seconds: float) -> Due:
         """The work that is due `seconds` into the run."""

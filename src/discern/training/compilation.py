@@ -16,6 +16,7 @@ from discern.models.config import ModelConfig
 from discern.models.initialization import initialize
 from discern.models.span_attention import attention_path
 from discern.models.unpadding import with_spans
+from discern.training.memory import lacks_memory
 from discern.training.parallel import Ranks
 from discern.training.precision import autocast
 
@@ -134,7 +135,12 @@ def choose(
 
 def fastest(workload: Workload, device: torch.device, timer: Timer) -> Compilation:
     """The fastest mode; modes in which the compiler fails are left out."""
-    times, problem = {"off": timer(workload, device, "off")}, ""
+    try:
+        times, problem = {"off": timer(workload, device, "off")}, ""
+    except RuntimeError as failure:
+        if not lacks_memory(failure):
+            raise
+        return Compilation(reason="there is not enough memory to measure whether it pays off")  # the first step explains it
     modes: tuple[Mode, ...] = ("blocks",) if workload.divided else ("blocks", "graphs")
     for mode in modes:
         try:

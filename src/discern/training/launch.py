@@ -14,6 +14,7 @@ from types import FrameType
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from discern.data.processes import available_cores
 from discern.errors import RanksError
 from discern.training.heartbeat import LOST_KEY
 from discern.training.interrupt import handled
@@ -70,7 +71,7 @@ class _RankProcess:
         self.code: int | None = None
         self.stopped: float | None = None
         self.sent = False
-        threads = max(1, (os.cpu_count() or 1) // nproc)
+        threads = max(1, available_cores() // nproc)
         environment = {
             "OMP_NUM_THREADS": str(threads),
             **os.environ,

@@ -1,6 +1,6 @@
 """The training loop: read, forward, backward, update; then checkpoint, evaluate and log.
 
-Pre-training and fine-tuning both use it, with different objectives. `train_phase` is the loop. The functions that it calls are
+Pre-training and fine-tuning both use it, with different objectives. `train_steps` is the loop. The functions that it calls are
 below it, in the order of the calls; the work after an update is in bookkeeping.py.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from discern.corruption.randomness import key_of
-from discern.errors import CheckpointError
+from discern.errors import CheckpointError, DataError, DiscernError, RanksError
 from discern.objectives.base import Objective, Phase
 from discern.training.average import average_warning
 from discern.training.bookkeeping import (
@@ -26,6 +26,7 @@ from discern.training.bookkeeping import (
     log,
     make_record,
     note_done,
+    stop_at_failed_read,
     stop_at_nonfinite,
     timed,
 )
@@ -104,11 +105,24 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
 
 def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int], reader: ThreadPoolExecutor) -> dict[str, Any]:
     """Train one phase of the objective (most have only one) from `state.step`. Return the last record that was written."""
-    phase, first, last = span
+    phase, first, _ = span
     if state.step == first and phase.start is not None:
         phase.start()
         state.average, state.averaged = {}, 0  # the weights before have nothing to do with those that follow
     replica = setup_phase(context, phase)
+    try:
+        return train_steps(context, state, span, reader, replica)
+    except (DiscernError, RuntimeError) as problem:
+        if not isinstance(problem, CheckpointError | RanksError):  # of a write that failed, or needs a rank that is gone
+            replica.complete_write()
+        raise
+
+
+def train_steps(
+    context: TrainContext, state: State, span: tuple[Phase, int, int], reader: ThreadPoolExecutor, replica: Replica
+) -> dict[str, Any]:
+    """The steps of `train_phase`. This is the loop."""
+    phase, first, last = span
     optimizer, moments = replica.optimizer, replica.moments
     state.masters = optimizer.masters
     replica.begin_average(state)
@@ -124,8 +138,14 @@ def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int
 
     while state.step < last and not state.finished:
         # Read. A thread reads and corrupts the next rows while this step computes.
-        with meter.waiting():
-            local = feed.take(state.step)
+        try:
+            with meter.waiting():
+                local = feed.take(state.step)
+        except DataError as problem:
+            guard.check()
+            meter.read(context.ranks)
+            state.interval = meter.interval()
+            stop_at_failed_read(context, state, replica.save, problem)
         # Several losses share parameters, so each must be divided by its count over all ranks and micro-batches before the
         # first backward pass. Counts follow from the corruption alone; no network has run yet.
         totals = reduce_step_counts(context, local, meter)
@@ -303,6 +323,9 @@ def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals
     out_of_time = train.max_hours is not None and totals.seconds >= train.max_hours * 3600
     state.finished = state.step >= train.max_steps or stopping or out_of_time
     state.interrupted = stopping and state.step < train.max_steps and not out_of_time
+    if state.interrupted and train.max_hours is not None:
+        # This step may have used up the time. The run is not complete: it still lacks its last evaluation.
+        state.seconds = min(state.seconds, totals.seconds)
 
 
 def _time_used(context: TrainContext, seconds: float) -> float | None:

@@ -36,3 +36,10 @@ def peak_memory(device: torch.device) -> int:
     except (OSError, IndexError, ValueError):
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def lacks_memory(problem: BaseException) -> bool:
+    """Whether an error means that the memory of the device, or of the machine, is used up."""
+    return isinstance(problem, torch.OutOfMemoryError) or (
+        isinstance(problem, RuntimeError) and "can't allocate memory" in str(problem)
+    )

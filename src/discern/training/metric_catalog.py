@@ -50,7 +50,7 @@ METRICS = (
     Metric("tokens_per_second", "log", "real tokens per second since the last record", "tokens/s"),
     _fraction("data_share", "log", "part of the time spent waiting for data", usual="up to 0.05"),
     _fraction("host_share", "log", "part of the time that a GPU waits for the host", usual="up to 0.2; on a GPU only"),
-    _fraction("device_share", "log", "part of the time that the GPU computes", usual="on a GPU only"),
+    _fraction("device_share", "log", "the remaining part of the time, in which the GPU or the CPU computes"),
     _fraction("padding_fraction", "log", "part of the positions that are padding, in fine-tuning"),
     Metric("learning_rate", "log", "learning rate of the step"),
     Metric("grad_norm", "log", "norm of the gradients of all networks together, before clipping"),

@@ -12,14 +12,8 @@ import torch
 from discern.errors import ConfigError
 from discern.training.context import State, TrainContext
 from discern.training.feed import read_rows
+from discern.training.memory import lacks_memory
 from discern.training.precision import autocast
-
-
-def lacks_memory(problem: BaseException) -> bool:
-    """Whether an error means that the memory of the device, or of the machine, is used up."""
-    return isinstance(problem, torch.OutOfMemoryError) or (
-        isinstance(problem, RuntimeError) and "can't allocate memory" in str(problem)
-    )
 
 
 @contextmanager
@@ -51,7 +45,7 @@ def out_of_memory(context: TrainContext, step: int, fitting: Callable[[int], boo
         # No rank has the whole weights on its device, so nothing can be tried by one of them alone.
         return ConfigError(
             f"step {step}: there is not enough memory on {context.ranks.device} for {_rows(size)} at once",
-            hint=f"start again in a new folder with fewer rows at once, such as --set train.micro_batch_size="
+            hint=f"run the same command with fewer rows at once, such as --set train.micro_batch_size="
             f"{_setting(context, step, size // 2)}, which computes each step in smaller batches",
         )
     while rows > 1:
@@ -60,7 +54,7 @@ def out_of_memory(context: TrainContext, step: int, fitting: Callable[[int], boo
             return ConfigError(
                 f"step {step}: there is not enough memory on {context.ranks.device} for {_rows(size)} at once; "
                 f"{_rows(rows)} would fit",
-                hint=f"start again in a new folder with --set train.micro_batch_size={_setting(context, step, rows)}, which "
+                hint=f"run the same command with --set train.micro_batch_size={_setting(context, step, rows)}, which "
                 f"computes each step in smaller batches",
             )
     return ConfigError(

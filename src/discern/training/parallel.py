@@ -172,10 +172,12 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     """Join the processes that torchrun or `--nproc` started; a single process is a group of its own.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks, or the environment variables are invalid.
+        ConfigError: there are fewer GPUs than ranks, the device cannot train, or the environment variables are invalid.
         RanksError: another rank has ended, or does not respond.
     """
     own, chosen = rank_environment(), choose_device(device)
+    if chosen.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{chosen} cannot train: losses are added up in float64, which it lacks", hint="--device cpu")
     if own.world_size == 1:
         if chosen.type == "cuda" and chosen.index is not None:
             torch.cuda.set_device(chosen)  # events and streams are those of the current device unless told otherwise

@@ -113,6 +113,13 @@ class Replica:
         """
         save_checkpoint(self._context, state, self.moments)
 
+    def complete_write(self) -> None:
+        """Wait for this rank's part of a checkpoint that was begun, but for no other rank, which may be elsewhere.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+
     def close(self) -> None:
         """Wait until the checkpoints that were begun are complete.
 
@@ -150,6 +157,17 @@ def check_groups(train: TrainConfig, ranks: Ranks) -> None:
         from discern.training.sharding import shard_ranks  # imports torch.distributed.fsdp
 
         shard_ranks(train, ranks)
+
+
+def shards_of(train: TrainConfig, ranks: Ranks) -> int:
+    """Number of GPUs that the weights are divided among; 1 if they are not divided, or the ranks share this machine's memory."""
+    if ranks.device.type != "cuda" or not train.divides_weights(ranks.world_size):
+        return 1
+    if train.parallel == "fsdp":
+        return ranks.world_size
+    from discern.training.sharding import shard_ranks  # imports torch.distributed.fsdp
+
+    return shard_ranks(train, ranks)
 
 
 def build_replica(context: TrainContext, prepare: Prepare) -> Replica:

@@ -147,6 +147,10 @@ class ShardedReplica(Replica):
         if state.finished:
             self._settle()
 
+    def complete_write(self) -> None:
+        if self._writer is not None:
+            self._writer.wait()
+
     def close(self) -> None:
         self._settle()
         if self._writer is not None:

@@ -39,12 +39,9 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as problem:
-            raise ConfigError(
-                "train.tensorboard is set, but TensorBoard is not installed", hint="pip install 'discern-nlp[track]'"
-            ) from problem
+        check_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(folder))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -97,6 +94,16 @@ class Service(Tracker):
                     f"train.tracker: {self._name} failed and receives no more records: {' '.join(str(problem).split())[:200]}"
                 )
             return None
+
+
+def check_tensorboard() -> None:
+    """Check that TensorBoard is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if find_spec("tensorboard") is None:
+        raise ConfigError("train.tensorboard is set, but TensorBoard is not installed", hint="pip install 'discern-nlp[track]'")
 
 
 def check_tracker(name: TrackerName) -> None:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_names, special_tokens
 from discern.data.tokenizer.encoding import DocumentEncoder
 from discern.data.tokenizer.extension import extend_tokenizer, pieces_of_added
 from discern.errors import DataError
 from discern.types import SpecialTokens
-from tests.interop.small_tokenizers import GEMMA_NAMES, ROBERTA_NAMES, gemma, roberta
-
-
-def written(folder: Path, tokenizer: Tokenizer, name: str = "tokenizer_config.json", **settings: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    if settings:
-        (folder / name).write_text(json.dumps(settings))
-    return folder
-
-
-def stated(names: Mapping[str, str]) -> dict[str, Any]:
-    return {f"{role}_token": token for role, token in names.items()}
+from tests.interop.small_tokenizers import GEMMA_NAMES, ROBERTA_NAMES, gemma, roberta, stated, written
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])

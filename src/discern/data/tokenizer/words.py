@@ -19,6 +19,8 @@ from discern.errors import ConfigError
 
 SegmenterName = Literal["none", "jieba"]
 _TWO_WORDS = "a b"
+UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]")
+"""Chinese and Japanese characters, and those of scripts of Southeast Asia: text without spaces between words."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,12 @@ def _separates_words(tokenizer: Tokenizer) -> bool:
     text = tokenizer.normalizer.normalize_str(_TWO_WORDS) if tokenizer.normalizer else _TWO_WORDS
     splitter = tokenizer.pre_tokenizer
     return splitter is not None and len(splitter.pre_tokenize_str(text)) > 1
+
+
+def keeps_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether the tokens of a word within a text include the space before it, unlike those of the same word alone."""
+    alone, within = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", " a"))
+    return bool(alone != within)
 
 
 def _matching(tokenizer: Tokenizer, matches: Callable[[str], bool]) -> Bool[np.ndarray, " V"]:

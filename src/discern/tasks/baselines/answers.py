@@ -34,7 +34,7 @@ class NoAnswer(Baseline[QuestionExample]):
     """Predicts no answer for every question."""
 
     name: ClassVar[str] = "no-answer"
-    title = "no answer to any question"
+    title = "leaving every question unanswered"
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold

@@ -17,12 +17,11 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import MultiLabelBinarizer
 
+from discern.data.tokenizer.words import UNSPACED
 from discern.tasks.base import Labels, Prediction
 from discern.tasks.baselines.base import Baseline
 from discern.tasks.examples import ClassificationExample, label_counts
 
-# Chinese and Japanese characters, and scripts of Southeast Asia: text without spaces between words.
-_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]")
 _WORD = re.compile(r"\w+")
 _LETTER = re.compile(r"[^\W\d_]")
 # Characters of all texts together: some 20 seconds on one core.
@@ -187,7 +186,7 @@ def _is_unspaced(texts: Iterable[str]) -> bool:
     """Whether most letters belong to a script without spaces between words."""
     counts: NDArray[np.int64] = np.zeros(2, np.int64)
     for text in texts:
-        counts += (len(_UNSPACED.findall(text)), len(_LETTER.findall(text)))
+        counts += (len(UNSPACED.findall(text)), len(_LETTER.findall(text)))
         if counts[1] > 100_000:
             break
     return bool(2 * counts[0] > counts[1])
