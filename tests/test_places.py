@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from discern.types import Places
+from discern.types import CorruptedBatch, Places
+from tests.support import SPECIAL, make_batch
 
 MASK = torch.tensor([[False, True, True, False], [False, False, False, False], [True, True, False, True]])
 VALUES = torch.arange(12).view(3, 4)
@@ -53,3 +54,15 @@ def test_positions_among_others(even: bool) -> None:
     found = places.among(among)
     counted = torch.ones_like(found) if places.draws is None else places.draws
     assert torch.equal(among.index[found][counted > 0], Places.of(MASK).index)
+
+
+def test_rows_without_a_word_still_have_an_entry_on_a_device() -> None:
+    """The last row of an epoch may be [CLS] [SEP]. Entries that fill up the chosen positions then have something to point to."""
+    tokens = make_batch([[SPECIAL.cls, SPECIAL.sep]])
+    ids, nothing = tokens.input_ids, torch.zeros(1, 2, dtype=torch.bool)
+    batch = CorruptedBatch(tokens, ids, nothing, 0, 2).locate(["chosen", "words"], even=True)
+    chosen, words = batch.places("chosen"), batch.places("words")
+    logits = words.gather(torch.rand(1, 2, 5))
+    assert logits.index_select(0, chosen.among(words)).shape == (1, 5)
+    assert (chosen.count, words.count) == (0, 0)
+    assert torch.equal(words.scatter(ids, torch.tensor([9])), ids)

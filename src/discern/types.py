@@ -234,7 +234,11 @@ class CorruptedBatch:
         Args:
             even: give all rows equally many of the chosen positions; see `Places`.
         """
-        return replace(self, located={which: self._places(which, even=even and which == "chosen") for which in kinds})
+        found = {which: self._places(which, even=even) for which in kinds}
+        if even and "words" in found and not len(found["words"].index):
+            # The entries that fill up the chosen positions need a word to point to.
+            found["words"] = Places(nowhere := torch.zeros(1, dtype=torch.long), 0, nowhere, even=True)
+        return replace(self, located=found)
 
     def mask(self, which: PlacesOf) -> Bool[Tensor, "B L"]:
         """True at these positions."""
@@ -251,7 +255,7 @@ class CorruptedBatch:
         return replace(moved, tokens=self.tokens.to(device), located=located)
 
     def _places(self, which: PlacesOf, *, even: bool) -> Places:
-        return Places.of(self.mask(which), self.draws if which == "chosen" else None, even=even)
+        return Places.of(self.mask(which), self.draws if which == "chosen" else None, even=even and which == "chosen")
 
 
 @dataclass(frozen=True)

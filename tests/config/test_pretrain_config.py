@@ -65,7 +65,7 @@ def test_a_preset_says_what_it_is_and_where_its_values_come_from(name: str):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("objective", ["rtd", "mlm"])
+@pytest.mark.parametrize("objective", ["rtd", "mlm", "replace-mlm", "all-tokens-mlm"])
 def test_a_preset_takes_any_objective(name: str, objective: str):
     resolved = load_pretrain_config(None, name, [f"objective.name={objective}"])
     assert resolved.config.objective.name == objective
@@ -228,6 +228,38 @@ def test_another_objective_drops_the_keys_of_the_first():
     assert resolved.config.objective.model_dump()["mask_token_probability"] == 0.8
     with pytest.raises(ConfigError, match="unknown key 'generator_size'"):
         load("electra-small", "objective.name=mlm", "objective.generator_size=0.5")
+
+
+def test_values_that_another_objective_does_not_accept_are_dropped_if_nobody_gave_them():
+    resolved = load_pretrain_config(None, "modern-cpu", ["objective.name=replace-mlm"])
+    (dropped,) = (item for item in resolved.dropped if item.key == "objective.tying")
+    assert (dropped.value, dropped.reason.endswith("does not accept it")) == ("gradient-disentangled", True)
+    assert getattr(resolved.config.objective, "tying", None) == "embeddings"
+    with pytest.raises(ConfigError, match=r"objective\.tying is 'gradient-disentangled'"):
+        load("modern-cpu", "objective.name=replace-mlm", "objective.tying=gradient-disentangled")
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.max_seq_length=64", "did you mean 'data.sequence_length'?"),
+        ("train.batch_size=64", "did you mean 'train.sequences_per_step'?"),
+        ("optimizer.lr=1", "did you mean 'optimizer.learning_rate'?"),
+        ("objective.generator_weight_schedule=[[0,0],[100]]", "expected a list of pairs"),
+        ("train.batch_schedule=[0,1]", "expected a list of pairs"),
+    ],
+)
+def test_names_of_other_programs_and_malformed_schedules(override: str, says: str):
+    with pytest.raises(ConfigError) as caught:
+        load("tiny", override)
+    assert says in f"{caught.value.message} {caught.value.hint}"
+    assert "missing" not in caught.value.message
+
+
+def test_settings_of_another_packing_have_no_effect():
+    data = load("tiny", "data.packing=packed", "data.overflow=drop", "data.reversed_rows=false").data
+    assert data.without_effect() == {"overflow": "packing = 'segments'", "reversed_rows": "packing = 'two-part'"}
+    assert load("tiny", "data.packing=segments", "data.overflow=drop").data.without_effect() == {}
 
 
 def test_an_unknown_objective_names_the_nearest():

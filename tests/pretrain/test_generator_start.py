@@ -64,6 +64,13 @@ def test_other_sizes_are_refused_with_both(tmp_path: Path) -> None:
     assert "generator_size" in (caught.value.hint or "")
 
 
+def test_equal_shapes_that_compute_something_else_are_refused(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=["objective.name=mlm", "model.num_heads=4"])
+    objective = fresh(tmp_path / "run", "objective.generator_size=1.0")
+    with pytest.raises(ConfigError, match="computes something else: num_heads 4 there and 2 here"):
+        start_generator(objective, tmp_path / "run", mark(tmp_path / "run"), pytest.fail)
+
+
 def test_a_discriminator_alone_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     export(tmp_path / "run", out=tmp_path / "export", progress=Silent(), warn=pytest.fail)

@@ -236,6 +236,16 @@ def test_a_warmup_longer_than_the_run_is_not_an_error() -> None:
     assert learning_rate(config, 99, 100) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("schedule", ["linear", "released", "constant", "wsd"])
+def test_a_warm_up_takes_a_tenth_of_the_time_at_most(schedule: Any) -> None:
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=10_000, schedule=schedule)
+    rates = [learning_rate(config, step, 10**6, step / 80) for step in range(80)]
+    assert max(rates) >= 0.9
+    assert rates.index(max(rates)) == 8
+    assert learning_rate(config, 4, 10**6, 0.05) == pytest.approx(0.5, rel=0.06)
+    assert learning_rate(config, 9_999, 10**6, 0.01) == pytest.approx(1, rel=0.02)  # whichever comes first
+
+
 def test_layer_decay_of_a_modernbert_by_hand() -> None:
     """The LayerNorm of the embeddings goes with them, the final one with the heads."""
     config = build_config(encoder="modernbert", num_layers=2, hidden_size=32, embedding_size=32)

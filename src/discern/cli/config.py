@@ -56,6 +56,9 @@ def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpt
         counted = ", ".join(f"{count} {origin}" for origin, count in Counter(resolved.origins.values()).most_common())
         for name, needed in resolved.config.objective.without_effect().items():
             console.warn(f"objective.{name} has no effect: it needs objective.{needed}")
+        for name, needed in resolved.config.data.without_effect().items():
+            if f"data.{name}" in resolved.user_set:
+                console.warn(f"data.{name} has no effect: it needs data.{needed}")
         console.result({"valid": True, "problems": []}, text=f"valid: {len(resolved.origins)} values ({counted})")
 
 

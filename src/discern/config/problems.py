@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from discern.config.layers import DEFAULT, RENAMED, Setting, Settings
-from discern.config.schema import Schema, Variant, choices, expectation, other_name
+from discern.config.schema import Schema, Variant, choices, expectation, other_names
 from discern.errors import ConfigError, did_you_mean, nearest
 
 _SHOWN = 200
@@ -114,8 +114,8 @@ def _likeliest_key(section: str, name: str, schema: Schema) -> str:
 
 
 def _has_other_name(section: str, name: str, schema: Schema) -> str | None:
-    """The key of a section that is called `name` in other variants."""
-    return next((known for known in schema.names(section) if other_name(schema.fields.get(f"{section}.{known}")) == name), None)
+    """The key of a section that is called `name` in other variants or programs."""
+    return next((known for known in schema.names(section) if name in other_names(schema.fields.get(f"{section}.{known}"))), None)
 
 
 def wrong_value(key: str, setting: Setting, field: FieldInfo, because: str | None = None) -> Problem:
@@ -144,12 +144,14 @@ def _translated_one(section: str, entry: ErrorDetails, settings: Settings, schem
     if key is None:
         return _across_fields(".".join(path), message, settings, schema)
     field = schema.fields[key]
-    if entry["type"] == "missing":
-        return Problem(key, f"{key} is missing; expected {expectation(field)}", _about(key, field))
-    setting = settings.get(key, Setting(field.get_default(call_default_factory=False), DEFAULT))
     # Below a key there are the items of a list, by number, and the types of a union, by name.
     of_an_item = any(isinstance(part, int) for part in entry["loc"])
+    if entry["type"] == "missing" and not of_an_item:
+        return Problem(key, f"{key} is missing; expected {expectation(field)}", _about(key, field))
+    setting = settings.get(key, Setting(field.get_default(call_default_factory=False), DEFAULT))
     own_words = entry["type"] in ("value_error", "assertion_error") or of_an_item
+    if of_an_item and entry["type"] in ("missing", "tuple_type", "too_long"):
+        message = "expected a list of pairs, as in [[0, 0.0], [1000, 1.0]]"
     return wrong_value(key, setting, field, message if own_words else None)
 
 

@@ -197,8 +197,26 @@ class _Resolution:
         try:
             self.parts[section] = self._schema.sections[section].model_validate(values)
         except ValidationError as error:
+            kept = self._without_unfit(section, values, error)
+            if len(kept) < len(values):
+                self._validate(section, kept)
+                return
             self.parts.pop(section, None)
             self.problems += translated(section, error, self.settings, self._schema)
+
+    def _without_unfit(self, section: str, values: Mapping[str, object], error: ValidationError) -> dict[str, object]:
+        """The values without those of a preset that the variant does not accept, if something else chose the variant."""
+        kept = dict(values)
+        for entry in error.errors(include_url=False):
+            name = str(entry["loc"][0]) if entry["loc"] else ""
+            setting = self.settings.get(f"{section}.{name}")
+            if name not in kept or setting is None or setting.origin.kind != "preset":
+                continue
+            if self._chosen_elsewhere(section, setting.origin):
+                del kept[name], self.settings[f"{section}.{name}"]
+                reason = f"[{section}]{self._schema.note(section)} does not accept it"
+                self.dropped.append(Dropped(f"{section}.{name}", setting.value, str(setting.origin), reason))
+        return kept
 
     def _readable(self) -> dict[str, object]:
         """The given values, with 'none' converted to None, and without values that pydantic would misread."""

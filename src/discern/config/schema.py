@@ -117,10 +117,10 @@ def takes_number_only(field: FieldInfo) -> bool:
     return (int in kinds or float in kinds) and bool not in kinds
 
 
-def other_name(field: FieldInfo | None) -> str | None:
-    """The name that the setting of a field has elsewhere."""
+def other_names(field: FieldInfo | None) -> tuple[str, ...]:
+    """The names that the setting of a field has elsewhere, in other variants or other programs."""
     extra = None if field is None else field.json_schema_extra
-    return str(extra[OTHER_NAME]) if isinstance(extra, dict) and OTHER_NAME in extra else None
+    return tuple(str(extra[OTHER_NAME]).split()) if isinstance(extra, dict) and OTHER_NAME in extra else ()
 
 
 def _limits(field: FieldInfo) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from discern.config.base import Section
+from discern.config.schema import OTHER_NAME
 from discern.config.stages import Stage, check_stages
 
 _SHORTEST = 8
@@ -17,7 +18,11 @@ class DataConfig(Section):
     """How the tokens of a data set become rows."""
 
     sequence_length: int = Field(
-        128, ge=_SHORTEST, le=1 << 20, description="Positions per row. ELECTRA, table 6: 128 small, 512 base and large."
+        128,
+        ge=_SHORTEST,
+        le=1 << 20,
+        description="Positions per row. ELECTRA, table 6: 128 small, 512 base and large.",
+        json_schema_extra={OTHER_NAME: "max_seq_length max_length"},
     )
     length_schedule: tuple[Stage, ...] = Field(
         (),
@@ -51,6 +56,17 @@ class DataConfig(Section):
         "Default: half of the row, the only length at which the memory has not seen the text to predict.",
     )
     reversed_rows: bool = Field(True, description="'two-part' only: read the text backwards in half of the rows. XLNet: true.")
+
+    def without_effect(self) -> dict[str, str]:
+        """The settings that differ from their defaults but are for another packing, with the packing each of them needs."""
+        needed = {"overflow": "segments", "short_sequence_probability": "segments", "single_segment_probability": "segments"}
+        needed |= {"reuse_length": "two-part", "reversed_rows": "two-part"}
+        fields = type(self).model_fields
+        return {
+            name: f"packing = '{packing}'"
+            for name, packing in needed.items()
+            if packing != self.packing and getattr(self, name) != fields[name].default
+        }
 
     def at_length(self, sequence_length: int) -> DataConfig:
         """These settings for rows of one length.

@@ -83,7 +83,7 @@ class TokenEntropies:
 class _Copied:
     """Values on the host, to which a GPU copies them while the host goes on.
 
-    Only who asks for them waits: the thread that reads rows, two steps later.
+    Only the thread that asks for them waits: the one that reads rows, two steps later.
     """
 
     def __init__(self, values: Tensor) -> None:

@@ -70,7 +70,8 @@ class RestorationConfig(GeneratorConfig):
 
     tying: Literal["embeddings", "token", "none"] = Field(
         "embeddings",
-        description="What generator and encoder share. 'embeddings': words, positions, segments and their LayerNorm; "
+        description="What generator and encoder share. 'embeddings': words, positions, segments and their LayerNorm (of "
+        "'modernbert' the words, as it has nothing else); "
         "'token': words only; 'none': nothing.",
     )
 
@@ -208,6 +209,6 @@ def _sharing(model: ModelConfig) -> Any:
     if kind.disentangled_class is None:
         raise ConfigError(
             f"encoder '{model.encoder}' cannot share its embeddings with a generator, as this objective asks",
-            hint="set model.encoder=bert, or another objective",
+            hint="set model.encoder=bert or modernbert, or another objective",
         )
     return kind

@@ -119,6 +119,11 @@ def _notes(resolved: ResolvedRun) -> list[str]:
             for name, needed in objective.without_effect().items()
         ),
         *(
+            f"data.{name} = {getattr(resolved.config.data, name)} has no effect: it needs data.{needed}"
+            for name, needed in resolved.config.data.without_effect().items()
+            if f"data.{name}" in asked
+        ),
+        *(
             f"optimizer.{name} = {getattr(optimizer, name)} has no effect: it needs optimizer.{needed}"
             for name, needed in unused_by_schedule(optimizer, asked).items()
         ),

@@ -279,8 +279,20 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
             f"{len(differing)} weights differ, the first is {name}, of shape {there} in the model and {here} here",
             hint="set [model] and objective.generator, generator_size, generator_depth and tying to the values of that model",
         )
+    theirs, ours = source.encoder.config.fixed(), target.encoder.config.fixed()
+    unequal = [key for key in theirs if key not in _FOLLOWS and theirs[key] != ours.get(key)]
+    if unequal:
+        settings = ", ".join(f"{key} {theirs[key]} there and {ours.get(key)} here" for key in unequal)
+        raise ConfigError(
+            f"the generator of {folder} has weights of the same shapes but computes something else: {settings}",
+            hint=f"set [model] and objective.generator_size so that {', '.join(unequal)} are those of that model",
+        )
     for name, parameter in own.items():
         parameter.copy_(values[name])
+
+
+# Settings of a table that has its size in any case.
+_FOLLOWS = frozenset({"embedding_size", "max_positions"})
 
 
 def _check_generator_tokenizer(folder: Path, loaded: ModelFolder, wanted: str) -> None:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from discern.config.base import Section
 from discern.config.resolve import Clamp
+from discern.config.schema import OTHER_NAME
 from discern.config.stages import Stage, check_stages
 from discern.training.trackers import TrackerName
 
@@ -24,7 +25,12 @@ class OptimizerConfig(Section):
         "output layers, biases and norms, with the same learning rate and weight decay. 'stable-adamw': AdamW that reduces the "
         "learning rate of a tensor whose gradient is unusually large; clip_norm = 0 is then usual.",
     )
-    learning_rate: float = Field(5e-4, gt=0, description="Peak learning rate. ELECTRA, table 6: 5e-4 small, 2e-4 base and large.")
+    learning_rate: float = Field(
+        5e-4,
+        gt=0,
+        description="Peak learning rate. ELECTRA, table 6: 5e-4 small, 2e-4 base and large.",
+        json_schema_extra={OTHER_NAME: "lr"},
+    )
     weight_decay: float = Field(
         0.01, ge=0, description="Decoupled weight decay, not applied to biases and LayerNorm. ELECTRA: 0.01."
     )
@@ -48,7 +54,12 @@ class OptimizerConfig(Section):
     decay_steps: int | None = Field(
         None, ge=1, description="Steps over which 'wsd' decays, instead of decay_fraction; not under train.max_hours."
     )
-    warmup_steps: int = Field(10_000, ge=0, description="Steps over which the learning rate rises. ELECTRA: 10,000.")
+    warmup_steps: int = Field(
+        10_000,
+        ge=0,
+        description="Steps over which the learning rate rises; under train.max_hours, a tenth of the time at most. "
+        "ELECTRA: 10,000.",
+    )
     layer_decay: float = Field(
         1.0, gt=0, le=1, description="Factor of the learning rate per layer, from the top layer down; 1: no decay."
     )
@@ -65,7 +76,13 @@ class TrainConfig(Section):
     max_hours: float | None = Field(
         None, gt=0, description="Time budget in hours; the schedule ends with it. max_steps remains an upper limit."
     )
-    sequences_per_step: int = Field(128, ge=1, le=1 << 20, description="Sequences per update, over all ranks and micro-batches.")
+    sequences_per_step: int = Field(
+        128,
+        ge=1,
+        le=1 << 20,
+        description="Sequences per update, over all ranks and micro-batches.",
+        json_schema_extra={OTHER_NAME: "batch_size"},
+    )
     batch_schedule: tuple[Stage, ...] = Field(
         (),
         description="Tokens per update, in stages that begin after a number of tokens: [[0, 16384], [50_000_000, 65536]]. "

@@ -271,7 +271,7 @@ def diagnose_duplicates(documents: int, duplicates: int) -> list[Finding]:
             fine="fraction of the documents with exactly the text of an earlier one",
             high=(
                 "the text is repetitive: the networks memorize it, and held-out documents may also be in the training text",
-                "remove the repeated documents, then `discern prepare` again",
+                "removing the repeated documents and running `discern prepare` again",
             ),
         )
     ]

@@ -9,6 +9,8 @@ from typing import Any
 from discern.errors import ConfigError
 from discern.training.config import OptimizerConfig, TrainConfig
 
+_LONGEST_WARMUP = 0.1  # of the time budget
+
 
 def learning_rate(config: OptimizerConfig, step: int, length: int, time_used: float | None = None) -> float:
     """Return the learning rate of update number `step`, counted from 0.
@@ -20,17 +22,18 @@ def learning_rate(config: OptimizerConfig, step: int, length: int, time_used: fl
     Args:
         length: number of updates that the schedule spans.
         time_used: fraction of the time budget that is used; None without a time budget. The decay follows
-            whichever has progressed further, the steps or the time, and ends when either of them ends.
+            whichever has progressed further, the steps or the time, and ends when either of them ends. The warm-up ends after a
+            tenth of the time at the latest: how many steps fit into the time was not known when its length was chosen.
 
     Reference: Clark et al. 2020, table 6; google-research/electra, optimization.py for 'released'; Haegele et al. 2024, "Scaling
     laws and compute-optimal training beyond fixed training durations", for 'wsd'.
     """
     done = min(1.0, max(step / length, time_used or 0.0))
-    warmup = max(config.warmup_steps, 1)
+    warmup, by_time = max(config.warmup_steps, 1), (time_used or 0.0) / _LONGEST_WARMUP
     if config.schedule == "released":
-        rise = min(1.0, step / warmup)
+        rise = min(1.0, max(step / warmup, by_time))
         return float(config.learning_rate * rise * (1 - done) ** config.decay_power)
-    rise = min(1.0, (step + 1) / warmup)
+    rise = min(1.0, max((step + 1) / warmup, by_time))
     if config.schedule == "constant":
         return config.learning_rate * rise
     if config.schedule == "wsd":

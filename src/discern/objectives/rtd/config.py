@@ -34,7 +34,8 @@ class RTDConfig(GeneratorConfig):
     )
     tying: Literal["embeddings", "token", "none", "all", "gradient-disentangled"] = Field(
         "embeddings",
-        description="What generator and discriminator share. 'embeddings': words, positions, segments and their LayerNorm; "
+        description="What generator and discriminator share. 'embeddings': words, positions, segments and their LayerNorm (of "
+        "'modernbert' the words, as it has nothing else); "
         "'token': words only; 'none': nothing; 'all': the whole encoder, so that only the heads differ (needs equal sizes); "
         "'gradient-disentangled': the discriminator reads the generator's embeddings without sending gradient back, and adds a "
         "learned difference of its own (DeBERTaV3).",
