@@ -182,7 +182,8 @@ def _start_or_resume(
             progress.note(compilation.note)
         if contents is not None:
             _note_changed_arithmetic(earlier.record.get("arithmetic", computed), computed, progress)
-            _note_changed_batches(read_written_config(out / CONFIG_FILE), config, progress)
+            if decay is None:
+                _note_changed_batches(read_written_config(out / CONFIG_FILE), config, progress)
             if precision.name == "bfloat16" and ranks.device.type == "cpu" and not cpu_has_bfloat16():
                 progress.note("warning: this run began in bfloat16 and continues in it, but this CPU has no instructions for it")
         make_folder(resolved, folder, progress)

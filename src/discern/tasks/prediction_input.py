@@ -94,7 +94,9 @@ def input_examples(
             official = problem
     names = definition.source.text_names() if definition is not None else ()
     try:
-        table = open_table(path, cast(TableFormat | None, format or _format_of_training(record, path)))
+        trained_format = _format_of_training(record, path)
+        usual = None if trained_format == "conll" else trained_format  # this file has no columns, unlike the training file
+        table = open_table(path, cast(TableFormat | None, format or usual))
         if tags and table.format == "text":
             if format is None and str(path) != "-":
                 note(f"{path.name}: read as plain text with one sentence per line; for one word per line: --format conll")
