@@ -87,5 +87,5 @@ def test_the_spread_of_seeds_by_hand() -> None:
         "best": 0.6,
         "worst": 0.2,
     }
-    assert spread([0.3])["standard_deviation"] == 0.0
+    assert spread([0.3])["standard_deviation"] is None
     assert set(spread([]).values()) == {None}

@@ -17,7 +17,7 @@ from discern.data.tokenizer import load_tokenizer
 from discern.inference import model as library
 from discern.inference.detection import detect
 from discern.inference.fill import fill
-from discern.inference.predict import refuse_other_than_list
+from discern.inference.predict import refuse_other_than_list, refuse_other_than_texts
 from discern.inference.scoring import load_scorer
 from discern.objectives.base import Objective
 from discern.progress import Silent
@@ -179,6 +179,8 @@ def test_a_single_text_is_not_taken_for_a_list_of_its_characters(run: discern.Mo
 def test_an_unknown_pooling_and_scorer(run: discern.Model) -> None:
     with pytest.raises(discern.ConfigError, match="unknown pooling 'max'"):
         run.encode(["x"], pooling="max")  # type: ignore[call-overload]
+    with pytest.raises(discern.ConfigError, match="item 1 is nan, expected a text"):
+        refuse_other_than_texts(["x", float("nan")])
     with pytest.raises(discern.ConfigError, match="elctric"):
         run.score(["x"], "elctric")
 

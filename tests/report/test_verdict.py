@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
+from discern.artifacts.run_record import COUNTS_FILE
 from discern.report.finetuned_page import task_verdict
 from discern.report.page import Page, TaggedTexts, entity_pieces, render_page
-from discern.report.run_page import how_good, run_verdict
+from discern.report.run_page import how_good, report, run_verdict
 from discern.training.diagnosis import Finding
+from tests.small.run import make_run
 
 WORDS = "Ann Lee went to New York and Paris on Monday".split()
 RECORD: dict[str, Any] = {
@@ -111,3 +116,12 @@ def test_the_last_evaluation_is_compared_with_guessing_and_with_what_is_usual() 
     worse = [Finding("mlm_gain", -0.05, (0.1, float("inf")), "low", "")]
     assert "predicts words 0.05 nats worse than word frequencies alone" in how_good({}, worse)
     assert how_good({}, []) == ""
+
+
+def test_a_run_that_predicts_words_no_better_than_their_frequencies(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=["objective.name=mlm"])
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"step": 5, "tokens": 100, "heldout_mlm_loss": 9.0}) + "\n")
+    entries = json.loads((tmp_path / "run" / "run.json").read_text())["vocab_size"]
+    (tmp_path / "run" / COUNTS_FILE).write_text("".join(f"{number}\n" for number in range(entries)))
+    page = report(tmp_path / "run", None).read_text()
+    assert re.search(r"it predicts words \d\.\d\d nats worse than word frequencies alone", page)

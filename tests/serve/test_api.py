@@ -172,6 +172,13 @@ def test_what_cannot_be_read_is_refused_and_the_next_request_is_answered(client:
     assert client.post("/detect", json={"text": "x"}).status_code == 200
 
 
+def test_the_documentation_has_the_address_of_its_reader(client: TestClient) -> None:
+    page = client.get("/docs", headers={"host": "localhost:8799"}).text
+    assert "curl http://localhost:8799/detect -H " in page
+    assert "instead of <code>text</code>." in page
+    assert "`" not in page
+
+
 def test_the_masks_of_a_request_are_limited(client: TestClient) -> None:
     refused = client.post("/fill", json={"texts": ["[MASK] " * 600] * 2})
     assert refused.status_code == 413

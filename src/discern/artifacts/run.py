@@ -114,7 +114,7 @@ class RunFolder(ModelFolder):
     def vocabulary(self) -> Vocabulary:
         """Size, special tokens and token counts of the vocabulary."""
         entries = self.record["vocab_size"]
-        return Vocabulary(entries, special_in(self.record), _read_counts(self.folder, entries))
+        return Vocabulary(entries, special_in(self.record), read_counts(self.folder, entries))
 
     @property
     def tokenizer_path(self) -> Path:
@@ -229,7 +229,7 @@ def counts_text(data: TokenData) -> str:
     return "".join(f"{count}\n" for count in data.token_counts().tolist())
 
 
-def _read_counts(folder: Path, entries: int) -> torch.Tensor | None:
+def read_counts(folder: Path, entries: int) -> torch.Tensor | None:
     """Read what `counts_text` wrote; None for runs older than this file.
 
     Raises:

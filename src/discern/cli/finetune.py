@@ -161,7 +161,9 @@ def _sweep_text(results: dict[str, Any], out: Path) -> str:
     width = max(len(row["folder"]) for row in results["sweep"])
     lines = [f"{'setting':<{width}}  median {results['metric']}  standard deviation"]
     for row in results["sweep"]:
-        median = "-" if row["median"] is None else f"{row['median']:.4f} +- {row['standard_deviation']:.4f}"
+        median = "-" if row["median"] is None else f"{row['median']:.4f}"
+        if row["standard_deviation"] is not None:
+            median += f" +- {row['standard_deviation']:.4f}"
         failed = f"  ({len(row['failed_seeds'])} failed)" if row["failed_seeds"] else ""
         lines.append(f"{row['folder']:<{width}}  {median}{failed}")
     chosen = results["chosen_on"]

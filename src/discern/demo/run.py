@@ -136,6 +136,8 @@ def _collect(out: Path, characters: int, progress: Progress) -> dict[str, int]:
     if facts.is_file():
         sizes = read_record(facts, _Sizes, hint=f"remove {facts} and text.jsonl, and the text is collected again")
         return {name: sizes[name] for name in _Sizes.model_fields}
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file, but the demonstration needs a folder", hint="choose another --out")
     if out.exists() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} - {"text.jsonl"}:
         raise DataError(f"{out} is not empty and contains no demonstration", hint="choose another --out, or empty the folder")
     out.mkdir(parents=True, exist_ok=True)

@@ -115,13 +115,13 @@ def _of_several(each: dict[str, dict[str, Any]], scores: dict[int, dict[str, Any
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Median, mean, sample standard deviation (0 for one value), best and worst; all None without values."""
+    """Median, mean, sample standard deviation (None for one value), best and worst; all None without values."""
     if not values:
         return dict.fromkeys(("median", "mean", "standard_deviation", "best", "worst"))
     return {
         "median": statistics.median(values),
         "mean": statistics.fmean(values),
-        "standard_deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
         "best": max(values),
         "worst": min(values),
     }

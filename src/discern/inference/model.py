@@ -21,10 +21,11 @@ from discern.data.tokenizer import fingerprint as tokenizer_fingerprint
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.unknown import UnknownTokens
+from discern.errors import ConfigError
 from discern.inference.detection import Detection, Detector, detect_replaced, load_detector
 from discern.inference.embed import Reader, VectorSettings, chosen_settings, text_vectors, token_states
 from discern.inference.fill import FilledToken, Filler, filled, load_filler
-from discern.inference.predict import examples_of, predictions_of, refuse_other_than_list
+from discern.inference.predict import examples_of, predictions_of, refuse_other_than_list, refuse_other_than_texts
 from discern.inference.scoring import Score, TextScorer, load_scorer
 from discern.interop.hub import local_model
 from discern.interop.sentence_transformers import read_pooling
@@ -210,6 +211,8 @@ class Model:
         Raises:
             ConfigError: the model has no head over the vocabulary, or the text has no mask.
         """
+        if not isinstance(text, str):
+            raise ConfigError(f"expected a text, found {text!r:.40}", hint='fill("The [MASK] sat on the mat.")')
         return filled(self._filler, text, top, _warn)
 
     def predict(self, texts: Iterable[Any], *, task: str | None = None, seed: int | None = None) -> list[dict[str, Any]]:
@@ -270,6 +273,7 @@ class Model:
     def _by_blocks(self, texts: Sequence[str], work: Callable[[Sequence[str]], list[T]]) -> list[T]:
         """Results of blocks of texts, so that little more than the results is held in memory."""
         refuse_other_than_list(texts)
+        refuse_other_than_texts(texts)
         return [each for first in range(0, len(texts), _BLOCK) for each in work(texts[first : first + _BLOCK])]
 
 

@@ -196,6 +196,13 @@ def refuse_other_than_list(texts: Any) -> None:
         raise ConfigError(f"expected a list of texts, found a {kind}", hint="give one of its columns, such as data['text']")
 
 
+def refuse_other_than_texts(texts: Iterable[Any]) -> None:
+    """Raise a ConfigError for items that are no texts, such as the gaps of a column."""
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ConfigError(f"item {number} is {text!r:.40}, expected a text", hint="remove such items")
+
+
 def _wants(task: Task[Any], record: Mapping[str, Any]) -> str:
     """Kind of input of a task: 'tags', 'spans', 'text', 'pair', or 'either' if unknown."""
     if task.labels.kind in ("tags", "spans"):

@@ -78,7 +78,8 @@ def _bert_network(folder: Path) -> Network:
     if isinstance(network.head, nn.Identity):
         raise MissingHeadError(
             f"{folder} has no pre-training head: it is a bare encoder or a fine-tuned model",
-            hint="use an ElectraForPreTraining, an ElectraForMaskedLM or a BertForMaskedLM",
+            hint="use an ElectraForPreTraining, an ElectraForMaskedLM or a BertForMaskedLM; for a fine-tuned model: "
+            f"discern predict {folder} INPUT",
         )
     return network
 

@@ -187,7 +187,7 @@ def network_from_huggingface(folder: Path) -> Network:
     if not judges and not _holds(folder, "generator_predictions.dense.weight"):
         raise MissingHeadError(
             f"{folder} has no pre-training head: it is a bare encoder or a fine-tuned model",
-            hint=f"use an {DISCRIMINATOR_CLASS} or an {GENERATOR_CLASS}",
+            hint=f"use an {DISCRIMINATOR_CLASS} or an {GENERATOR_CLASS}; for a fine-tuned model: discern predict {folder} INPUT",
         )
     with torch.device("meta"):
         embeddings = Embeddings(whole_number(config, "vocab_size", path), sizes.embedding_size, sizes)

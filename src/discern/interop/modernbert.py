@@ -225,7 +225,9 @@ def network_from_huggingface(folder: Path) -> Network:
     network = network_with_head(folder)
     if isinstance(network.head, nn.Identity):
         raise MissingHeadError(
-            f"{folder} has no pre-training head: it is a bare encoder or a fine-tuned model", hint=f"use a {MODERNBERT_LM_CLASS}"
+            f"{folder} has no pre-training head: it is a bare encoder or a fine-tuned model",
+            hint=f"use a {MODERNBERT_LM_CLASS}, or a run with a discriminator; for a fine-tuned model: "
+            f"discern predict {folder} INPUT",
         )
     return network
 

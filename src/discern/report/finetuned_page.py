@@ -109,8 +109,10 @@ def _scores(tasks: Mapping[str, Any]) -> Iterator[Table]:
     notes = []
     for name, entry in tasks.items():
         if entry["median"] is not None:
-            spread = f"{entry['worst']:.4f} to {entry['best']:.4f}"
-            rows.append([name, entry["metric"], entry["median"], f"+- {entry['standard_deviation']:.4f}", spread, _split(entry)])
+            deviation = entry["standard_deviation"]  # 0 in the records of earlier versions for one seed
+            several = deviation is not None and len(entry["scores"]) > 1
+            shown = (f"+- {deviation:.4f}", f"{entry['worst']:.4f} to {entry['best']:.4f}") if several else ("", "")
+            rows.append([name, entry["metric"], entry["median"], *shown, _split(entry)])
         rows += [
             [name, metric, value, "", "", _split(entry)]
             for metric, value in entry["metrics"].items()

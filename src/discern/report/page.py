@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from discern.report.charts import Chart, chart_svg, legend
 from discern.report.curves import HeldOutMetric
@@ -274,9 +275,18 @@ def render_template(name: str, *, package: str = "discern.report", **values: obj
     environment = Environment(
         loader=FunctionLoader(text_of), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["code"] = as_code
     html = environment.get_template(name).render(light=LIGHT, dark=DARK, **values)
     # Half a surrogate pair, as in a badly encoded argument, becomes "?".
     return html.encode("utf-8", "replace").decode("utf-8")
+
+
+def as_code(text: str) -> Markup:
+    """A text with what is between backticks as code; everything is escaped."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backtick without its counterpart
+        return escape(text)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def package_text(name: str, package: str = "discern.report") -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
-from discern.artifacts.run import build_objective
+from discern.artifacts.run import build_objective, read_counts
 from discern.artifacts.run_record import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, special_in
 from discern.artifacts.run_record import read_record as read_run_record
 from discern.config.tree import flatten, to_toml
@@ -106,7 +107,7 @@ def report(
         preferences = blimp_tables(read_blimp_results(run))
     page = Page(
         title=f"discern: {run.resolve().name}",
-        verdict=_verdict(config, record, lines, step),
+        verdict=_verdict(run, config, record, lines),
         facts=_facts(config, record, lines[-1]),
         curves=[*run_charts(lines), *measured[0]],
         tables=[*measured[1], *preferences],
@@ -127,11 +128,10 @@ def report(
     return target
 
 
-def _verdict(
-    config: PretrainConfig, record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], evaluated: int | None
-) -> list[str]:
+def _verdict(run: Path, config: PretrainConfig, record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Summary of the last held-out metrics, with the findings of `discern doctor` that need neither weights nor data."""
-    found, metrics = run_findings(config, record, lines), evaluated_metrics(lines, evaluated)
+    found = run_findings(config, record, lines, run_expectations(run, config, record))
+    metrics = evaluated_metrics(lines, last_held_out(lines)[0])
     summary = f"{_trained(config, record, lines[-1])} {how_good(metrics, found)}".strip()
     return [summary, *run_verdict(lines[-1]["step"], config.train.max_steps, metrics, found)]
 
@@ -167,10 +167,13 @@ def how_good(metrics: Mapping[str, float], findings: Sequence[Finding]) -> str:
     if gain is not None and gain.value is not None:
         compared = f"{gain.value:.2f} nats better" if gain.value >= 0 else f"{-gain.value:.2f} nats worse"
         parts.append(f"it predicts words {compared} than word frequencies alone")
-    judged = [each for each in findings if each.usual is not None and each.verdict != "unknown"]
+    # Of the text, not of the evaluation.
+    own = [each for each in findings if each.name != "duplicate_fraction"]
+    judged = [each for each in own if each.usual is not None and each.verdict != "unknown"]
     if judged:
         fine = sum(each.verdict == "fine" for each in judged)
-        parts.append(f"{fine} of {len(judged)} diagnosed metrics are in their usual range")
+        many = "diagnosed metrics are" if len(judged) > 1 else "diagnosed metric is"
+        parts.append(f"{fine} of {len(judged)} {many} in {'their' if len(judged) > 1 else 'its'} usual range")
     if not parts:
         return ""
     return f"Held out, {', and '.join([', '.join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)}."
@@ -186,17 +189,16 @@ def run_findings(
     config: PretrainConfig,
     record: Mapping[str, Any],
     lines: Sequence[Mapping[str, Any]],
-    expected: Expectations | None = None,
+    expected: Expectations,
 ) -> list[Finding]:
     """The findings of `discern doctor` about the last evaluation that need neither weights nor data.
 
     Args:
         lines: records of the metrics log.
-        expected: expectations of the run's objective, if they are known already.
+        expected: what is usual for the run's objective.
     """
     evaluated, _ = last_held_out(lines)
     metrics = evaluated_metrics(lines, evaluated)
-    expected = expected or run_expectations(config, record)
     settled = diagnosable_from(config.optimizer.warmup_steps, config.train.max_steps)
     statistics = record.get("statistics", {})
     findings = diagnose_metrics(metrics, expected)
@@ -204,15 +206,20 @@ def run_findings(
     return [too_early(each, evaluated or 0, first_judged(each, expected, settled)) for each in findings]
 
 
-def run_expectations(config: PretrainConfig, record: Mapping[str, Any]) -> Expectations:
-    """What is usual for the objective of a run."""
-    return expectations(_objective(config, record), config.train.max_steps, flatten(config))
+def run_expectations(run: Path, config: PretrainConfig, record: Mapping[str, Any]) -> Expectations:
+    """What is usual for the objective of a run.
+
+    Raises:
+        DataError: the counts of its tokens are damaged.
+    """
+    objective = _objective(config, record, read_counts(run, record["vocab_size"]))
+    return expectations(objective, config.train.max_steps, flatten(config))
 
 
-def _objective(config: PretrainConfig, record: Mapping[str, Any]) -> Objective:
+def _objective(config: PretrainConfig, record: Mapping[str, Any], counts: Tensor | None = None) -> Objective:
     """The objective of the run, without weights."""
     with torch.device("meta"):
-        return build_objective(config, Vocabulary(record["vocab_size"], special_in(record)))
+        return build_objective(config, Vocabulary(record["vocab_size"], special_in(record), counts))
 
 
 def _evaluation(run: Path) -> dict[str, Any]:

@@ -208,7 +208,12 @@ def serve_application(models: Sequence[ServedModel], access: Access, limits: Lim
     html = render_template(
         "serve.html", package="discern.serve", page={"title": names}, models=models, data=embedded(data), script=script
     )
-    api_page = render_template("api.html", package="discern.serve", page={"title": "API"}, reference=reference(), limits=limits)
+
+    async def documented(request: Request) -> Response:
+        server = str(request.base_url).rstrip("/")  # as the reader wrote it
+        values = {"page": {"title": "API"}, "reference": reference(), "limits": limits, "server": server}
+        return page_response(render_template("api.html", package="discern.serve", **values))
+
     posts: dict[str, Endpoint] = {
         "/detect": api.detect,
         "/fill": api.fill,
@@ -219,7 +224,7 @@ def serve_application(models: Sequence[ServedModel], access: Access, limits: Lim
     }
     routes = [
         Route("/", fixed(page_response(html, script))),
-        Route("/docs", fixed(page_response(api_page))),
+        Route("/docs", documented),
         Route("/openapi.json", fixed(JSONResponse(document(__version__)))),
         Route("/health", guarded(api.health, warn)),
         Route("/models", guarded(api.described, warn)),

@@ -28,13 +28,16 @@ class Operation:
     request: type[BaseModel] | None = None
     example: dict[str, Any] | None = None
 
-    @property
-    def curl(self) -> str:
-        """A command that sends the example."""
+    def curl(self, server: str) -> str:
+        """A command that sends the example.
+
+        Args:
+            server: address of the server.
+        """
         if self.example is None:
-            return f"curl http://127.0.0.1:8765{self.path}"
+            return f"curl {server}{self.path}"
         body = json.dumps(self.example, ensure_ascii=False)
-        return f"curl http://127.0.0.1:8765{self.path} -H 'Content-Type: application/json' -d '{body}'"
+        return f"curl {server}{self.path} -H 'Content-Type: application/json' -d '{body}'"
 
     @property
     def fields(self) -> list[tuple[str, str]]:

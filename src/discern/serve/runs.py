@@ -177,7 +177,7 @@ class WatchedRun:
             return []
         try:
             if self._expected is None:
-                self._expected = run_expectations(self._config, self._record)
+                self._expected = run_expectations(self.folder, self._config, self._record)
             found = run_findings(self._config, self._record, self._metrics.records, self._expected)
         except (DiscernError, KeyError, TypeError, ValueError):  # of another version, or damaged
             return []

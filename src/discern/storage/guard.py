@@ -149,4 +149,6 @@ def _elsewhere(option: str, out: Path, read: Path) -> str:
     """A hint that suggests a path beside the input."""
     whole = Path(os.path.realpath(read))
     folder = whole.parent if read.name in ("", "..") else read.parent
-    return f"choose another path: {option} {folder / f'{whole.name}-{2 if out.name == read.name else out.name}'}"
+    # The number comes before the suffix, which may decide the format.
+    name = f"{whole.stem}-2{whole.suffix}" if out.name == read.name else f"{whole.name}-{out.name}"
+    return f"choose another path: {option} {folder / name}"

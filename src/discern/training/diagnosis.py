@@ -141,8 +141,8 @@ def _gain(metrics: Mapping[str, float], words: WordPrediction, settings: Setting
             (_LEAST_GAIN, float("inf")),
             fine=f"the network uses the context: {compared}",
             low=(
-                f"the network has learned little more than the word frequencies: {compared}; this is usual early in a run; "
-                "otherwise the network is too small to start learning",
+                f"the network predicts words {'hardly' if loss < blind else 'no'} better than word frequencies would: "
+                f"{compared}; this is usual early in a run; later, it means that the network is too small to start learning",
                 advise(words.advice, settings),
             ),
         )
