@@ -69,7 +69,7 @@ def test_a_dry_run_is_of_what_is_left_and_of_one_process(data: Path, tmp_path: P
     assert half.values["memory_bytes"] < whole.values["memory_bytes"]
     assert "GiB for each process (estimate)" in half.text
     assert half.values["flops"] == whole.values["flops"]
-    with pytest.raises(ConfigError, match="cannot be divided among 3 processes"):
+    with pytest.raises(ConfigError, match="cannot be divided evenly among 3 processes"):
         estimate(**options, processes=3)
     pretrain(**options, overrides=("train.max_steps=4",), progress=Silent())
     rest = estimate(**options, overrides=("train.max_steps=12",))

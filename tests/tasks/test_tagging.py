@@ -23,7 +23,8 @@ from discern.tasks.base import Labels, TextEncoder
 from discern.tasks.examples import Reading, TaggingExample
 from discern.tasks.features import IGNORED, Features, TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import Split, SupervisedObjective
-from discern.tasks.tagging import Tagging, TaggingConfig, cut_sentence
+from discern.tasks.tagged_rows import cut_sentence
+from discern.tasks.tagging import Tagging, TaggingConfig
 from discern.tasks.tags import convert
 from tests.interop.small_tokenizers import GEMMA_NAMES, ROBERTA_NAMES, bpe, gemma, roberta, stated, unigram, written
 from tests.tasks.question_support import small_encoder, text_encoder

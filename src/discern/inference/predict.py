@@ -200,7 +200,7 @@ def refuse_other_than_texts(texts: Iterable[Any]) -> None:
     """Raise a ConfigError for items that are no texts, such as the gaps of a column."""
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ConfigError(f"item {number} is {text!r:.40}, expected a text", hint="remove such items")
+            raise _Refusal(number, "text")(text)
 
 
 def _wants(task: Task[Any], record: Mapping[str, Any]) -> str:

@@ -127,7 +127,7 @@ def _refuse_unstable(start: DecayStart) -> None:
     length = train.max_steps - begin
     if learning_rate(optimizer, step - begin - 1, length, used) < optimizer.learning_rate:
         stable = range(begin + optimizer.warmup_steps, 0 if used else train.max_steps - decay_length(optimizer, length) + 1)
-        earlier = [each for each in checkpoint.found(run / CHECKPOINTS) if int(each.name.removeprefix("step-")) in stable]
+        earlier = [each for each in checkpoint.found(run / CHECKPOINTS) if checkpoint.step_of(each) in stable]
         hint = (
             f"--decay-from {earlier[0]}"
             if earlier

@@ -12,12 +12,11 @@ import torch
 from discern.artifacts.run import build_objective, check_words, vocabulary_of
 from discern.artifacts.run_record import CHECKPOINTS
 from discern.config.tree import to_toml
-from discern.errors import ConfigError
 from discern.models.base import Network
 from discern.pretrain.meta_bench import meta_steps, slot_memory
 from discern.pretrain.opened_run import precision_of
 from discern.pretrain.resolved_run import ResolvedRun, Resume, has_progress, resolve_run
-from discern.pretrain.rows import epochs_of, notes_on_rows, training_stream
+from discern.pretrain.rows import check_shares, epochs_of, notes_on_rows, training_stream
 from discern.training import checkpoint
 from discern.training.average import average_warning
 from discern.training.config import NO_STEP_LIMIT
@@ -76,15 +75,11 @@ def estimate(
         decay_from=decay_from,
         warn=lambda _: None,
     )
-    if resolved.config.train.sequences_per_step % processes:
-        raise ConfigError(
-            f"train.sequences_per_step {resolved.config.train.sequences_per_step} cannot be divided among {processes} processes",
-            hint="choose another --nproc",
-        )
     return _estimate(resolved, choose_device(device), processes)
 
 
 def _estimate(resolved: ResolvedRun, device: torch.device, processes: int) -> Estimate:
+    check_shares(resolved.config, Ranks(0, processes, device))
     config, data = resolved.config, resolved.data
     precision = precision_of(resolved, Ranks(0, 1, device)).name
     check_words(config, data)
@@ -96,7 +91,8 @@ def _estimate(resolved: ResolvedRun, device: torch.device, processes: int) -> Es
     whole = run_flops(objective, config.train.max_steps, sizes)
     speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS
     steps = _steps_in_time(config, whole, speed)
-    begin = min(steps, max(_steps_done(resolved), 0 if resolved.decay is None else resolved.decay.step))
+    done = checkpoint.newest_step(resolved.out / CHECKPOINTS) if has_progress(resolved.out, resolved.resume) else 0
+    begin = min(steps, max(done, 0 if resolved.decay is None else resolved.decay.step))
     # Weights that are divided take less than this.
     rows, at_once = config.train.sequences_per_step // processes, config.train.micro_batch_size
     share = {"sequences_per_step": rows, "micro_batch_size": None if at_once is None else min(at_once, rows)}
@@ -120,13 +116,6 @@ def _estimate(resolved: ResolvedRun, device: torch.device, processes: int) -> Es
         "warnings": _warnings(config, steps, epochs) + notes_on_rows(data, config),
     }
     return Estimate(values, _text(config, values, processes))
-
-
-def _steps_done(resolved: ResolvedRun) -> int:
-    """The step of the newest checkpoint of the run in the folder; 0 if there is none."""
-    if not has_progress(resolved.out, resolved.resume):
-        return 0
-    return int(checkpoint.found(resolved.out / CHECKPOINTS)[0].name.removeprefix("step-"))
 
 
 def _steps_in_time(config: PretrainConfig, flops: RunFlops, speed: float) -> int:

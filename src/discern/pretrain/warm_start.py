@@ -30,6 +30,8 @@ GENERATOR = "generator"
 
 # Parameters with one row or number per token: word tables, and the bias of heads that predict words.
 _OF_VOCABULARY = re.compile(r"(\.|^)(word|difference|word_embeddings)\.weight$|(^|generator_)head(\.words)?\.bias$")
+# Settings that the shapes of the weights show.
+_SHOWN_BY_SHAPES = frozenset({"embedding_size", "max_positions"})
 
 
 @dataclass(frozen=True)
@@ -280,7 +282,7 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
             hint="set [model] and objective.generator, generator_size, generator_depth and tying to the values of that model",
         )
     theirs, ours = source.encoder.config.fixed(), target.encoder.config.fixed()
-    unequal = [key for key in theirs if key not in _FOLLOWS and theirs[key] != ours.get(key)]
+    unequal = [key for key in theirs if key not in _SHOWN_BY_SHAPES and theirs[key] != ours.get(key)]
     if unequal:
         settings = ", ".join(f"{key} {theirs[key]} there and {ours.get(key)} here" for key in unequal)
         raise ConfigError(
@@ -289,10 +291,6 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
         )
     for name, parameter in own.items():
         parameter.copy_(values[name])
-
-
-# Settings of a table that has its size in any case.
-_FOLLOWS = frozenset({"embedding_size", "max_positions"})
 
 
 def _check_generator_tokenizer(folder: Path, loaded: ModelFolder, wanted: str) -> None:

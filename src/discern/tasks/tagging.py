@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -13,7 +12,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.data.tokenizer.words import UNSPACED, keeps_spaces
 from discern.errors import DataError, did_you_mean
 from discern.models.config import ModelConfig
 from discern.models.dropout import Dropout
@@ -23,17 +21,14 @@ from discern.tasks.examples import Reading, TaggingExample, tag_counts
 from discern.tasks.features import IGNORED, Features, Ragged, TaskRows
 from discern.tasks.metrics import Scores
 from discern.tasks.metrics.spans import span_scores, tag_accuracy
+from discern.tasks.tagged_rows import NO_WORD, WordPieces, cut_sentence, framed
 from discern.tasks.tags import Scheme, Span, convert, detect_scheme, spans_of, split_tag, tags_of
 from discern.types import TokenBatch
 
 if TYPE_CHECKING:
     from discern.tasks.baselines.base import Baseline
 
-# Number of words tokenized at a time, each distinct word once.
-_BLOCK = 10_000
 _TAG_COLUMN = "--tags COLUMN for a file of your own, --set task.tag_column=N for those of a named task"
-# In `places["word"]`, marks tokens that no word is predicted from.
-_NO_WORD = -1
 
 
 class TaggingConfig(TaskConfig):
@@ -156,7 +151,7 @@ class Tagging(Task[TaggingExample]):
     def encode(self, examples: Sequence[TaggingExample], text: TextEncoder, *, labeled: bool) -> Features:
         room = self.config.sequence_length - 2
         config = cast(TaggingConfig, self.config)
-        pieces = _WordPieces(examples, text, room, spaced=config.spaced_words)
+        pieces = WordPieces(examples, text, room, spaced=config.spaced_words)
         ids: list[NDArray[np.int32]] = []
         places: list[NDArray[np.int32]] = []
         targets: list[NDArray[np.int32]] = []
@@ -168,12 +163,12 @@ class Tagging(Task[TaggingExample]):
             windows = cut_sentence([len(word) for word in words], room, config.overlap)
             windowed += len(windows) > 1
             for window in windows:
-                row, place = _framed(words, window, text)
+                row, place = framed(words, window, text)
                 ids.append(row)
                 places.append(place)
                 numbers.append(number)
                 if classes is not None:
-                    # `_NO_WORD` selects the last element, which is `IGNORED`.
+                    # `NO_WORD` selects the last element, which is `IGNORED`.
                     targets.append(classes[place])
         token_types = Ragged.of((np.zeros(len(row), np.uint8) for row in ids), np.uint8)
         notes = pieces.notes(examples, windowed, self.config.sequence_length)
@@ -208,7 +203,7 @@ class Tagging(Task[TaggingExample]):
         scores = [np.zeros((len(example.words), len(self.labels.names))) for example in examples]
         for row, output in enumerate(outputs):
             example, words = int(features.example[row]), features.places["word"][row]
-            here = words != _NO_WORD
+            here = words != NO_WORD
             logits = output["logits"][here].astype(np.float64)
             best = logits.max(1, keepdims=True, initial=-np.inf)
             classes[example][words[here]] = logits.argmax(1)
@@ -278,109 +273,6 @@ class Tagging(Task[TaggingExample]):
         from discern.tasks.baselines.tags import tag_baselines
 
         return tag_baselines(self.labels)
-
-
-class WordWindow(NamedTuple):
-    """Words `start` to `stop - 1` of a sentence, and those of them (`words`) that have the most context in this window."""
-
-    start: int
-    stop: int
-    words: NDArray[np.int64]
-
-
-def cut_sentence(sizes: Sequence[int], room: int, overlap: int) -> list[WordWindow]:
-    """Split a sentence into windows of whole words, each as long as possible.
-
-    The context of a word in a window is the smaller number of tokens on its two sides; ties go to longer windows, then to
-    earlier ones. Every word is among the `words` of exactly one window; windows without such words are left out.
-    Reference: BERT, run_squad.py, `_check_is_max_context`.
-
-    Args:
-        sizes: (W,) number of tokens of each word, 1 to `room`.
-        room: number of tokens in a window.
-        overlap: number of tokens that consecutive windows should share; at most half a window, whole words only, and less if
-            the next word needs the room.
-    """
-    ends = np.cumsum(sizes, dtype=np.int64)
-    begins = ends - np.asarray(sizes, np.int64)
-    count, shared = len(ends), min(overlap, room // 2)
-    bounds: list[tuple[int, int]] = []
-    start = stop = 0
-    while not bounds or stop < count:
-        if bounds:
-            # The next window repeats the last words of this one, but not so many that its first new word has no room.
-            start = int(np.searchsorted(begins, max(ends[stop - 1] - shared, ends[stop] - room)))
-        stop = int(np.searchsorted(ends, (begins[start] if count else 0) + room, side="right"))
-        bounds.append((start, stop))
-    most = np.full(count, -1.0)
-    owner = np.zeros(count, np.int64)
-    for number, (start, stop) in enumerate(bounds):
-        around = np.minimum(begins[start:stop] - begins[start], ends[stop - 1] - ends[start:stop]) if count else np.zeros(0)
-        shown = around + 0.01 * (ends[stop - 1] - begins[start] if count else 0)
-        better = np.flatnonzero(shown > most[start:stop]) + start
-        most[better], owner[better] = shown[better - start], number
-    windows = [WordWindow(start, stop, np.flatnonzero(owner == number)) for number, (start, stop) in enumerate(bounds)]
-    return [window for window in windows if len(window.words) or not count]
-
-
-class _WordPieces:
-    """The tokens of every distinct word, from 1 to `room` of them.
-
-    Args:
-        spaced: read words with the space before them, if the tokenizer keeps it with the word.
-
-    Attributes:
-        of: token ids by the form of a word.
-    """
-
-    def __init__(self, examples: Sequence[TaggingExample], text: TextEncoder, room: int, *, spaced: bool) -> None:
-        self.of: dict[str, list[int]] = {}
-        self._room = room
-        self._spaced = spaced and keeps_spaces(text.tokenizer)
-        self._cut: set[str] = set()
-        self._empty: set[str] = set()
-        for block in _blocks(list(dict.fromkeys(form for example in examples for form in self.forms(example)))):
-            for form, ids in zip(block, text.ids(block), strict=True):
-                if not ids:
-                    # For example control characters: the word still needs a token for its tag.
-                    self._empty.add(form)
-                elif len(ids) > room:
-                    self._cut.add(form)
-                self.of[form] = ids[:room] or [text.special.unk]
-
-    def forms(self, example: TaggingExample) -> Sequence[str]:
-        """The words of a sentence as they are tokenized: within a text, most follow a space."""
-        if not self._spaced:
-            return example.words
-        spaced = (word if UNSPACED.match(word) else f" {word}" for word in example.words[1:])
-        return [*example.words[:1], *spaced]
-
-    def notes(self, examples: Sequence[TaggingExample], windowed: int, length: int) -> tuple[str, ...]:
-        """Messages about the words and sentences, one per line."""
-        odd = self._cut | self._empty
-        counts = Counter(form for example in examples for form in self.forms(example) if form in odd) if odd else Counter[str]()
-        cut, empty = (sum(counts[form] for form in forms) for forms in (self._cut, self._empty))
-        lines = {
-            f"{windowed:,} of {len(examples):,} sentences are longer than {length} tokens and were split into windows": windowed,
-            f"{cut:,} words of more than {self._room} tokens were cut to their first {self._room}": cut,
-            f"{empty:,} words without any token are read as [UNK]": empty,
-        }
-        return tuple(line for line, count in lines.items() if count)
-
-
-def _blocks(words: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(words), _BLOCK):
-        yield words[start : start + _BLOCK]
-
-
-def _framed(words: Sequence[list[int]], window: WordWindow, text: TextEncoder) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """`[CLS] words [SEP]`, and for each token the index of the word that is predicted from it."""
-    shown = words[window.start : window.stop]
-    row = [text.special.cls, *(id for word in shown for id in word), text.special.sep]
-    begins = np.cumsum([1, *map(len, shown)])
-    place = np.full(len(row), _NO_WORD, np.int32)
-    place[begins[window.words - window.start]] = window.words
-    return np.array(row, np.int32), place
 
 
 def _counts(reading: Reading[TaggingExample]) -> Mapping[str, int]:

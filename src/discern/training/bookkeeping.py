@@ -29,7 +29,7 @@ from discern.training.parallel import Ranks
 from discern.training.step_means import Progressed
 from discern.training.weight_precision import full_weights
 
-_EVALUATED_ROWS = 32  # at a time, or as many as are trained on at a time if these are fewer
+_EVALUATED_ROWS = 32
 
 Moments = Callable[[], Mapping[str, Tensor]]
 """Returns the optimizer's moments by parameter name."""
@@ -248,8 +248,7 @@ def stop_at_failed_read(context: TrainContext, state: State, save: Callable[[Sta
     Args:
         save: writes a checkpoint.
     """
-    newest = next(iter(checkpoint.found(context.folder / "checkpoints")), None)
-    step = 0 if newest is None else int(newest.name.removeprefix("step-"))
+    step = checkpoint.newest_step(context.folder / "checkpoints")
     if context.ranks.world_size == 1 and state.step > step:
         try:
             save(state)
@@ -281,7 +280,7 @@ def _held_out(context: TrainContext, state: State, moments: Moments, *, saved: b
                 context.heldout,
                 context.ranks,
                 sequences=context.train.evaluate_sequences,
-                batch_size=min(_EVALUATED_ROWS, context.train.micro_batch_size or _EVALUATED_ROWS),
+                batch_size=_evaluated_at_once(context),
                 precision=context.precision,
                 observer=None if context.metrics_log is None else examples,
             )
@@ -294,6 +293,11 @@ def _held_out(context: TrainContext, state: State, moments: Moments, *, saved: b
     if context.metrics_log is not None:
         context.metrics_log.write_examples(state.step, examples.rows)
     return metrics
+
+
+def _evaluated_at_once(context: TrainContext) -> int:
+    """Number of rows that are evaluated at a time: at most as many as are trained on at a time."""
+    return min(_EVALUATED_ROWS, context.train.micro_batch_size or _EVALUATED_ROWS)
 
 
 def _stop_at_failed_evaluation(
@@ -311,8 +315,8 @@ def _stop_at_failed_evaluation(
     if isinstance(problem, DataError) and problem.hint:
         mend = problem.hint
     elif lacks_memory(problem):
-        rows = min(_EVALUATED_ROWS, context.train.micro_batch_size or _EVALUATED_ROWS)
-        mend = f"evaluate fewer rows at once, as --set train.micro_batch_size={max(1, rows // 2)} does"
+        fewer = max(1, _evaluated_at_once(context) // 2)
+        mend = f"evaluate fewer rows at once, as --set train.micro_batch_size={fewer} does"
     then = f"repeats only the evaluation, as the weights of step {state.step} are saved" if saved else "continues"
     raise DataError(
         f"step {state.step}: the evaluation on held-out examples failed: {found}", hint=f"{mend}; the same command then {then}"

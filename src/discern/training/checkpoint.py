@@ -167,9 +167,19 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int:
+    """The step of a checkpoint, by its name."""
+    return int(path.name.removeprefix("step-"))
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint in a folder, without checking it; 0 if there is none."""
+    return max(map(step_of, found(folder)), default=0)
+
+
 def _prune(folder: Path, step: int, keep: int) -> None:
     """Keep the newest checkpoints. One beyond `step` was damaged, and was skipped when the run was resumed."""
-    steps = {path: int(path.name.removeprefix("step-")) for path in found(folder)}
+    steps = {path: step_of(path) for path in found(folder)}
     kept = [path for path in steps if steps[path] <= step][:keep]
     for path in steps.keys() - set(kept):
         with suppress(OSError):  # a remaining one is either complete or renamed, and does no harm
