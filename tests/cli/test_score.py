@@ -141,6 +141,9 @@ def test_wrong_questions(
     assert call(monkeypatch, "score", run, tmp_path / "nowhere.txt") == 1
     assert call(monkeypatch, "score", tmp_path, sentences) == 1
     capsys.readouterr()
+    for verb in ("score", "detect"):
+        assert call(monkeypatch, verb, run, "it's a cat") == 2
+        assert """to give a text itself: --text 'it'"'"'s a cat'""" in capsys.readouterr().err
     assert call(monkeypatch, "score", run, sentences, "--text", "a cat") == 2
     assert "--text and FILE are both given" in capsys.readouterr().err
     assert call(monkeypatch, "score", run, "--text", " ") == 2

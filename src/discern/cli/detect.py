@@ -11,7 +11,7 @@ from rich.table import Table
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.detection_text import Shown
-from discern.cli.options import typed_text
+from discern.cli.options import refuse_text_as_file, typed_text
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def detect(
             _evaluate(console, model, evaluate, text_field, threshold)
         else:
             source = input or file
+            refuse_text_as_file(source)
             texts = _texts(text, source, text_field)
             _detect(console, model, texts, threshold, out, html, source, single=len(text or ()) == 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,6 +108,12 @@ def launch_ranks(nproc: int, console: Console) -> None:
     from discern.training.launch import launch
 
     raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc, console.warn))
+
+
+def refuse_text_as_file(file: Path | None) -> None:
+    """Raise a ConfigError for a sentence that stands in place of a file."""
+    if file is not None and " " in str(file).strip() and not file.exists():
+        raise ConfigError(f"there is no file '{file}'", hint=f"to give a text itself: --text {shlex.quote(str(file))}")
 
 
 def typed_text(text: str, name: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.options import DeviceOption, ScorerOption, ScoringModelArgument, typed_text
+from discern.cli.options import DeviceOption, ScorerOption, ScoringModelArgument, refuse_text_as_file, typed_text
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def score(
             raise ConfigError(
                 "there are no sentences to score", hint='add --text "A sentence.", or a FILE, or pipe in sentences, one per line'
             )
+        refuse_text_as_file(file)
         model = console.local_model(model)
         sentences = [typed_text(each, "--text") for each in text] if text else file
         from discern.inference.score_file import score_lines
