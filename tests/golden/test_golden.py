@@ -43,13 +43,12 @@ def hashable(value: object) -> bool:
 def compare(name: str, path: str) -> None:
     golden, got = load(name, path), record(name)
     assert len(golden["steps"]) == len(got) == 50
-    # The last bits of the kernels are the compiler's to decide.
-    if path == "plain" and golden["machine"] == machine():
-        assert got == golden["steps"], "the same machine type gave other numbers: what changed the numerics?"
+    # The compiler decides the last bits of the kernels, and a machine of the same type has once rounded a sum differently.
+    close = path == "plain" and golden["machine"] == machine()
+    tolerance, of_norm = (1e-6, 1e-5) if close else (1e-4, 1e-3)
     for step, (expected, found) in enumerate(zip(golden["steps"], got, strict=True), start=1):
         for key, value in expected.items():
-            tolerance = 1e-3 if key == "grad_norm" else 1e-4
-            assert found[key] == pytest.approx(value, rel=tolerance), (step, key)
+            assert found[key] == pytest.approx(value, rel=of_norm if key == "grad_norm" else tolerance), (step, key)
 
 
 @pytest.mark.parametrize(
