@@ -153,7 +153,9 @@ def test_doctor_reads_everything(made: Path, capsys: pytest.CaptureFixture[str])
     for name in ("run", "export", "finetuned", "data"):
         found = check_folder(made / name, Silent())
         assert not found.problems, found.problems
-        assert found.files
+        names = [each.name for each in found.files]
+        assert names
+        assert len(names) == len(set(names))
     flip(made / "export" / "generator" / "model.safetensors")
     (made / "export" / "tokenizer.json").unlink()
     with pytest.raises(SystemExit) as caught:

@@ -30,7 +30,7 @@ from discern.cli.progress import Listener, ProgressBar, drop_unread, progress_on
 from discern.cli.terminal import Terminal, fitting, json_text, one_line, printable, same_terminal
 from discern.errors import ConfigError, DiscernError, RanksError
 from discern.progress import Progress, Silent
-from discern.training.interrupt import handled
+from discern.training.interrupt import SIGPIPE, handled
 from discern.training.rank_environment import missing_variables, rank_environment
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
@@ -130,7 +130,7 @@ def command(*, json_output: bool, trains: bool = False) -> Iterator[Console]:
     """Run a verb: provides its console and turns errors into a message and an exit code.
 
     Exit codes: 0 success; 1 failure; 2 wrong usage; 128 plus the number of the signal that ended the verb: 129 terminal closed,
-    130 interrupted, 141 reader of the progress gone, 143 terminated. With DISCERN_DEBUG=1 in the environment, every error shows
+    130 interrupted, 141 reader of the output gone, 143 terminated. With DISCERN_DEBUG=1 in the environment, every error shows
     its traceback.
 
     Args:
@@ -179,7 +179,7 @@ def explained(error: BaseException, console: Console) -> int:
             console.explain(error.__context__)
         return _exit_code(error)
     if isinstance(error, BrokenPipeError) and drop_unread():  # `| head` has seen enough
-        return 1
+        return 128 + SIGPIPE
     if os.environ.get("DISCERN_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):

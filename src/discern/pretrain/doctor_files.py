@@ -145,15 +145,28 @@ def _parts(folder: Path) -> tuple[str, list[tuple[str, _Check]]]:
     if (folder / MANIFEST_NAME).is_file():
         return "data set", list(_of_data(folder))
     if is_finetuned(folder):
-        return "fine-tuning", [*_of_finetuning(folder), *_of_checksums(folder)]
+        return "fine-tuning", _by_file(*_of_finetuning(folder), *_of_checksums(folder))
     if is_run(folder):
-        return "run", [*_of_run(folder), *_of_checksums(folder)]
+        return "run", _by_file(*_of_run(folder), *_of_checksums(folder))
     if (folder / CONFIG_NAME).is_file():
         listed = list(_of_checksums(folder))
         config = (CONFIG_NAME, partial(read_object, folder / CONFIG_NAME, hint=""))
         return ("export", listed) if listed else ("model", [config, *_of_model(folder)])
     state = "holds no run, fine-tuned model, export or data set" if folder.exists() else "does not exist"
     raise DataError(f"{folder} {state}", hint="give the folder of a run, a fine-tuned model, an export or a data set")
+
+
+def _by_file(*parts: tuple[str, _Check]) -> list[tuple[str, _Check]]:
+    """All checks of a file as one."""
+    checks: dict[str, list[_Check]] = {}
+    for name, check in parts:
+        checks.setdefault(name, []).append(check)
+    return [(name, partial(_run_all, several)) for name, several in checks.items()]
+
+
+def _run_all(checks: list[_Check]) -> None:
+    for check in checks:
+        check()
 
 
 def _of_data(folder: Path) -> Iterator[tuple[str, _Check]]:

@@ -164,6 +164,8 @@ def test_a_masked_language_model_is_shown_filling_a_mask() -> None:
     assert "ElectraForMaskedLM" in card
     assert "pipeline_tag: fill-mask" in card
     assert "cannot detect replaced tokens" in card
+    assert 'discern fill . "The chef [MASK] the meal."' in card
+    assert "discern detect" not in card
 
 
 def test_names_and_settings_of_others_are_text() -> None:

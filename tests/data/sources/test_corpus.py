@@ -109,6 +109,12 @@ def test_a_hub_data_set(tmp_path: Path) -> None:
         read(f"hf:{tmp_path / 'absent'}")
 
 
+@pytest.mark.parametrize("address", ["hf:", "hf::english"])
+def test_a_hub_data_set_without_a_name(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"{address} names no data set"):
+        read(address)
+
+
 def test_archives_nest(tmp_path: Path) -> None:
     inner = [lzma.compress(tar_of({f"{n}.txt": f"Text {n}{m}.".encode() for m in range(2)})) for n in range(3)]
     outer = tar_of({f"subset{n}.xz": content for n, content in enumerate(inner)})

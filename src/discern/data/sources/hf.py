@@ -10,6 +10,8 @@ from discern.data.sources.documents import Document, Lines
 from discern.data.sources.problems import ProblemLog
 from discern.errors import ConfigError, DataError, DiscernError
 
+_FORM = "the form is hf:NAME[:CONFIGURATION[:SPLIT]]"
+
 
 @final
 class HubSource(NamedSource):
@@ -23,15 +25,17 @@ def hub_records(name: str, field: str, problems: ProblemLog) -> Iterator[Lines]:
     """The text of each row of a data set `NAME[:CONFIGURATION[:SPLIT]]` on the hub, streamed. The default split is `train`.
 
     Raises:
-        ConfigError: the extra `hf` is not installed, or the rows have no such field.
+        ConfigError: there is no name, the extra `hf` is not installed, or the rows have no such field.
         DataError: the data set cannot be loaded.
     """
+    path, _, rest = name.partition(":")
+    configuration, _, split = rest.partition(":")
+    if not path:
+        raise ConfigError(f"hf:{name} names no data set", hint=_FORM)
     try:
         import datasets
     except ImportError as problem:
         raise ConfigError(f"hf:{name} needs the package datasets", hint="pip install 'discern-nlp[hf]'") from problem
-    path, _, rest = name.partition(":")
-    configuration, _, split = rest.partition(":")
     try:
         rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
             path, configuration or None, split=split or "train", streaming=True
@@ -41,4 +45,4 @@ def hub_records(name: str, field: str, problems: ProblemLog) -> Iterator[Lines]:
     except DiscernError:
         raise
     except Exception as problem:  # the library passes on any error of its many back ends
-        raise DataError(f"hf:{name} cannot be read: {problem}", hint="the form is hf:NAME[:CONFIGURATION[:SPLIT]]") from problem
+        raise DataError(f"hf:{name} cannot be read: {problem}", hint=_FORM) from problem
