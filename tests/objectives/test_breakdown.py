@@ -40,6 +40,7 @@ def test_tokens_count_by_the_frequency_and_the_place_of_the_original() -> None:
     assert (frequent["replaced_fraction"], rare["replaced_fraction"]) == (0.0, 1.0)
     assert rare["discriminator_loss"] == pytest.approx(math.log1p(math.exp(-5)))
     assert rare["discriminator_recall"] == 1.0
+    assert "discriminator_recall" not in frequent, "no token of the group was replaced"
     assert [row["group"] for row in found["by_position"]] == ["first quarter", "second quarter", "third quarter", "last quarter"]
     assert [row["tokens"] for row in found["by_position"]] == [1, 1, 1, 1]
     assert ["predicted_tokens" in row for row in found["by_position"]] == [False, True, True, False]
@@ -75,7 +76,8 @@ def test_the_area_of_a_part_of_the_row_leaves_special_tokens_out() -> None:
     breakdown = Breakdown(COUNTS)
     breakdown.update(StepOutput({}, seen), batch)
     first = breakdown.metrics()["by_position"][0]
-    assert (first["tokens"], first["discriminator_auc"]) == (2, 0.0)
+    assert (first["tokens"], first["discriminator_recall"]) == (2, 1.0)
+    assert "discriminator_auc" not in first
 
 
 def test_what_an_objective_does_not_observe_is_left_out() -> None:

@@ -131,7 +131,7 @@ def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Ten
 
 
 def _rows(classified: Floats, predicted: Floats, column: int, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The metrics of each group; groups without a token are left out."""
+    """The metrics of each group, except those that it has no tokens for; groups without a token are left out."""
     found = []
     for number, name in enumerate(names):
         row: dict[str, Any] = {"group": name}
@@ -142,9 +142,12 @@ def _rows(classified: Floats, predicted: Floats, column: int, names: Sequence[st
                 "tokens": len(mine),
                 "replaced_fraction": float(truth.mean()),
                 "discriminator_loss": float(np.logaddexp(0, np.where(truth, -logits, logits)).mean()),
-                "discriminator_auc": area_under_curve(logits[is_word].astype(np.float32), truth[is_word]),
-                "discriminator_recall": ratio(int((truth & (logits > 0)).sum()), int(truth.sum())),
             }
+            words = truth[is_word]
+            if words.any() and not words.all():
+                row["discriminator_auc"] = area_under_curve(logits[is_word].astype(np.float32), words)
+            if truth.any():
+                row["discriminator_recall"] = float((logits[truth] > 0).mean())
         mine = predicted[predicted[:, column] == number]
         if len(mine):
             row |= {
