@@ -226,6 +226,17 @@ def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
     assert go(tmp_path / "new", 3)["arithmetic"]["precision"] == "bfloat16"  # type: ignore[index]
 
 
+def test_it_warns_where_bfloat16_is_emulated(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: False)
+    for steps, says in ((1, "Set train.precision=float32 or auto"), (2, "or start a new run with train.precision=float32")):
+        notes: list[str] = []
+        listener = Silent()
+        listener.note = notes.append  # type: ignore[method-assign]
+        constant = ("optimizer.schedule=constant", "optimizer.warmup_steps=1", f"train.max_steps={steps}")
+        pretrain(data=data, out=tmp_path, preset="tiny", overrides=(*constant, "train.precision=bfloat16"), progress=listener)
+        assert any("this CPU has no instructions for it: torch emulates it" in note and says in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

@@ -33,7 +33,7 @@ from discern.training.compilation import Mode, Workload, shared_compilation
 from discern.training.context import State
 from discern.training.diagnosis import embedding_norm
 from discern.training.parallel import Ranks
-from discern.training.precision import Precision, cpu_has_bfloat16, shape_of, shared_precision
+from discern.training.precision import Precision, emulation_warning, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.rank_environment import lock_patience
 from discern.training.replica import check_groups, shards_of
@@ -180,12 +180,13 @@ def _start_or_resume(
         if config.train.compile:
             computed["compile"] = compilation.mode
             progress.note(compilation.note)
+        emulated = emulation_warning(precision.name, ranks.device, resumed=contents is not None)
+        if emulated is not None:
+            progress.note(f"warning: {emulated}")
         if contents is not None:
             _note_changed_arithmetic(earlier.record.get("arithmetic", computed), computed, progress)
             if decay is None:
                 _note_changed_batches(read_written_config(out / CONFIG_FILE), config, progress)
-            if precision.name == "bfloat16" and ranks.device.type == "cpu" and not cpu_has_bfloat16():
-                progress.note("warning: this run began in bfloat16 and continues in it, but this CPU has no instructions for it")
         make_folder(resolved, folder, progress)
         if contents is None or contents.step <= config.train.max_steps:  # else it is complete, and keeps its own configuration
             record = make_record(data, objective, computed) | precision.record() | compilation.record() | began
