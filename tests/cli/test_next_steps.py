@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def test_a_run_is_tried_out_by_what_its_objective_can_do(tmp_path: Path, objecti
     tried = [name for name in ("detect", "fill", "score") if f"discern {name} " in found]
     assert tried == [verb]
     assert "discern evaluate" in found
+
+
+@pytest.mark.parametrize(("documents", "evaluated"), [(3, True), (0, False)])
+def test_a_run_without_held_out_text_is_not_evaluated(tmp_path: Path, documents: int, evaluated: bool) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"data": str(tmp_path)}))
+    (tmp_path / "manifest.json").write_text(json.dumps({"splits": {"heldout": {"num_documents": documents}}}))
+    assert ("discern evaluate" in after_pretrain(tmp_path)) == evaluated
 
 
 def test_a_fine_tuned_model_is_applied_and_not_asked_for_replaced_tokens() -> None:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from discern.parsing import toml_tables
+from discern.parsing import json_value, toml_tables
 
 # A command that shows what a network of each objective has learned.
 _SHOWN_BY = {
@@ -48,11 +48,12 @@ def after_prepare(data: Path | str, *, tokenizer: Path | None = None, words: boo
 
 
 def after_pretrain(run: Path) -> str:
-    """Evaluate the run, try it out, export it, and fine-tune it."""
+    """Evaluate the run if text was held out, try it out, export it, and fine-tune it."""
     shown = _SHOWN_BY.get(_objective(run))
     quoted = shell_path(run)
-    tried = [shown.format(run=quoted)] if shown else []
-    return hint(f"evaluate {quoted}", *tried, f"export {quoted} --out MODEL", f"finetune {quoted} --train FILE.csv --out TUNED")
+    tried = [f"evaluate {quoted}"] if _has_heldout(run) else []
+    tried += [shown.format(run=quoted)] if shown else []
+    return hint(*tried, f"export {quoted} --out MODEL", f"finetune {quoted} --train FILE.csv --out TUNED")
 
 
 def after_finetune(out: Path, tasks: Sequence[str], *, embeds: bool = False) -> str:
@@ -88,6 +89,15 @@ def _objective(run: Path) -> str:
         return str(settings["objective"]["name"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def _has_heldout(run: Path) -> bool:
+    """Whether text was held out from the run; also if that cannot be told, as for a data set in an object store."""
+    try:
+        data = Path(json_value((run / "run.json").read_bytes())["data"])
+        return bool(json_value((data / "manifest.json").read_bytes())["splits"]["heldout"]["num_documents"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def shell_path(path: Path | str) -> str:
