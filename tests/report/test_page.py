@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 from discern.report.charts import Line, StepCurves, chart_svg
 from discern.report.curves import HeldOutMetric
-from discern.report.page import Page, ShadedText, render_page
+from discern.report.page import Page, ShadedText, Table, render_page
 
 NASTY = "<script>alert('&\"')</script>"
 CHART = StepCurves("Loss $x$", "nats", [Line("training", [1, 2, 3], [3.0, 2.0, 1.5]), Line("held out", [3], [1.6])])
@@ -113,3 +113,14 @@ def test_a_chart_of_one_point_or_of_one_value_can_be_drawn() -> None:
         for logarithmic in (False, all(values)):
             line = Line("x", list(range(1, len(values) + 1)), values)
             assert "<svg" in chart_svg(StepCurves("x", "y", [line], logarithmic=logarithmic), "c")
+
+
+def test_columns_of_numbers_are_right_aligned_with_their_headers() -> None:
+    rows = [["a", 0.0, "1,024", "0.5 \u00b1 0.01", "", "2 runs"], ["b", "", "-3.5%", "0.25", "", "3"]]
+    table = Table("Scores", ["name", "score", "tokens", "spread", "empty", "text"], rows, "From `discern evaluate`.")
+    assert table.numeric == {1, 2, 3}
+    assert Table("Nothing", ["name"], []).numeric == frozenset()
+    html = render_page(Page(title="a run", facts=[], curves=[], tables=[table]))
+    assert re.findall(r'<th scope="col" class="number">(\w+)</th>', html) == ["score", "tokens", "spread"]
+    assert re.findall(r'<td class="number">(.*?)</td>', html) == ["0.0000", "1,024", "0.5 \u00b1 0.01", "", "-3.5%", "0.25"]
+    assert "From <code>discern evaluate</code>." in html

@@ -311,7 +311,8 @@ class ByGroup:
         axes.set_xticks(range(len(self.names)), [name.replace(" ", "\n", 1) for name in self.names], fontsize=8)
         axes.set_xlabel(self.axis)
         axes.set_ylabel("share")
-        axes.set_ylim(bottom=0)
+        highest = max(value for line in self.lines for value in line.values)
+        axes.set_ylim(0, 1.08 * highest or 1)  # so that the highest point is not cut
         axes.yaxis.set_major_locator(MaxNLocator(6))
 
 

@@ -108,6 +108,8 @@ def shaded_pieces(shaded: ShadedText) -> list[ShadedPiece]:
 
 EntityOutcome = Literal["", "right", "missed", "invented", "confused"]
 _Span = tuple[int, int, str]
+# A number as the pages write it, possibly with its spread.
+_NUMBER = re.compile(r"[-+\u2212]?\d[\d,]*(\.\d+)?%?( \u00b1 \d[\d,]*(\.\d+)?)?")
 _IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\u3000-\u303f]")
 _NO_SPAN: _Span = (-1, -1, "")
 
@@ -206,7 +208,7 @@ class Table:
     """A table of texts and numbers.
 
     Attributes:
-        rows: as many cells as columns; numbers are right-aligned.
+        rows: as many cells as columns.
         note: a paragraph below the table, or "".
     """
 
@@ -214,6 +216,16 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str | float]]
     note: str = ""
+
+    @property
+    def numeric(self) -> frozenset[int]:
+        """Indices of the columns of numbers, which are right-aligned; a cell may also be empty."""
+        columns = enumerate(zip(*self.rows, strict=True))
+        return frozenset(
+            index
+            for index, cells in columns
+            if set(cells) != {""} and all(not isinstance(cell, str) or not cell or _NUMBER.fullmatch(cell) for cell in cells)
+        )
 
 
 @dataclass(frozen=True)
