@@ -234,7 +234,7 @@ def test_it_warns_where_bfloat16_is_emulated(data: Path, tmp_path: Path, monkeyp
         listener.note = notes.append  # type: ignore[method-assign]
         constant = ("optimizer.schedule=constant", "optimizer.warmup_steps=1", f"train.max_steps={steps}")
         pretrain(data=data, out=tmp_path, preset="tiny", overrides=(*constant, "train.precision=bfloat16"), progress=listener)
-        assert any("this CPU has no instructions for it: torch emulates it" in note and says in note for note in notes)
+        assert any("this CPU has no instructions for it, so torch emulates it" in note and says in note for note in notes)
 
 
 @pytest.mark.parametrize(

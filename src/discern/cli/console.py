@@ -26,11 +26,11 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from discern.cli.progress import Listener, ProgressBar, drop_unread, progress_on
+from discern.cli.progress import READER_GONE, Listener, ProgressBar, drop_unread, progress_on
 from discern.cli.terminal import Terminal, fitting, json_text, one_line, printable, same_terminal
 from discern.errors import ConfigError, DiscernError, RanksError
 from discern.progress import Progress, Silent
-from discern.training.interrupt import SIGPIPE, handled
+from discern.training.interrupt import handled
 from discern.training.rank_environment import missing_variables, rank_environment
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
@@ -179,7 +179,7 @@ def explained(error: BaseException, console: Console) -> int:
             console.explain(error.__context__)
         return _exit_code(error)
     if isinstance(error, BrokenPipeError) and drop_unread():  # `| head` has seen enough
-        return 128 + SIGPIPE
+        return READER_GONE
     if os.environ.get("DISCERN_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):

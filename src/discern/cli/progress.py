@@ -25,6 +25,9 @@ from discern.training.interrupt import SIGPIPE, ask_to_stop
 FIRST_LINE_AFTER = 10.0
 """Seconds until the first line. The interval then grows with the elapsed time, up to 5 minutes."""
 
+READER_GONE = 128 + SIGPIPE
+"""Exit code of a command whose output nobody reads any more."""
+
 _BRIEF = 2.0
 """Seconds below which a stage leaves no bar and no closing line."""
 
@@ -269,7 +272,7 @@ class Listener:
         self._inner, self._piped = Silent(), False
         drop_unread()
         if not ask_to_stop(SIGPIPE):
-            raise SystemExit(128 + SIGPIPE)
+            raise SystemExit(READER_GONE)
 
 
 def nobody_reads(stream: int) -> bool:

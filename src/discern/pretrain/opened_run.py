@@ -33,7 +33,7 @@ from discern.training.compilation import Mode, Workload, shared_compilation
 from discern.training.context import State
 from discern.training.diagnosis import embedding_norm
 from discern.training.parallel import Ranks
-from discern.training.precision import Precision, emulation_warning, shape_of, shared_precision
+from discern.training.precision import Precision, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.rank_environment import lock_patience
 from discern.training.replica import check_groups, shards_of
@@ -180,9 +180,6 @@ def _start_or_resume(
         if config.train.compile:
             computed["compile"] = compilation.mode
             progress.note(compilation.note)
-        emulated = emulation_warning(precision.name, ranks.device, resumed=contents is not None)
-        if emulated is not None:
-            progress.note(f"warning: {emulated}")
         if contents is not None:
             _note_changed_arithmetic(earlier.record.get("arithmetic", computed), computed, progress)
             if decay is None:

@@ -39,7 +39,7 @@ from discern.training.feed import Feed, LocalBatch
 from discern.training.interrupt import agree_to_stop
 from discern.training.optimizer import Optimizer, counts_by_rule, counts_text
 from discern.training.out_of_memory import explains_lack_of_memory
-from discern.training.precision import autocast
+from discern.training.precision import autocast, emulation_warning
 from discern.training.replica import Replica, build_replica
 from discern.training.schedule import learning_rate
 from discern.training.step_means import Progressed, StepMeans, UpdateGuard
@@ -82,7 +82,7 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
     context.objective.train()
     _begin_average(context, state)
     if context.ranks.writes:
-        for line in _notes(context):
+        for line in _notes(context, state):
             context.progress.note(line)
     with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader, explains_lack_of_memory(context, state):
         if state.pending is not None:
@@ -306,13 +306,16 @@ def _begin_average(context: TrainContext, state: State) -> None:
         )
 
 
-def _notes(context: TrainContext) -> list[str]:
-    """What Muon updates, and whether the average of the weights spans more than the run."""
+def _notes(context: TrainContext, state: State) -> list[str]:
+    """What Muon updates, whether the average of the weights spans more than the run, and whether bfloat16 is emulated."""
     found = []
     if context.optimizer.name == "muon":
         found.append(counts_text(counts_by_rule(context.objective, context.optimizer)))
-    warning = average_warning(context.train, context.train.max_steps)
-    return found if warning is None else [*found, f"warning: {warning}"]
+    warnings = (
+        average_warning(context.train, context.train.max_steps),
+        emulation_warning(context.precision, context.ranks.device, resumed=state.step > 0),
+    )
+    return found + [f"warning: {warning}" for warning in warnings if warning is not None]
 
 
 def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals) -> None:
