@@ -109,7 +109,7 @@ def test_fine_tuning_and_prediction(work: Path, run: dict[str, Any], tmp_path: P
     assert f"License of the text that the model was pre-trained on: {LICENSE}." in card
     with pytest.raises(discern.ConfigError, match="brings its own files"):
         discern.finetune(work / "run", out=tmp_path / "o", task="sst2", data=tmp_path, train=train)
-    with pytest.raises(discern.ConfigError, match="1 tasks and 0 data folders"):
+    with pytest.raises(discern.ConfigError, match="1 task and 0 data folders"):
         discern.finetune(work / "run", out=tmp_path / "o", task="sst2")
     with pytest.raises(discern.ConfigError, match="has one"):
         discern.export(tmp_path / "out", out=tmp_path / "o", network="generator")

@@ -153,7 +153,7 @@ def test_json_is_one_object_and_what_is_on_disk(
     assert {"task", "metric", "median", "scores", "metrics", "failed_seeds", "selected_on", "baselines"} <= results.keys()
     assert {"majority", "tfidf"} == results["baselines"].keys()
     # Columns and labels were shown before anything was trained.
-    assert "columns: text = review, label = stars, kind = label" in captured.err
+    assert "columns: text = 'review', label = 'stars'" in captured.err
     assert "3 labels: bad, good, so-so" in captured.err
 
 

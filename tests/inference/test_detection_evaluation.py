@@ -87,10 +87,10 @@ def test_where_every_word_is_wrong_there_is_no_area(
     (tmp_path / "a.txt").write_text("[[ab cd]]")
     assert evaluated(tmp_path / "a.txt")["auc"] is None
     detect_command(SHIPPED, evaluate=tmp_path / "a.txt")
-    assert capsys.readouterr().out.splitlines()[0] == "1 sentences, 2 words, 2 of them wrong; AUC -"
+    assert capsys.readouterr().out.splitlines()[0] == "1 sentence, 2 words, 2 of them wrong; AUC -"
 
 
-@pytest.mark.parametrize(("content", "said"), [("", "has no sentences"), ("All is right.\n", "1 sentences but no wrong words")])
+@pytest.mark.parametrize(("content", "said"), [("", "has no sentences"), ("All is right.\n", "1 sentence but no wrong words")])
 def test_a_file_without_wrong_words_is_refused(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(content)
     with pytest.raises(DataError, match=said) as caught:

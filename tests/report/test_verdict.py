@@ -72,7 +72,7 @@ def test_a_verdict_on_a_run() -> None:
     found = run_verdict(209, 22_000, figures, [early])
     assert found[0].startswith("Step 209 of 22,000. ")
     assert found[-1] == "It is too early for a verdict."
-    assert "no evaluation yet" in run_verdict(5, 10, {}, [])[0]
+    assert "no evaluation during training yet" in run_verdict(5, 10, {}, [])[0]
 
 
 def test_a_verdict_on_a_task() -> None:

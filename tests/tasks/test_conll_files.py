@@ -84,7 +84,7 @@ def test_a_character_a_line_with_its_place_in_the_word(tmp_path: Path) -> None:
 
 def test_slips_in_the_tags_are_told(tmp_path: Path) -> None:
     reading = read_conll(write(tmp_path / "a.txt", "a B-X", "b O", "c I-X", "d O", "e B-X"))
-    assert reading.notes[1].startswith("1 spans begin with I")
+    assert reading.notes[1] == "spans that begin with I, which IOB2 does not allow: 1, read as by conlleval"
     assert read_conll(write(tmp_path / "a.txt", "a DT", "b NN")).notes == ("2 tags that mark no spans",)
 
 

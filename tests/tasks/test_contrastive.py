@@ -20,6 +20,7 @@ from discern.errors import ConfigError, DataError
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.initialization import initialize
+from discern.tasks import contrastive_objective
 from discern.tasks.base import Labels, TextEncoder
 from discern.tasks.contrastive import SIMILARITY_METRICS, Contrastive, ContrastiveConfig
 from discern.tasks.contrastive_objective import ContrastiveObjective
@@ -170,8 +171,12 @@ def test_only_texts_alone_are_cropped() -> None:
         assert (after[0] <= before[0] // 2 + 3) is is_cropped, "each text keeps at most half of its tokens, and its frame"
 
 
-def test_the_loss_of_an_evaluation_does_not_depend_on_the_batches() -> None:
-    made, features = objective(), features_of(GROUPS)
+@pytest.mark.parametrize("groups", [GROUPS, JUDGED], ids=["pairs", "judged pairs"])
+def test_the_loss_of_an_evaluation_does_not_depend_on_the_batches(
+    monkeypatch: pytest.MonkeyPatch, groups: list[TextGroup]
+) -> None:
+    monkeypatch.setattr(contrastive_objective, "_ROWS", 4)  # two blocks of rows
+    made, features = objective(), features_of(groups)
     _, whole = outputs_of(made, "pairs", features)
     evaluator = made.eval().evaluator()
     rows = TaskRowsInOrder({"pairs": features})
@@ -180,7 +185,7 @@ def test_the_loss_of_an_evaluation_does_not_depend_on_the_batches() -> None:
         randomness = Randomness(0, 0, batch.example_index)
         evaluator.update(made(made.corrupt(batch, randomness), randomness), made.corrupt(batch, randomness))
     assert evaluator.loss("pairs") == pytest.approx(whole, rel=1e-5)
-    assert whole == pytest.approx(step(made)[0] / 6, rel=1e-4)
+    assert whole == pytest.approx(step(made, groups)[0] / 6, rel=1e-4)
 
 
 def test_judged_pairs_are_scored_by_their_cosines() -> None:

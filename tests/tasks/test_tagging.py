@@ -136,7 +136,7 @@ def test_rows_by_hand() -> None:
     assert features.example.tolist() == [0, 0, 0]
     assert features.notes == (
         "1 of 1 sentences are longer than 8 tokens and were split into windows",
-        "1 words without any token are read as [UNK]",
+        "1 word without any token, read as [UNK]",
     )
 
 
@@ -175,7 +175,7 @@ def test_a_word_longer_than_a_row_keeps_its_first_pieces() -> None:
         word for places in (features.places["word"][row] for row in range(len(features))) for word in places[places >= 0]
     ) == [0, 1, 2]
     assert features.input_ids.lengths.max() == 8
-    assert "1 words of more than 6 tokens were cut to their first 6" in features.notes
+    assert "1 word of more than 6 tokens, cut to the first 6" in features.notes
     assert predict(task, examples, "O S-X O")[0]["tags"] == ["O", "B-X", "O"]
 
 

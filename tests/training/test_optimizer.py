@@ -343,7 +343,7 @@ def test_stacked_matrices_are_orthogonalized_apart() -> None:
 
 
 def test_weights_that_muon_cannot_update_are_refused() -> None:
-    for shape, parts, reason in (((8,), 1, "1 dimensions"), ((2, 4, 4), 1, "3 dimensions"), ((8, 4), 3, "8 rows")):
+    for shape, parts, reason in (((8,), 1, "1 dimension"), ((2, 4, 4), 1, "3 dimensions"), ((8, 4), 3, "8 rows")):
         with pytest.raises(ConfigError, match=reason):
             matrix_rule(nn.Parameter(torch.zeros(shape)), Muon(parts))
     with pytest.raises(ConfigError, match="no hidden matrix") as caught:

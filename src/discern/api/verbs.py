@@ -51,6 +51,7 @@ from discern.pretrain.resolved_run import Replay, Resume
 from discern.progress import Logged, Progress
 from discern.tasks.base import Prediction
 from discern.tasks.prediction_input import InputFormat
+from discern.wording import counted
 
 PathLike = str | Path
 Settings = Mapping[str, Any]
@@ -365,7 +366,9 @@ def finetune(
     if names and len(folders) == 1:
         folders *= len(names)
     if len(names) != len(folders):
-        raise ConfigError(f"{len(names)} tasks and {len(folders)} data folders", hint="specify one folder per task")
+        raise ConfigError(
+            f"{counted(len(names), 'task')} and {counted(len(folders), 'data folder')}", hint="specify one folder per task"
+        )
     own = {"train": train, "dev": dev, "text": text, "pair": pair, "label": label, "words": words, "tags": tags}
     own |= {"question": question, "context": context, "answer": answer}
     files = {f"files.{name}": str(value) for name, value in own.items() if value is not None}

@@ -13,6 +13,7 @@ from discern.cli.console import Console, JsonOption, command
 from discern.cli.detection_text import Shown
 from discern.cli.options import refuse_text_as_file, typed_text
 from discern.errors import ConfigError
+from discern.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -241,8 +242,8 @@ def _evaluate(console: Console, model: Path, sentences: Path, field: str | None,
 
     found = evaluate_detection(model, sentences, console.progress, console.warn, text_field=field, threshold=threshold)
     area = "-" if found["auc"] is None else f"{found['auc']:.4f}"
-    counts = f"{found['sentences']:,} sentences, {found['words']:,} words, {found['wrong']:,} of them wrong; AUC {area}"
-    console.result(found, text=counts)
+    read = f"{counted(found['sentences'], 'sentence')}, {counted(found['words'], 'word')}"
+    console.result(found, text=f"{read}, {found['wrong']:,} of them wrong; AUC {area}")
     table = Table("threshold", "", "precision", "recall", "F1", "marked")
     for column in (0, 2, 3, 4, 5):
         table.columns[column].justify = "right"

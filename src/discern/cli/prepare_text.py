@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from discern.cli.console import Console
 from discern.cli.next_steps import after_prepare
+from discern.wording import counted
 
 if TYPE_CHECKING:
     from discern.data.overlap import FileOverlap
@@ -80,11 +81,12 @@ def show_check(report: CheckReport, console: Console) -> None:
     from discern.errors import DataError
 
     found = [f"error: {error}" for error in report.errors] + [str(problem) for problem in report.problems]
-    counted = f"{report.documents:,} documents, {report.sentences:,} sentences, {report.characters:,} characters"
+    amounts = {"document": report.documents, "sentence": report.sentences, "character": report.characters}
+    summary = ", ".join(counted(amount, unit) for unit, amount in amounts.items())
     if report.statistics is not None:
-        counted += f", {report.statistics.tokens:,} tokens ({report.statistics.unknown_fraction:.3%} unknown)"
-        counted += f", {report.statistics.duplicates:,} exact duplicates"
-    left_out = [f"left out {count:,} documents, {reason}" for reason, count in (report.filtered or {}).items()]
+        summary += f", {counted(report.statistics.tokens, 'token')} ({report.statistics.unknown_fraction:.3%} unknown)"
+        summary += f", {counted(report.statistics.duplicates, 'exact duplicate')}"
+    left_out = [f"left out {counted(count, 'document')}, {reason}" for reason, count in (report.filtered or {}).items()]
     values = {
         "documents": report.documents,
         "sentences": report.sentences,
@@ -96,7 +98,7 @@ def show_check(report: CheckReport, console: Console) -> None:
         "filtered": report.filtered,
         "overlap": overlap_values(report.overlap),
     }
-    lines = [counted, *left_out, *(found or ["no problems found"]), *_overlap_lines(report.overlap)]
+    lines = [summary, *left_out, *(found or ["no problems found"]), *_overlap_lines(report.overlap)]
     console.result(values, text="\n".join(lines))
     if report.errors or report.documents == sum((report.filtered or {}).values()):
         reason = "the filters leave out every document" if report.documents else "the input contains no text"

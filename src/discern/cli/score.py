@@ -14,6 +14,7 @@ import typer
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.options import DeviceOption, ScorerOption, ScoringModelArgument, refuse_text_as_file, typed_text
 from discern.errors import ConfigError
+from discern.wording import counted
 
 if TYPE_CHECKING:
     from discern.inference.scoring import Score
@@ -102,7 +103,7 @@ def score(
                 console.progress.note(f"{name.replace('_', '-')} {together.perplexity:.4g} over {together.tokens:,} tokens")
         if out is not None:
             summary = {**named, "sentences": written, "out": out, **means, **perplexities}
-            console.result(summary, text=f"{out}: {written:,} sentences scored by '{chosen.name}'")
+            console.result(summary, text=f"{out}: {counted(written, 'sentence')} scored by '{chosen.name}'")
         elif json_output:
             found: dict[str, object] = {**named, **by_sentence, **means, **perplexities}
             console.result(found | ({"tokens": by_token} if tokens else {}), text="")

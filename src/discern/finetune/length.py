@@ -8,6 +8,7 @@ from typing import Any
 from discern.finetune.settings import FinetuneConfig, is_fitted
 from discern.finetune.task_files import TaskData
 from discern.training.schedule import fitted_schedule
+from discern.wording import counted
 
 # benchmarks/records/2026-11-22-finetune-defaults.md: of twenty evaluations the best comes late, as the learning rate falls to
 # zero, and after dips of up to six evaluations; a patience of less than a third of them is often too short.
@@ -85,11 +86,11 @@ def _evaluations(config: FinetuneConfig, data: Mapping[str, TaskData], steps: in
 def _length_note(config: FinetuneConfig, rows: int) -> str:
     train, finetune = config.train, config.finetune
     epochs = train.max_steps * train.sequences_per_step / max(rows, 1)
-    line = f"{train.max_steps:,} steps, {epochs:.1f} passes over {rows:,} rows"
+    line = f"{counted(train.max_steps, 'step')}, {epochs:.1f} passes over {counted(rows, 'row')}"
     if finetune.keep == "best" and train.evaluate_every_steps:
-        line += f"; evaluated every {train.evaluate_every_steps:,} steps, the best weights are kept"
+        line += f"; evaluated every {counted(train.evaluate_every_steps, 'step')}, the best weights are kept"
     if finetune.patience:
-        line += f", and training stops after {finetune.patience} evaluations without a better score"
+        line += f", and training stops after {counted(finetune.patience, 'evaluation')} without a better score"
     return line
 
 

@@ -17,6 +17,7 @@ from discern.finetune.features_cache import cached_features, examples_digest
 from discern.tasks.base import Definition, Labels, Source, Task, TaskConfig, TextEncoder
 from discern.tasks.examples import Reading
 from discern.tasks.supervised import Split
+from discern.wording import counted
 
 _DEBUG_EXAMPLES = 100
 # Size of the selection that chooses the weights: fewer examples are too noisy, more take too long.
@@ -321,6 +322,6 @@ def _drawn(examples: Sequence[Any], count: int) -> tuple[Any, ...]:
 
 def _notes(name: str, reading: Reading[Any], split: Split) -> list[str]:
     rows = len(split.features)
-    more = f" ({rows:,} rows)" if rows != len(reading.examples) else ""
-    lines = [f"{name}: {len(reading.examples):,} examples{more}, {reading.source}"]
+    more = f" ({counted(rows, 'row')})" if rows != len(reading.examples) else ""
+    lines = [f"{name}: {counted(len(reading.examples), 'example')}{more}, {reading.source}"]
     return [*lines, *(f"{name}: {line}" for line in (*reading.notes, *map(str, reading.problems), *split.features.notes))]

@@ -17,6 +17,7 @@ from discern.inference.texts import CheckedText, Span, overlapping, read_checked
 from discern.inference.threshold_curve import ThresholdCurve, rate_values
 from discern.objectives.metrics import area_under_curve
 from discern.progress import Progress
+from discern.wording import counted
 
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
@@ -76,7 +77,7 @@ def evaluate_detection(
         gathered.add(each, detection)
     name = "standard input" if str(sentences) == "-" else sentences
     if not any(gathered.wrong):
-        contents = "no sentences" if not gathered.sentences else f"{gathered.sentences:,} sentences but no wrong words"
+        contents = "no sentences" if not gathered.sentences else f"{counted(gathered.sentences, 'sentence')} but no wrong words"
         raise DataError(f"{name} has {contents}", hint="mark what is wrong: The chef [[eight]] it.")
     curve = ThresholdCurve(gathered.probabilities, gathered.wrong)
     best = curve.best_f1()

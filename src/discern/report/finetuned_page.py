@@ -17,6 +17,7 @@ from discern.storage.guard import check_output
 from discern.storage.records import parse_json, read_lines, read_text, understood
 from discern.tasks.published import published_scores
 from discern.training.metrics_log import is_number
+from discern.wording import counted
 
 REPORT_FILE = "report.html"
 
@@ -81,10 +82,10 @@ def _trained(results: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
     """A sentence about what was trained."""
     seeds = len(results["seeds"])
     on = " and ".join(
-        f"{name} ({entry['train_examples']:,} examples)" if is_number(entry.get("train_examples")) else name
+        f"{name} ({counted(entry['train_examples'], 'example')})" if is_number(entry.get("train_examples")) else name
         for name, entry in tasks.items()
     )
-    return f"Fine-tuned from {Path(results['model']).name} on {on}, with {'1 seed' if seeds == 1 else f'{seeds} seeds'}."
+    return f"Fine-tuned from {Path(results['model']).name} on {on}, with {counted(seeds, 'seed')}."
 
 
 def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -139,7 +140,7 @@ def _baselines(tasks: Mapping[str, Any]) -> Iterator[Table]:
 
 def _split(entry: Mapping[str, Any]) -> str:
     chosen = ", on which the weights were selected" if entry.get("selected_on") == entry["split"] else ""
-    return f"{entry['split']}, {entry['examples']:,} examples{chosen}"
+    return f"{entry['split']}, {counted(entry['examples'], 'example')}{chosen}"
 
 
 def _published(tasks: Mapping[str, Any]) -> Iterator[Table]:
@@ -227,7 +228,8 @@ def task_verdict(name: str, entry: Mapping[str, Any], mistakes: Sequence[Mapping
     if entry["median"] is None:
         return [f"{name}: no seed has a score; all seeds failed."]
     metric, baselines = entry["metric"], entry.get("baselines") or {}
-    found = f"{name}: {metric.replace('_', ' ')} {entry['median']:.3f} on {entry['examples']:,} examples ({entry['split']})"
+    examples = counted(entry["examples"], "example")
+    found = f"{name}: {metric.replace('_', ' ')} {entry['median']:.3f} on {examples} ({entry['split']})"
     if against is not None:
         found += f". {against}"
     elif baselines and entry.get("beats_baselines"):

@@ -45,6 +45,7 @@ from discern.training.metrics_log import (
 )
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.step_sizes import step_sizes
+from discern.wording import counted
 
 if TYPE_CHECKING:
     from discern.inference.detection import Detection
@@ -142,7 +143,7 @@ def _trained(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[st
     parameters = sum(parameter.numel() for parameter in objective.parameters())
     name, network = next(iter(objective.networks().items()))
     size = network.encoder.config
-    layers = "1 layer" if size.num_layers == 1 else f"{size.num_layers} layers"
+    layers = counted(size.num_layers, "layer")
     kind = _OBJECTIVES.get(config.objective.name, config.objective.name)
     read = f" on {_number(last['tokens'])} tokens in {_number(last['step'])} steps" if "tokens" in last else ""
     article = "An" if name.startswith("e") else "A"
@@ -331,8 +332,8 @@ def _notes(config: PretrainConfig, evaluated_at: int | None, *, has_more: bool) 
 
 
 def _size(size: ModelConfig) -> str:
-    layers = "1 layer" if size.num_layers == 1 else f"{size.num_layers} layers"
-    heads = "1 attention head" if size.num_heads == 1 else f"{size.num_heads} attention heads"
+    layers = counted(size.num_layers, "layer")
+    heads = counted(size.num_heads, "attention head")
     return f"{layers} of width {size.hidden_size}, {heads}, feed-forward width {size.feedforward_size}"
 
 
@@ -358,7 +359,7 @@ def run_verdict(step: int, max_steps: int, metrics: Mapping[str, float], finding
         findings: diagnosis of these metrics.
     """
     if not metrics:
-        return [f"Step {step:,} of {max_steps:,}; no evaluation yet."]
+        return [f"Step {step:,} of {max_steps:,}; no evaluation during training yet."]
     early = [finding for finding in findings if finding.cause.startswith("too early to tell")]
     begun = f"Step {step:,} of {max_steps:,}. " if step < max_steps else ""
     found = [begun + " ".join(_learned(metrics))]

@@ -220,7 +220,7 @@ def _scheme_notes(examples: tuple[TaggingExample, ...]) -> list[str]:
     notes = [f"{kinds} tags in scheme {scheme.upper()}"]
     broken = broken_starts(sequences) if scheme != "iob1" else 0
     if broken:
-        notes.append(f"{broken:,} spans begin with I, which {scheme.upper()} does not allow; they are read as by conlleval")
+        notes.append(f"spans that begin with I, which {scheme.upper()} does not allow: {broken:,}, read as by conlleval")
     return notes
 
 

@@ -74,7 +74,12 @@ def info_nce(
 
 
 def cosent(
-    vectors: Float[Tensor, "N K D"], scores: Float[Tensor, "N"], *, temperature: float, sizes: Sequence[int] = ()
+    vectors: Float[Tensor, "N K D"],
+    scores: Float[Tensor, "N"],
+    *,
+    temperature: float,
+    sizes: Sequence[int] = (),
+    rows_at_a_time: int | None = None,
 ) -> Tensor:
     """log(1 + sum of exp((cosine of i - cosine of j) / temperature)) over all i, j where pair j has a higher score than pair i.
 
@@ -83,18 +88,22 @@ def cosent(
         scores: similarities of the pairs, as judged by people; only their order matters.
         temperature: divisor of the differences.
         sizes: as in `info_nce`.
+        rows_at_a_time: number of i compared at a time, to evaluate many pairs in little memory; without gradients.
 
     Reference: Su 2022, "CoSENT: a more effective sentence vector scheme than Sentence BERT"; the loss of the same name in
     sentence-transformers.
     """
-    is_lower = scores[:, None] < scores[None, :]
+    block = rows_at_a_time or len(scores)
     total = vectors.new_zeros(())
     for size in sizes or (vectors.shape[-1],):
         cosines = F.cosine_similarity(vectors[:, 0, :size], vectors[:, 1, :size], dim=-1)
-        gaps = (cosines[:, None] - cosines[None, :]) / temperature
-        # The 1 in the logarithm is the exponential of this 0.
-        every = torch.cat([gaps.new_zeros(1), gaps.masked_fill(~is_lower, -torch.inf).flatten()])
-        total = total + every.logsumexp(0)
+        every = [cosines.new_zeros(1)]  # its exponential is the 1 in the logarithm
+        for first in range(0, len(scores), block):
+            rows = slice(first, first + block)
+            gaps = (cosines[rows, None] - cosines) / temperature
+            found = gaps.masked_fill(scores[rows, None] >= scores, -torch.inf).flatten()
+            every.append(found.logsumexp(0, keepdim=True) if rows_at_a_time else found)
+        total = total + torch.cat(every).logsumexp(0)
     return total
 
 

@@ -99,28 +99,32 @@ class ContrastiveObjective(SupervisedObjective):
 class ContrastiveEvaluator(SupervisedEvaluator):
     """As its base; the loss is that of all pairs of a split at once, so it does not depend on the batches.
 
-    It is 0 for splits without pairs: judged pairs, and queries and documents.
+    That of judged pairs grows with their number, like `cosent`. It is 0 for queries and documents, which are not pairs.
     """
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
         super().update(output, batch)
         for group in cast(TaskBatch, batch.tokens).groups:
-            keys = group.targets.get("texts")
-            if keys is not None:
-                held = self.outputs[group.task]
-                for number, row in zip(group.features.tolist(), keys.cpu().numpy(), strict=True):
-                    held[number] = {**held[number], "texts": row}
+            held = self.outputs[group.task]
+            for name in ("texts", "score"):
+                if name in group.targets:
+                    for number, row in zip(group.features.tolist(), group.targets[name].cpu().numpy(), strict=True):
+                        held[number] = {**held[number], name: row}
 
     def ordered(self, task: str) -> Any:
         return [{"vectors": row["vectors"]} for row in super().ordered(task)]
 
     def loss(self, task: str) -> float:
         rows = [row for _, row in sorted(self.outputs[task].items())]
-        if not rows or any("texts" not in row for row in rows):
+        name = next((each for each in ("texts", "score") if rows and all(each in row for row in rows)), None)
+        if name is None:
             return 0.0
-        every = Vectors(*(torch.from_numpy(np.stack([row[name] for row in rows])) for name in ("vectors", "texts")))
+        vectors, targets = (torch.from_numpy(np.stack([row[each] for row in rows])) for each in ("vectors", name))
         chosen = cast(Contrastive, self._tasks[task]).settings
-        settings = _loss_settings(chosen, every.values.shape[-1])
+        settings = _loss_settings(chosen, vectors.shape[-1])
+        if name == "score":
+            return float(cosent(vectors, targets, rows_at_a_time=_ROWS, **settings))
+        every = Vectors(vectors, targets)
         total = 0.0
         for first in range(0, len(rows), _ROWS):
             block = Vectors(every.values[first : first + _ROWS], every.keys[first : first + _ROWS])

@@ -33,6 +33,7 @@ from discern.tasks.examples import QuestionExample, Reading
 from discern.tasks.features import Column, Features, Ragged, TaskRows
 from discern.tasks.metrics import Scores
 from discern.tasks.metrics.answers import word_f1
+from discern.wording import counted
 
 if TYPE_CHECKING:
     from discern.tasks.baselines.base import Baseline
@@ -119,8 +120,8 @@ class Questions(Task[QuestionExample]):
         impossible = [example.id for example in reading.examples if _is_impossible(example)]
         if impossible and not self.has_impossible:
             raise DataError(
-                f"{reading.source}: {len(impossible):,} questions have no answer, the first is {impossible[0]}; every question "
-                f"of {self.name} has an answer",
+                f"{reading.source}: question {impossible[0]} has no answer ({len(impossible):,} in all); every question of "
+                f"{self.name} has one",
                 hint="in your own files, add such questions to the training file too; in SQuAD's format: --task squad2",
             )
 
@@ -300,11 +301,10 @@ class _Rows:
             f"{several:,} of {total:,} contexts do not fit into a row: {len(self.ids):,} rows in total": several,
             f"{cut:,} of {total:,} questions were cut to {counts['longest']} tokens or fewer": cut,
             f"rows of {settings.sequence_length} tokens are too short for a doc_stride of {settings.doc_stride}: "
-            f"the windows of {counts['strides']:,} contexts are closer together": counts["strides"],
+            f"the windows are closer together in {counted(counts['strides'], 'context')}": counts["strides"],
             f"{counts['lost']:,} of {total:,} answers do not fit into any window": counts["lost"] * labeled,
             f"{counts['long']:,} of {total:,} answers are longer than max_answer_length {settings.max_answer_length} and "
-            f"cannot be "
-            "predicted": counts["long"] * labeled,
+            "cannot be predicted": counts["long"] * labeled,
         }
         return tuple(line for line, count in lines.items() if count)
 

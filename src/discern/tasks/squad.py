@@ -27,6 +27,7 @@ from discern.tasks.metrics.answers import (
 from discern.tasks.questions import Questions
 from discern.tasks.readers.answers import QuestionCollector
 from discern.tasks.readers.files import clean_text, existing_splits, json_file
+from discern.wording import counted
 
 SQUAD_FILES: dict[str, tuple[str, ...]] = {
     "train": ("train.json", "train-v1.1.json", "train-v2.0.json", "cmrc2018_train.json", "cmrc2018_trial.json"),
@@ -89,7 +90,7 @@ def _notes(examples: list[QuestionExample]) -> tuple[str, ...]:
     impossible = sum(example.impossible is True for example in examples)
     unknown = sum(example.impossible is None for example in examples)
     notes = [f"{impossible:,} of {len(examples):,} questions without an answer in their context"] if impossible else []
-    return tuple(notes + ([f"{unknown:,} questions whose answers are not given"] if unknown else []))
+    return tuple(notes + ([f"{counted(unknown, 'question')} whose answers are not given"] if unknown else []))
 
 
 def _questions(data: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from discern.data.tokenizer.words import UNSPACED, keeps_spaces
 from discern.tasks.base import TextEncoder
 from discern.tasks.examples import TaggingExample
+from discern.wording import counted
 
 NO_WORD = -1
 """In `places["word"]`, marks tokens that no word is predicted from."""
@@ -101,8 +102,8 @@ class WordPieces:
         cut, empty = (sum(counts[form] for form in forms) for forms in (self._cut, self._empty))
         lines = {
             f"{windowed:,} of {len(examples):,} sentences are longer than {length} tokens and were split into windows": windowed,
-            f"{cut:,} words of more than {self._room} tokens were cut to their first {self._room}": cut,
-            f"{empty:,} words without any token are read as [UNK]": empty,
+            f"{counted(cut, 'word')} of more than {self._room} tokens, cut to the first {self._room}": cut,
+            f"{counted(empty, 'word')} without any token, read as [UNK]": empty,
         }
         return tuple(line for line, count in lines.items() if count)
 

@@ -14,6 +14,7 @@ from discern.training.context import State, TrainContext
 from discern.training.feed import read_rows
 from discern.training.memory import lacks_memory
 from discern.training.precision import autocast
+from discern.wording import counted
 
 
 @contextmanager
@@ -92,7 +93,7 @@ def fits(context: TrainContext, step: int, rows: int) -> bool:
 
 
 def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+    return counted(count, "row")
 
 
 def _setting(context: TrainContext, step: int, rows: int) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from discern import kernels
 from discern.training.config import OptimizerConfig
+from discern.wording import counted
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
@@ -291,7 +292,7 @@ class Muon(UpdateRule):
 
     def refuses(self, parameter: Tensor) -> str | None:
         if parameter.ndim != 2:
-            return f"it updates matrices only, and this one has {parameter.ndim} dimensions"
+            return f"it updates matrices only, and this one has {counted(parameter.ndim, 'dimension')}"
         if len(parameter) % self.parts:
             return f"its {len(parameter)} rows cannot be divided into {self.parts} matrices"
         return None

@@ -49,9 +49,9 @@ def test_nothing_predicted_is_zero_and_named() -> None:
 
 
 def test_unequal_numbers_are_errors() -> None:
-    with pytest.raises(DataError, match="1 sentences and predictions for 0"):
+    with pytest.raises(DataError, match="1 sentence and predictions for 0"):
         span_scores([["O"]], [])
-    with pytest.raises(DataError, match="sentence 0 has 1 words and 2"):
+    with pytest.raises(DataError, match="sentence 0 has 1 word and 2"):
         tag_accuracy([["NN"]], [["NN", "VB"]])
     with pytest.raises(DataError, match="no word"):
         tag_accuracy([], [])

@@ -231,7 +231,7 @@ def test_what_was_read_is_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "review,stars,other", "fine,good,", "bad,poor,", "nice,good,")
     reading = read_classification(path, classification_columns(path))
     assert reading.examples[1] == ClassificationExample("1", "bad", None, "poor")
-    assert reading.notes == ("columns: text = review, label = stars, kind = label", "2 labels: good 2, poor 1")
+    assert reading.notes == ("columns: text = 'review', label = 'stars'", "2 labels: good 2, poor 1")
     assert reading.places == tuple(f"{path}:{line}" for line in (2, 3, 4))
     without = read_classification(path, STARS, labeled=False)
     assert {example.label for example in without.examples} == {None}

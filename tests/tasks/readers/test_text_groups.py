@@ -41,7 +41,9 @@ def test_records_of_json_have_the_negatives_that_they_have(tmp_path: Path) -> No
     path = write(tmp_path / "a.jsonl", *map(json.dumps, records))
     found = read_groups(path, GroupColumns(), training=True)
     assert [each.texts for each in found.examples] == [("a", "b"), ("c", "d", "e"), ("f", "g", "h", "i")]
-    assert found.notes == ("columns: anchor = anchor, positive = positive, negative 1 = negative, negative 2 = negatives",)
+    assert found.notes == (
+        "columns: anchor = 'anchor', positive = 'positive', negative 1 = 'negative', negative 2 = 'negatives'",
+    )
     with pytest.raises(DataError, match=r"a\.jsonl:1: 'negative' is \{'x': 1\}, expected a text or a list of texts"):
         texts_of(write(tmp_path / "a.jsonl", json.dumps({"anchor": "a", "positive": "b", "negative": {"x": 1}})))
 
@@ -158,7 +160,7 @@ def test_a_query_without_a_relevant_document_is_refused(folder: Path) -> None:
         read_retrieval(folder, "test")
     found = read_retrieval(folder, "test", "leave-out")
     assert [each.id for each in found.examples] == ["q1", "d1", "d2"]
-    assert "1 queries without a relevant document are left out" in found.notes
+    assert "queries without a relevant document, left out: 1" in found.notes
 
 
 def test_unknown_ids_and_missing_files_are_refused(folder: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from discern.errors import DataError
 from discern.tasks.metrics import Scores
 from discern.tasks.tags import Span, spans_of
+from discern.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def span_counts(gold: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Spa
     """
     if len(gold) != len(predicted):
         raise DataError(
-            f"{len(gold)} sentences and predictions for {len(predicted)}", hint="give as many predictions as sentences"
+            f"{counted(len(gold), 'sentence')} and predictions for {len(predicted)}", hint="give as many predictions as sentences"
         )
     correct: Counter[str] = Counter()
     guessed: Counter[str] = Counter()
@@ -94,13 +95,14 @@ def tag_accuracy(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
     """
     if len(gold) != len(predicted):
         raise DataError(
-            f"{len(gold)} sentences and predictions for {len(predicted)}", hint="give as many predictions as sentences"
+            f"{counted(len(gold), 'sentence')} and predictions for {len(predicted)}", hint="give as many predictions as sentences"
         )
     right = words = 0
     for number, (truth, guess) in enumerate(zip(gold, predicted, strict=True)):
         if len(truth) != len(guess):
             raise DataError(
-                f"sentence {number} has {len(truth)} words and {len(guess)} predicted tags", hint="every word needs a tag"
+                f"sentence {number} has {counted(len(truth), 'word')} and {counted(len(guess), 'predicted tag')}",
+                hint="every word needs a tag",
             )
         right += sum(one == other for one, other in zip(truth, guess, strict=True))
         words += len(truth)

@@ -17,6 +17,7 @@ from discern.data.sources.problems import ProblemLog
 from discern.errors import ConfigError, DataError
 from discern.tasks.examples import Reading, TextGroup
 from discern.tasks.readers.table import Row, Table, TableFormat, number_in, open_table, text_of, value_of, written
+from discern.wording import counted
 
 PAIR_NAMES = (
     ("anchor", "positive"),
@@ -151,7 +152,7 @@ def read_groups(
         )
     found = {"anchor": columns.anchor, "positive": columns.positive, "score": columns.score}
     found |= {f"negative {place}": name for place, name in enumerate(contrasted, start=1)}
-    note = "columns: " + ", ".join(f"{role} = {name}" for role, name in found.items() if name is not None)
+    note = "columns: " + ", ".join(f"{role} = '{name}'" for role, name in found.items() if name is not None)
     return Reading(tuple(examples), table.name, problems.summary(), (note,), tuple(places))
 
 
@@ -223,9 +224,9 @@ def read_retrieval(
             hint="add them, or --set task.unjudged=leave-out",
         )
     asked = [TextGroup(name, (queries[name],), relevant=tuple(relevant[name].items())) for name in queries if name in relevant]
-    notes = [f"{len(asked):,} queries, {len(documents):,} documents, relevance from {path.name}"]
+    notes = [f"{len(asked):,} queries, {counted(len(documents), 'document')}, relevance from {path.name}"]
     if without:
-        notes.append(f"{len(without):,} queries without a relevant document are left out")
+        notes.append(f"queries without a relevant document, left out: {len(without):,}")
     held = [TextGroup(name, (text,)) for name, text in documents.items()]
     return Reading((*asked, *held), str(folder), (), tuple(notes), indivisible=True)
 

@@ -160,8 +160,12 @@ def _noting_places(table: Table) -> tuple[Table, list[str]]:
 
 
 def _column_notes(columns: ClassificationColumns | TaggingColumns | QuestionColumns) -> list[str]:
-    parts = [(field.name, getattr(columns, field.name)) for field in fields(columns)]
-    return ["columns: " + ", ".join(f"{name} = {value}" for name, value in parts if value is not None)]
+    parts = {field.name: getattr(columns, field.name) for field in fields(columns)}
+    kind, separator = parts.pop("kind", "label"), parts.pop("separator", None)
+    several = "several labels" + (f", separated by '{separator}'" if separator is not None else "")
+    holds = {"number": " (a number)", "labels": f" ({several})"}.get(kind, "")
+    named = ", ".join(f"{role} = '{column}'" for role, column in parts.items() if column is not None)
+    return [f"columns: {named}{holds}"]
 
 
 def _label(row: Row, column: str, columns: ClassificationColumns) -> Label:
