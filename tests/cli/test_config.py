@@ -96,6 +96,25 @@ def test_check_says_valid_or_everything_that_is_wrong(config, tmp_path: Path):
     assert config("check", tmp_path / "nowhere.toml", "--json").json["problems"][0]["key"] is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model.encoder=xlnet"], "encoder 'xlnet' "),
+        (["objective.name=electric", "model.encoder=xlnet"], "encoder 'xlnet' cannot share its embeddings"),
+        (
+            ["objective.algorithm=two-stage", "objective.copy_weights=false", "objective.two_stage_steps=9", "train.max_steps=9"],
+            "objective.two_stage_steps = 9 gives the generator 9 of train.max_steps 9",
+        ),
+    ],
+)
+def test_check_finds_parts_that_do_not_fit_together(config, settings: list[str], said: str):
+    chosen = [argument for setting in settings for argument in ("--set", setting)]
+    bad = config("check", "--preset", "tiny", *chosen, "--json")
+    assert (bad.code, bad.json["valid"]) == (2, False)
+    assert said in bad.json["problems"][0]["text"]
+    assert bad.json["problems"][0]["hint"]
+
+
 def test_diff_takes_presets_files_and_runs(config, tmp_path: Path):
     (tmp_path / "run").mkdir()
     run = load_pretrain_config(None, "tiny", ["objective.name=mlm", "train.max_hours=1"]).config

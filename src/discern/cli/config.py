@@ -13,7 +13,7 @@ from rich.text import Text
 
 from discern.cli.console import JsonOption, command
 from discern.cli.options import ConfigArgument, PresetOption, SetOption
-from discern.config.presets import preset_names, preset_summary
+from discern.config.presets import preset_names, preset_summary, usual_vocabulary
 from discern.config.problems import InvalidConfigError
 from discern.config.tree import ABSENT, NONE, flatten, nest, toml_value
 from discern.errors import ConfigError
@@ -40,15 +40,17 @@ def show(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpti
 
 @config.command()
 def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOption = None, json: JsonOption = False) -> None:
-    """Check a configuration and report all of its problems at once.
+    """Check a configuration for `discern pretrain`, and report its problems.
 
     Example: discern config check my-run.toml
     """
     with command(json_output=json) as console:
+        from discern.pretrain.meta_bench import meta_objective
         from discern.training.pretrain_config import load_pretrain_config
 
         try:
             resolved = load_pretrain_config(file, preset, set_ or ())
+            meta_objective(resolved.config, usual_vocabulary(preset))
         except ConfigError as error:
             if json:
                 console.result({"valid": False, "problems": _problems(error)}, text="")

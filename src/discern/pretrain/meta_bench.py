@@ -26,10 +26,7 @@ def meta_bench(config: PretrainConfig, vocab_size: int, fill: float) -> dict[str
     Args:
         fill: fraction of real tokens in the rows.
     """
-    # Which words are frequent changes no shape, so any counts will do.
-    vocabulary = Vocabulary(vocab_size, SPECIAL, torch.ones(vocab_size, dtype=torch.int64))
-    with META:
-        objective = build_objective(config, vocabulary)
+    objective = meta_objective(config, vocab_size)
     precision = "bfloat16" if config.train.precision == "auto" else config.train.precision
     step = meta_steps(config, objective, precision, vocab_size, fill)
     positions = config.train.sequences_per_step * config.data.sequence_length
@@ -48,6 +45,20 @@ def meta_bench(config: PretrainConfig, vocab_size: int, fill: float) -> dict[str
         "peak_memory_bytes": step.peak_memory_bytes,
         "torch": torch.__version__,
     }
+
+
+def meta_objective(config: PretrainConfig, vocab_size: int) -> Objective:
+    """The objective with its networks on the meta device.
+
+    Raises:
+        ConfigError: its parts don't fit together, such as an encoder that the objective cannot train.
+    """
+    # Which words are frequent changes no shape, so any counts will do.
+    vocabulary = Vocabulary(vocab_size, SPECIAL, torch.ones(vocab_size, dtype=torch.int64))
+    with META:
+        objective = build_objective(config, vocabulary)
+    objective.phases(config.train.max_steps)
+    return objective
 
 
 def meta_steps(config: PretrainConfig, objective: Objective, precision: str, vocab_size: int, fill: float = 1.0) -> MetaStep:
