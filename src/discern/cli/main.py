@@ -97,9 +97,10 @@ def _keep_the_heap() -> None:
     """Keep freed memory in the process.
 
     By default glibc returns large blocks to the kernel, and the next step waits until the kernel has cleared new ones, which
-    takes a fifth of a training step. Nothing changes if the user has set the variables of glibc, or without glibc.
+    takes a fifth of a training step. Nothing changes if the user has set either threshold by glibc's variables, or without glibc.
     """
-    if any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")):
+    variables = os.environ.keys() & {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+    if variables or any(f"malloc.{name}_threshold" in os.environ.get("GLIBC_TUNABLES", "") for name in ("mmap", "trim")):
         return
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         # Older versions refuse more than 32 MiB. The second setting alone would do harm: it disables the adaptive threshold.
