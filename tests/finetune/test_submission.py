@@ -76,8 +76,8 @@ def test_without_a_test_file_all_is_filled_and_that_is_said(tmp_path: Path) -> N
     results = finetune(asked(tmp_path, None), listener)
     assert results["submitted"] == []
     assert len(results["majority"]) == len(SUBMISSION_FILES)
-    assert "wnli: no test file, so the submission has the majority answer for it" in listener.notes
-    assert any("predictions for nothing" in note for note in listener.notes)
+    assert "wnli: no test file, so the submission contains the majority answer for this task" in listener.notes
+    assert any(": no predictions" in note for note in listener.notes)
 
 
 def test_a_submission_may_be_asked_for_afterwards(tmp_path: Path) -> None:

@@ -354,7 +354,7 @@ def test_the_most_suspicious_are_named() -> None:
     pieces = Detection("it ate", ["it", "a", "##te"], [(0, 2), (3, 4), (4, 6)], [0.6, 0.7, 0.8])
     assert detection_text.verdict(pieces, 0.5).plain == "3 of 3 tokens look replaced (threshold 0.5): 'ate' 0.80, 'it' 0.60"
     calm = Detection("a", ["a"], [(0, 1)], [0.2])
-    assert detection_text.verdict(calm, 0.5).plain == "no token of 1 reaches 0.5; the highest: 'a' 0.20"
+    assert detection_text.verdict(calm, 0.5).plain == "no token reaches 0.5; the highest: 'a' 0.20"
 
 
 def test_the_legend_runs_from_0_to_1() -> None:

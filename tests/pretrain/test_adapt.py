@@ -327,11 +327,11 @@ def test_another_beginning_is_another_run(world: Path, tmp_path: Path) -> None:
     out, general = tmp_path / "out", world / "general" / "data"
     go(world, out, model=tmp_path / "model")
     held = (out / "run.json").read_bytes()
-    with pytest.raises(ConfigError, match=r"replays nothing, not 0\.2 of"):
+    with pytest.raises(ConfigError, match=r"was trained with no --replay, but this command has --replay-share 0\.2 of"):
         go(world, out, model=tmp_path / "model", replay=Replay(general, 0.2))
     shutil.move(tmp_path / "model", tmp_path / "elsewhere")
     go(world, out, model=tmp_path / "elsewhere")  # the same weights at another place are the same model
-    with pytest.raises(CheckpointError, match="no model is given now") as caught:
+    with pytest.raises(CheckpointError, match="but this command names no model") as caught:
         pretrain(data=world / "domain" / "data", out=out, config=out, progress=Silent())
     assert "--init-from" in (caught.value.hint or "")
     pretrain(
@@ -341,7 +341,7 @@ def test_another_beginning_is_another_run(world: Path, tmp_path: Path) -> None:
         overrides=["train.max_steps=32"],
         progress=Silent(),
     )
-    with pytest.raises(CheckpointError, match="at step 32 has different weights"):
+    with pytest.raises(CheckpointError, match="at step 32, which has different weights"):
         go(world, out, model=tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="began with random weights"):
         go(world, Path(shutil.copytree(world / "run", tmp_path / "begun")), data=general)

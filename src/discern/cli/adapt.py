@@ -12,6 +12,7 @@ from discern.cli.next_steps import after_pretrain
 from discern.cli.options import DeviceOption, NprocOption, SetOption, launch_ranks
 from discern.errors import ConfigError
 from discern.training.rank_environment import rank_environment
+from discern.wording import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,7 +89,9 @@ def adapt(
 ) -> None:
     """Continue the pre-training of a model on your own text, and print the metrics before and after.
 
-    Example: discern adapt google/electra-small-discriminator/ --data DATA --out OUT --set train.max_steps=2000
+    Example: discern prepare TEXT --out DATA --tokenizer google/electra-small-discriminator
+
+    Example: discern adapt google/electra-small-discriminator --data DATA --out OUT --set train.max_steps=2000
 
     Example: discern adapt RUN --data DATA --out OUT --replay GENERAL --replay-share 0.2 --add-tokens 500
     """
@@ -116,7 +119,7 @@ def adapt(
         launch_ranks(nproc, console)
         found = run(model, **options, added=added, device=device, sequences=sequences, progress=console.progress)
         if found is not None:
-            console.result(found, text=f"{out}: {found['start']}, {found['step']:,} steps later")
+            console.result(found, text=f"{out}: {found['start']}, trained for {counted(found['step'], 'more step')}")
             for name in found["before"]:
                 console.print("")
                 console.print(_table(name, found["before"][name], found["after"][name]))

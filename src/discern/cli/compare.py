@@ -10,6 +10,7 @@ from rich.table import Table
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.options import DeviceOption, PresetOption, SetOption
+from discern.wording import counted
 
 
 def compare(
@@ -77,7 +78,7 @@ def _show_plan(console: Console, found: dict[str, Any]) -> None:
         console.print(line)
     console.print(
         f"still to do: about {found['estimated_hours_left']:.2f} hours of pre-training (an estimate) and "
-        f"{found['finetunings_left']} fine-tuning runs; FLOPs are counted as {found['convention']}"
+        f"{counted(found['finetunings_left'], 'fine-tuning run')}; FLOPs are counted as {found['convention']}"
     )
     console.print("nothing was trained or written: this was a dry run")
 

@@ -194,7 +194,8 @@ def _detect(
     if gathers:
         sums = values[0] if single else {"texts": values, "threshold": done.threshold.value}
     files = {name: path for name, path in (("out", out), ("html", html)) if path is not None}
-    counts = f"{done.texts:,} texts, {done.marked:,} of {done.tokens:,} tokens marked at threshold {done.threshold.value:.3g}"
+    marked = f"{done.marked:,} of {done.tokens:,} tokens marked at threshold {done.threshold.value:.3g}"
+    counts = f"{counted(done.texts, 'text')}, {marked}"
     console.result({**sums, **files}, text=f"{' and '.join(map(str, files.values()))}: {counts} ({done.threshold.described})")
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from discern.cli.console import Console
+from discern.wording import counted
 
 if TYPE_CHECKING:
     from discern.inference.detection import Detection
@@ -82,11 +83,13 @@ def verdict(detection: Detection, threshold: float) -> Text:
         span, name = _word(detection, index)
         words.setdefault(span, f"{name!r} {probabilities[index]:.2f}")
     named = ", ".join(list(words.values())[:_MOST_SUSPICIOUS])
-    count = len(detection.tokens)
     if not marked:
-        return Text(f"no token of {count} reaches {threshold:.3g}; the highest: {named}")
+        return Text(f"no token reaches {threshold:.3g}; the highest: {named}")
     more = f" and {len(words) - _MOST_SUSPICIOUS} more" if len(words) > _MOST_SUSPICIOUS else ""
-    return Text(f"{len(marked)} of {count} tokens look replaced (threshold {threshold:.3g}): {named}{more}")
+    look = "looks" if len(marked) == 1 else "look"
+    return Text(
+        f"{len(marked)} of {counted(len(detection.tokens), 'token')} {look} replaced (threshold {threshold:.3g}): {named}{more}"
+    )
 
 
 def legend() -> Text:

@@ -11,6 +11,7 @@ import typer
 from discern.cli.console import JsonOption, command
 from discern.cli.options import DeviceOption
 from discern.errors import ConfigError
+from discern.wording import counted
 
 
 def embed(
@@ -114,7 +115,8 @@ def embed(
         values: dict[str, Any] = {"rows": done.rows, "seconds": done.seconds, **done.record}
         if out is not None:
             rate = done.rows / max(done.seconds, 1e-9)
-            text_of = f"{out}: {done.rows:,} vectors of {done.size} components in {done.seconds:.1f} s ({rate:,.0f} per second)"
+            vectors = f"{counted(done.rows, 'vector')} of {done.size} components"
+            text_of = f"{out}: {vectors} in {done.seconds:.1f} s ({rate:,.0f} per second)"
             console.result(values | {"out": out}, text=text_of)
         elif json_output:
             console.result(values | {"results" if search is not None else "vectors": gathered}, text="")

@@ -14,6 +14,7 @@ from discern.cli.next_steps import after_evaluate
 from discern.cli.options import DeviceOption
 from discern.errors import ConfigError
 from discern.training.rank_environment import require_single_process
+from discern.wording import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,7 +133,7 @@ def evaluate(
         if "calibration" in metrics:
             lines.append(f"  {'calibration_error':<26} {metrics['calibration']['expected_calibration_error']:.4f}")
         console.result(
-            metrics, text="\n".join([f"{model} at step {metrics['step']:,}, {metrics['rows']:,} held-out rows", *lines])
+            metrics, text="\n".join([f"{model} at step {metrics['step']:,}, {counted(metrics['rows'], 'held-out row')}", *lines])
         )
         for title, key in (("occurrences per million tokens", "by_frequency"), ("part of the row", "by_position")):
             console.print("")
@@ -169,7 +170,9 @@ def _show_suite(console: Console, found: dict[str, Any]) -> None:
 def _text(found: dict[str, Any]) -> str:
     """The headline metric, then the others."""
     others = {name: value for name, value in found["metrics"].items() if name != found["metric"]} | {"loss": found["loss"]}
-    lines = [f"{found['task']}: {found['metric']} {found['score']:.4f} on {found['file']} ({found['examples']:,} examples)"]
+    lines = [
+        f"{found['task']}: {found['metric']} {found['score']:.4f} on {found['file']} ({counted(found['examples'], 'example')})"
+    ]
     lines += [f"  {name:<26} {value:.4f}" for name, value in others.items()]
     return "\n".join([*lines, *baseline_lines(found)])
 

@@ -14,6 +14,7 @@ from discern.cli.console import JsonOption, command
 from discern.cli.next_steps import after_finetune
 from discern.cli.options import DeviceOption, NprocOption, SetOption, launch_ranks
 from discern.errors import ConfigError
+from discern.wording import counted
 
 _COLUMNS = ("text", "pair", "label", "words", "tags", "question", "context", "answer")
 
@@ -199,14 +200,15 @@ def baseline_lines(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
+    examples = counted(entry["examples"], "example")
     if entry["median"] is None:
         lines = [f"{entry['task']}: no seed has a score"]
     elif seeds == 1:
-        lines = [f"{entry['task']}: {entry['metric']} {entry['median']:.4f} on {entry['split']} ({entry['examples']:,} examples)"]
+        lines = [f"{entry['task']}: {entry['metric']} {entry['median']:.4f} on {entry['split']} ({examples})"]
     else:
         lines = [
             f"{entry['task']}: median {entry['metric']} {entry['median']:.4f} of {seeds} seeds on {entry['split']} "
-            f"({entry['examples']:,} examples); mean {entry['mean']:.4f}, standard deviation {entry['standard_deviation']:.4f}, "
+            f"({examples}); mean {entry['mean']:.4f}, standard deviation {entry['standard_deviation']:.4f}, "
             f"best {entry['best']:.4f}"
         ]
     lines += [f"  {name:<26} {value:.4f}" for name, value in entry["metrics"].items() if name != entry["metric"]]

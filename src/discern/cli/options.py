@@ -62,7 +62,7 @@ ScorerOption: TypeAlias = Annotated[
 ]
 DeviceOption: TypeAlias = Annotated[str, typer.Option("--device", help="Device to use: auto, cpu, cuda, cuda:1, ...")]
 NprocOption: TypeAlias = Annotated[
-    int, typer.Option("--nproc", min=1, help="Number of processes to train with, as with torchrun.")
+    int, typer.Option("--nproc", min=1, help="Number of processes to start on this machine, usually one per GPU.")
 ]
 HostOption: TypeAlias = Annotated[
     str,

@@ -9,6 +9,7 @@ import typer
 
 from discern.cli.console import JsonOption, command
 from discern.cli.options import DeviceOption
+from discern.wording import counted
 
 _COLUMNS = ("text", "pair", "words", "question", "context")
 
@@ -95,7 +96,7 @@ def predict(
         values: dict[str, Any] = {"rows": done.rows, "seconds": done.seconds, "rows_per_second": rate}
         if out is not None:
             console.result(
-                values | {"out": out}, text=f"{out}: {done.rows:,} rows in {done.seconds:.1f} s ({rate:,.0f} per second)"
+                values | {"out": out}, text=f"{out}: {counted(done.rows, 'row')} in {done.seconds:.1f} s ({rate:,.0f} per second)"
             )
         elif json_output:
             console.result(values | {"predictions": gathered}, text="")

@@ -34,7 +34,11 @@ def prepare(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option("--tokenizer", metavar="PATH", help="Tokenizer to use: a tokenizer.json, a vocab.txt or a model folder."),
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH",
+            help="Tokenizer to use: a tokenizer.json, a vocab.txt, a model folder, or the name of a model on the Hub.",
+        ),
     ] = None,
     train_tokenizer: Annotated[
         Literal["wordpiece", "bpe", "unigram"] | None,

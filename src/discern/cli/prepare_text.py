@@ -48,9 +48,13 @@ def _text(report: PrepareReport, tokenizer: Path | None) -> str:
         [
             f"{report.folder}: {state} in {report.seconds:.1f} s, {statistics.tokens / report.seconds:,.0f} tokens/s",
             f"  documents   {statistics.documents:,}: {train.num_documents:,} to train on, {heldout.num_documents:,} held out; "
-            f"{statistics.duplicates:,} exact duplicates",
-            *(f"  left out    {count:,} documents, {reason}" for reason, count in (manifest.filtered or {}).items()),
-            *([f"  removed     {near.removed:,} near-duplicates, of {near.clusters:,} clusters"] if near is not None else []),
+            f"{counted(statistics.duplicates, 'exact duplicate')}",
+            *(f"  left out    {counted(count, 'document')}, {reason}" for reason, count in (manifest.filtered or {}).items()),
+            *(
+                [f"  removed     {counted(near.removed, 'near-duplicate')} from {counted(near.clusters, 'cluster')}"]
+                if near is not None
+                else []
+            ),
             f"  tokens      {statistics.tokens:,}: {train.num_tokens:,} to train on, {heldout.num_tokens:,} held out",
             f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of "
             f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens per word",

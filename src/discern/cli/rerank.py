@@ -11,6 +11,7 @@ from rich.table import Table
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.options import DeviceOption, ScoringModelArgument
+from discern.wording import counted
 
 if TYPE_CHECKING:
     from discern.inference.corpus_metrics import Measured
@@ -117,8 +118,8 @@ def _metrics(metrics: Mapping[str, Measured | None]) -> dict[str, object]:
 
 def _show(console: Console, done: Reranked, out: Path) -> None:
     console.print(
-        f"{out}: {done.lists:,} lists of {done.hypotheses:,} hypotheses, {done.changed:,} with a new best hypothesis; scorer "
-        f"{done.scorer}, lambda {done.weights.model:g}, length weight {done.weights.length:g}"
+        f"{out}: {counted(done.lists, 'list')} with {done.hypotheses:,} hypotheses in total, {done.changed:,} with a new best "
+        f"hypothesis; scorer {done.scorer}, lambda {done.weights.model:g}, length weight {done.weights.length:g}"
     )
     table = Table("", "before", "after", "change", "95% interval", "best possible")
     parts = [("", done.metrics), *([("dev ", done.dev_metrics)] if done.dev_metrics else [])]

@@ -19,7 +19,7 @@ from discern.artifacts.opening import open_model
 from discern.config.presets import preset_names
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.data.tokenizer.unknown import UnknownTokens
-from discern.errors import ConfigError, DataError, did_you_mean
+from discern.errors import ConfigError, DataError, nearest
 from discern.finetune.folder import complete_seeds, keep_earlier_settings, keep_precision, prepare_folder
 from discern.finetune.length import with_steps
 from discern.finetune.rates import at_rate, check_selection, search_rate
@@ -42,6 +42,7 @@ from discern.training.parallel import Ranks, join_ranks
 from discern.training.replica import check_groups
 from discern.training.trackers import check_tracker
 from discern.training.weight_precision import check_weight_precision
+from discern.wording import counted
 
 # With fewer examples, the standard error of an accuracy is more than seven points.
 _FEW_EVALUATED = 50
@@ -133,7 +134,8 @@ def choose_encoder(model: str, tokenizer: Path | None, *, untrained: bool, warn:
         loaded = open_model(folder, warn=warn).encoder
         return fresh_encoder(loaded, 0) if untrained else loaded
     if model not in preset_names():
-        near = did_you_mean(model, preset_names())
+        match = nearest(model, preset_names())
+        near = f"did you mean the preset '{match}'?" if match else f"presets: {', '.join(preset_names())}"
         raise DataError(
             f"there is no folder {model}, and no preset of that name", hint=f"give a run, an export or a model folder; {near}"
         )
@@ -366,7 +368,7 @@ def _note_data(data: TaskData, text: TextEncoder, progress: Progress) -> None:
         )
     labels = data.task.labels.names
     if labels:
-        progress.note(f"{name}: {len(labels)} labels: {', '.join(labels[:12])}{', ...' if len(labels) > 12 else ''}")
+        progress.note(f"{name}: {counted(len(labels), 'label')}: {', '.join(labels[:12])}{', ...' if len(labels) > 12 else ''}")
 
 
 def _fit_lengths(

@@ -62,10 +62,11 @@ def submit(plan: FinetunePlan, seed: int, folder: Path, device: torch.device, pr
         for split in splits:
             answers[name, split] = _answers(plan, seed, name, split, device)
         if name in GLUE and not splits:
-            progress.note(f"{name}: no test file, so the submission has the majority answer for it")
+            progress.note(f"{name}: no test file, so the submission contains the majority answer for this task")
     written = write_submission(folder, answers)
-    progress.note(f"wrote {written.path}: predictions for {', '.join(written.predicted) or 'nothing'}")
-    progress.note(f"the majority answer for {', '.join(written.filled)}")
+    predicted = f"predictions for {', '.join(written.predicted)}" if written.predicted else "no predictions"
+    progress.note(f"wrote {written.path}: {predicted}")
+    progress.note(f"files filled in with the majority answer: {', '.join(written.filled)}")
     return {"submission": str(written.path), "submitted": list(written.predicted), "majority": list(written.filled)}
 
 

@@ -130,5 +130,5 @@ def _whole_key(key: str) -> str:
         raise ConfigError(f"--sweep {key} could be {' or '.join(found)}", hint=f"--sweep {found[0]}=...")
     names = [name.rpartition(".")[2] for name in known]
     raise ConfigError(
-        f"there is no setting '{key}'", hint=f"{did_you_mean(key, names)} Settings of a task: --sweep task.{key}=..."
+        f"there is no setting '{key}'", hint=f"for a setting of the task: --sweep task.{key}=...; {did_you_mean(key, names)}"
     )

@@ -122,8 +122,8 @@ def _refuse_too_many_classes(reading: Reading[ClassificationExample]) -> None:
         return
     numbers = all(number_in(name) is not None for name in classes)
     raise DataError(
-        f"{reading.source}: {len(classes):,} different labels in {examples:,} examples, such as '{next(iter(classes))}', which "
-        f"is too many for classes",
+        f"{reading.source}: {len(classes):,} different labels in {examples:,} examples, such as '{next(iter(classes))}'; that "
+        "is too many to treat as classes",
         hint=("--set files.label_kind=number for a score" if numbers else "choose another column: --label COLUMN")
         + "; if they are classes: --set files.label_kind=label",
     )
@@ -209,7 +209,9 @@ def _columns(train: Path, files: FilesConfig) -> Columns:
     classifying = (files.text, files.pair, files.label)
     named = [name for name, given in (("tags", tagging), ("answers", asking), ("a label", classifying)) if any(given)]
     if len(named) > 1:
-        raise ConfigError(f"the columns are those of {' and of '.join(named)}", hint="name the columns of one kind of task")
+        raise ConfigError(
+            f"the columns belong to different kinds of task: {' and '.join(named)}", hint="name the columns of one kind of task"
+        )
     if has_word_per_line(train, files.format):
         if any(asking) or any(classifying):
             raise ConfigError(

@@ -29,6 +29,7 @@ from discern.progress import Progress
 from discern.storage.files import utf8_name, write_text
 from discern.tasks.readers.files import json_file, numbered_lines
 from discern.training.rank_environment import rank_environment
+from discern.wording import counted
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
     _check_rereadable(data.manifest, folder)
     tokenizer = data.tokenizer()
     forms = _forms(data, tokenizer, added, target, progress)
-    progress.note(f"adding {len(forms):,} tokens: {', '.join(forms[:8])}{', ...' if len(forms) > 8 else ''}")
+    progress.note(f"adding {counted(len(forms), 'token')}: {', '.join(forms[:8])}{', ...' if len(forms) > 8 else ''}")
     told: dict[str, Any] = data.manifest.configuration
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "tokenizer.json"

@@ -42,6 +42,7 @@ from discern.training.health import diagnosable_from, first_judged, too_early
 from discern.training.metrics_log import is_number, read_metrics
 from discern.training.parallel import Ranks, choose_device
 from discern.training.products import fastest_product
+from discern.wording import counted
 
 _GRADIENT_ROWS = 32
 
@@ -187,10 +188,10 @@ def examine_machine(folder: Path) -> Diagnosis:
             "threads",
             torch.get_num_threads(),
             (1, cores),
-            fine=f"this process may use {cores} cores",
+            fine=f"this process may use {counted(cores, 'core')}",
             high=(
-                f"more threads than the {cores} cores that this process may use, so they wait for each other",
-                "OMP_NUM_THREADS",
+                f"more threads than the {counted(cores, 'core')} that this process may use, so they wait for each other",
+                "set OMP_NUM_THREADS to the number of cores",
             ),
         ),
         finding_in_range(
@@ -210,7 +211,7 @@ def examine_machine(folder: Path) -> Diagnosis:
             fine="enough space for checkpoints; each takes three times the size of the weights",
             low=(
                 "less than 2 GiB is free here: a run stops when a checkpoint cannot be written",
-                "--out with a folder on another disk",
+                "write to another disk with --out",
             ),
         ),
     ]
@@ -222,7 +223,10 @@ def examine_machine(folder: Path) -> Diagnosis:
                 float(free),
                 (2**30, float("inf")),
                 fine="`discern pretrain --dry-run` estimates what a configuration needs",
-                low=("less than 1 GiB of memory is free", "train.micro_batch_size, train.gradient_checkpointing = true"),
+                low=(
+                    "less than 1 GiB of memory is free",
+                    "a smaller train.micro_batch_size, or train.gradient_checkpointing = true",
+                ),
             )
         )
     return Diagnosis("this machine", facts, findings)

@@ -41,6 +41,8 @@ from discern.training.schedule import unused_by_schedule
 from discern.training.trackers import check_tensorboard, check_tracker
 from discern.training.weight_precision import check_weight_precision
 
+_NOT_BIT_FOR_BIT = "training continues, but the weights will not be bit for bit those of an uninterrupted run"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -242,7 +244,7 @@ def _note_changed_arithmetic(before: Mapping[str, Any], now: Mapping[str, Any], 
     """Warn if the arithmetic has changed: a run is bit-identical only if it is computed in the same way throughout."""
     changed = [f"{key} {before[key]} -> {value}" for key, value in now.items() if before.get(key, value) != value]
     if changed:
-        progress.note(f"the arithmetic of this run has changed ({', '.join(changed)}): training continues, but not bit for bit")
+        progress.note(f"this run is now computed differently ({', '.join(changed)}): {_NOT_BIT_FOR_BIT}")
 
 
 def _note_changed_batches(before: PretrainConfig, now: PretrainConfig, progress: Progress) -> None:
@@ -251,7 +253,7 @@ def _note_changed_batches(before: PretrainConfig, now: PretrainConfig, progress:
     pairs = {key: (getattr(before.train, key), getattr(now.train, key)) for key in keys}
     changed = [f"train.{key} {old} -> {new}" for key, (old, new) in pairs.items() if old != new]
     if changed:
-        progress.note(f"{', '.join(changed)}: training continues, but not bit for bit")
+        progress.note(f"{', '.join(changed)}: {_NOT_BIT_FOR_BIT}")
 
 
 def _restore(

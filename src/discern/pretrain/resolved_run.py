@@ -318,14 +318,14 @@ def _refuse_another_start(run: ResolvedRun, record: Mapping[str, Any], hint: str
     there, here = record.get("start"), now.get("start")
     if (there and there["weights"]) != (here and here["weights"]):
         began = "with random weights" if there is None else f"with {there['description']}"
-        wanted = "no model is given now" if here is None else f"{here['description']} has different weights"
+        wanted = "names no model" if here is None else f"starts from {here['description']}, which has different weights"
         more = "" if there is None or here is not None else f"add --init-from {there['model']}, or "
-        raise CheckpointError(f"{out} began {began}, but {wanted}", hint=more + hint)
+        raise CheckpointError(f"{out} began {began}, but this command {wanted}", hint=more + hint)
     replays = [each.get("replay") or {} for each in (record, now)]
     differing = [key for key in ("data_fingerprint", "share") if replays[0].get(key) != replays[1].get(key)]
     if differing:
-        texts = [f"{each['share']:g} of {each['data']}" if each else "nothing" for each in replays]
-        raise ConfigError(f"{out} replays {texts[0]}, not {texts[1]}", hint=hint)
+        texts = [f"--replay-share {each['share']:g} of {each['data']}" if each else "no --replay" for each in replays]
+        raise ConfigError(f"{out} was trained with {texts[0]}, but this command has {texts[1]}", hint=hint)
 
 
 def start_record(run: ResolvedRun) -> dict[str, Any]:

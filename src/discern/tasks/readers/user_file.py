@@ -19,6 +19,7 @@ from discern.tasks.readers.answers import QuestionCollector
 from discern.tasks.readers.files import clean_text
 from discern.tasks.readers.table import Row, Table, TableFormat, list_in, number_in, open_table, text_of, value_of, written
 from discern.tasks.readers.user_columns import ClassificationColumns, QuestionColumns, TaggingColumns
+from discern.wording import counted
 
 _SHOWN = 8
 
@@ -43,7 +44,7 @@ def read_classification(
     counts = label_counts(examples)
     if counts:
         shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:_SHOWN])
-        notes.append(f"{len(counts)} labels: {shown}{', ...' if len(counts) > _SHOWN else ''}")
+        notes.append(f"{counted(len(counts), 'label')}: {shown}{', ...' if len(counts) > _SHOWN else ''}")
     scores = [example.label for example in examples if isinstance(example.label, float)]
     if scores:
         notes.append(f"scores from {min(scores):g} to {max(scores):g}, mean {math.fsum(scores) / len(scores):.3g}")
