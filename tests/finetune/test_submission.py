@@ -49,7 +49,7 @@ def test_a_whole_test_file_is_predicted_and_the_rest_filled(tmp_path: Path) -> N
     results = finetune(asked(tmp_path, OFFICIAL), listener)
     assert results["submitted"] == ["WNLI.tsv"]
     assert results["majority"] == [file.name for file in SUBMISSION_FILES if file.task != "wnli"]
-    assert any(note == f"the majority answer for {', '.join(results['majority'])}" for note in listener.notes)
+    assert any(note == f"files filled in with the majority answer: {', '.join(results['majority'])}" for note in listener.notes)
     predicted = (tmp_path / "out" / "seed-0" / "predictions-wnli-test.jsonl").read_text().splitlines()
     with zipfile.ZipFile(results["submission"]) as archive:
         lines = archive.read("WNLI.tsv").decode().splitlines()

@@ -67,7 +67,7 @@ def test_the_columns_decide_the_family(tmp_path: Path, header: str, rows: list[s
         ([], "nothing to train on", "--train FILE"),
         (["files.train={csv}", "files.txt=review"], "unknown key 'txt' in [files]", "text"),
         (["files.train={csv}", "files.text=reviw"], "no column 'reviw'; its columns: review, stars", "did you mean 'review'"),
-        (["files.train={csv}", "files.text=review", "files.tags=stars"], "of tags and of a label", "one kind of task"),
+        (["files.train={csv}", "files.text=review", "files.tags=stars"], "tags and a label", "one kind of task"),
         (["files.train={csv}", "files.format=cvs"], "unknown format of files 'cvs'", "did you mean 'csv'"),
         (["files.train={csv}", "files.label_kind=numbr"], "label_kind", "number"),
         (["files.train={conll}", "files.words=form"], "numbered columns, but --words is 'form'", "--words 0"),

@@ -89,8 +89,6 @@ def adapt(
 ) -> None:
     """Continue the pre-training of a model on your own text, and print the metrics before and after.
 
-    Example: discern prepare TEXT --out DATA --tokenizer google/electra-small-discriminator
-
     Example: discern adapt google/electra-small-discriminator --data DATA --out OUT --set train.max_steps=2000
 
     Example: discern adapt RUN --data DATA --out OUT --replay GENERAL --replay-share 0.2 --add-tokens 500
