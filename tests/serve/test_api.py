@@ -184,6 +184,8 @@ def test_the_masks_of_a_request_are_limited(client: TestClient) -> None:
     assert refused.status_code == 413
     assert refused.json()["error"]["message"] == "1,200 masks, expected at most 1,024"
     assert len(client.post("/fill", json={"text": "a [MASK] " * 3}).json()["predictions"]) == 3
+    refused = client.post("/alternatives", json={"text": "[MASK] " * 1025, "start": 0, "end": 6})
+    assert refused.json()["error"]["message"] == "1,025 masks, expected at most 1,024"
 
 
 def test_hostile_texts_are_answered_as_texts(client: TestClient) -> None:
@@ -242,8 +244,12 @@ def test_any_token_is_kept_as_a_cookie_of_its_port(served: ServedModel, token: s
     for client in client_of([served], Access(token=token)):
         assert client.get("/", params={"token": token}).status_code == 200
         assert client.get("/models").status_code == 200
-        (name,) = client.cookies.keys()
+        ((name, value),) = client.cookies.items()
         assert name.endswith("_80")
+        client.cookies.clear()
+        assert client.get("/models").status_code == 401
+        others = f'theme={{"dark":true}}; flag; {name}={value}'  # of other programs at this address
+        assert client.get("/models", headers={"cookie": others}).status_code == 200
 
 
 def test_an_unknown_device_is_refused(run_folder: Path) -> None:

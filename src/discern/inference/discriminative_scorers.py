@@ -35,7 +35,11 @@ class Energies(TokenScorer):
 
     @classmethod
     def lacks(cls, model: ScoringModel) -> str | None:
-        return None if _with_head(model, EnergyHead) else "an energy model, as objective 'electric' trains"
+        if not _with_head(model, EnergyHead):
+            return "an energy model, as objective 'electric' trains"
+        if not model.chosen_evenly:
+            return "uniformly chosen noise: with masking 'rarity' or 'entropy', energies are not log-probabilities"
+        return None
 
     @classmethod
     def of(cls, model: ScoringModel) -> TokenScorer:

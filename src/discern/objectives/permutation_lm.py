@@ -304,7 +304,8 @@ class SlotMemory:
             self._loaded = {}
         for number in numbers:
             self._loaded.pop(number, None)
-        self._states.update(zip(numbers, memory.detach().unbind(1), strict=True))
+        # A copy: the memory is an output of the network, which a CUDA graph would overwrite in its next step.
+        self._states.update(zip(numbers, memory.detach().clone().unbind(1), strict=True))
 
     def state(self) -> dict[str, Tensor]:
         """The memories of this rank's slots by name, on the CPU; before its first step, those that were loaded."""

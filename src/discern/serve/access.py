@@ -7,10 +7,10 @@ import ipaddress
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from discern.serve.limits import Limits, RateLimiter
@@ -115,11 +115,9 @@ class Gate:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _same(given.strip(), token):
             return None
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie(scope))
-        except CookieError:
-            cookie = None
-        if cookie is not None and _same(unquote(cookie.value), token):
+        # `http.cookies` would drop all cookies behind one that it cannot read, such as that of another program at this address.
+        cookie = cookie_parser(headers.get("cookie", "")).get(_cookie(scope))
+        if cookie is not None and _same(unquote(cookie), token):
             return None
         # The address that the command prints has the token; the browser keeps it as a cookie, and the address loses it.
         asked = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]

@@ -65,9 +65,7 @@ class Api:
         """POST /fill."""
         asked = await self._bodies.read(request, FillRequest)
         model = self._model(asked.model)
-        masks = 0 if model.filler is None else sum(map(model.filler.masks_in, asked.items))
-        if masks > self.limits.max_masks:
-            raise RefusedError(413, f"{masks:,} masks, expected at most {self.limits.max_masks:,}", hint="send fewer at a time")
+        self._limit_masks(model, asked.items)
         found = await self._computed(request, model, "fill", (asked.top,), partial(model.fill, top=asked.top), asked.items)
         return JSONResponse(found[0] if asked.texts is None else {"texts": found})
 
@@ -75,8 +73,14 @@ class Api:
         """POST /alternatives."""
         asked = await self._bodies.read(request, AlternativesRequest)
         model = self._model(asked.model)
+        self._limit_masks(model, [text for text, _, _ in asked.items])
         work = partial(model.alternatives, top=asked.top)
         return JSONResponse((await self._computed(request, model, "alternatives", (asked.top,), work, asked.items))[0])
+
+    def _limit_masks(self, model: ServedModel, texts: Sequence[str]) -> None:
+        masks = 0 if model.filler is None else sum(map(model.filler.masks_in, texts))
+        if masks > self.limits.max_masks:
+            raise RefusedError(413, f"{masks:,} masks, expected at most {self.limits.max_masks:,}", hint="send fewer at a time")
 
     async def score(self, request: Request) -> Response:
         """POST /score."""

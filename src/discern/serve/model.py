@@ -56,7 +56,7 @@ class ServedModel:
         tasks: list[dict[str, Any]] = []
         for name in self.tuned.record["tasks"] if self.tuned is not None else ():
             labels = self.tuned.task(name).labels if self.tuned is not None else None
-            if labels is not None:
+            if labels is not None and labels.kind != "vectors":
                 reads = {"tags": "words", "spans": "question"}.get(labels.kind, "text")
                 tasks.append({"name": name, "kind": labels.kind, "labels": list(labels.names), "reads": reads})
         return {
@@ -222,6 +222,8 @@ def load_served(path: Path, *, name: str | None = None, device: str = "auto", wa
 
     def tuned() -> TaskModel:
         found = open_model(folder, warn=warn).task_model(None)
+        if all(found.task(each).labels.kind == "vectors" for each in found.record["tasks"]):
+            raise DataError("it was trained for text embeddings, so it predicts no labels")
         found.objective.to(place)
         return found
 

@@ -226,8 +226,11 @@
   updates.score = perModel("score", "score", async (_, model) => {
     const found = await ask("score", { texts: pair.map((box) => box.value), model });
     const [a, b] = found.scores, gap = Math.abs(a - b);
-    const verdict = gap < 0.005 ? "Both are equally likely." : `The ${a > b ? "first" : "second"} sentence is more likely, by ${gap.toFixed(2)} nats.`;
-    const row = (name, at) => element("tr", {}, element("th", { scope: "row" }, name), element("td", { class: "number" }, number(found.scores[at])), element("td", { class: "number" }, number(found.scores_per_token[at])), element("td", {}, at === (a > b ? 0 : 1) && gap >= 0.005 ? "likelier" : ""));
+    // The sum of scorer "rtd" grows with the number of tokens, whatever they are.
+    const tokens = found.scores.map((score, at) => Math.round(score / found.scores_per_token[at]));
+    const comparable = found.scorer !== "rtd" || tokens[0] === tokens[1];
+    const verdict = !comparable ? "Scorer rtd only compares sentences with the same number of tokens." : gap < 0.005 ? "Both are equally likely." : `The ${a > b ? "first" : "second"} sentence is more likely, by ${gap.toFixed(2)} nats.`;
+    const row = (name, at) => element("tr", {}, element("th", { scope: "row" }, name), element("td", { class: "number" }, number(found.scores[at])), element("td", { class: "number" }, number(found.scores_per_token[at])), element("td", {}, comparable && at === (a > b ? 0 : 1) && gap >= 0.005 ? "likelier" : ""));
     const head = ["Sentence", "Score (nats)", "Per token", ""].map((title, place) => (title ? element("th", { scope: "col", class: place ? "number" : null }, title) : element("td")));
     return [element("p", { class: "answer" }, verdict), element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, row("First", 0), row("Second", 1))), element("p", { class: "soft" }, `${found.quantity}; scorer ${found.scorer}. Higher is likelier.`)];
   });
@@ -236,12 +239,15 @@
   // Find similar
   const searched = find("#near-text"), query = find("#near-query");
   const vectors = models.map(() => new Map());
-  const sentencesOf = (value) => [...new Set(value.split(/(?<=[.!?\u3002\uff01\uff1f])\s+|\n+/u).map((line) => line.trim()).filter(Boolean))].slice(0, 2000);
+  const MOST_SENTENCES = 2000;
+  let beginningOnly = false;
+  const sentencesOf = (value) => [...new Set(value.split(/(?<=[\u3002\uff01\uff1f])\s*|(?<=[.!?])\s+|\n+/u).map((line) => line.trim()).filter(Boolean))];
   const embed = async (model, texts) => {
     const known = vectors[model];
     const missing = texts.filter((one) => !known.has(one));
-    for (let first = 0; first < missing.length; first += 64) {
-      const block = missing.slice(first, first + 64);
+    while (missing.length) {
+      const block = [];
+      for (let characters = 0; missing.length && block.length < 64 && characters < 50000; characters += block[block.length - 1].length) block.push(missing.shift());
       const found = await ask("embed", { texts: block, model });
       block.forEach((one, place) => {
         const length = Math.hypot(...found.vectors[place]) || 1;
@@ -251,21 +257,25 @@
     return texts.map((one) => known.get(one));
   };
   updates.near = perModel("near", "embed", async (_, model) => {
-    const sentences = sentencesOf(searched.value);
+    const all = sentencesOf(searched.value), sentences = all.slice(0, MOST_SENTENCES);
     if (!sentences.length || !query.value.trim()) return [element("p", { class: "soft" }, "Enter a text to search, and a sentence to compare it with.")];
     const [mine, ...others] = await embed(model, [query.value.trim(), ...sentences]);
     const near = sentences.map((one, place) => [one, others[place].reduce((sum, value, at) => sum + value * mine[at], 0)]);
     near.sort((one, other) => other[1] - one[1]);
     const rows = near.slice(0, 10).map(([one, cosine]) => element("li", {}, element("bdi", {}, one), element("span", {}, cosine.toFixed(3)), element("i", { style: { "--p": Math.max(0, cosine).toFixed(3) } })));
-    return [element("h3", {}, `Nearest of ${sentences.length.toLocaleString("en")} sentences, by cosine`), element("ol", { class: "bars long" }, ...rows)];
+    const grouped = (count) => `${count.toLocaleString("en")} sentence${count === 1 ? "" : "s"}`;
+    const left = all.length > sentences.length ? `; ${grouped(all.length - sentences.length)} more left out` : beginningOnly ? "; only the beginning of the file was read" : "";
+    return [element("h3", {}, `Nearest of ${grouped(sentences.length)}, by cosine${left}`), element("ol", { class: "bars long" }, ...rows)];
   });
   let typing = 0;
   const later = () => { clearTimeout(typing); typing = setTimeout(() => updates.near(), 250); };
-  searched.addEventListener("input", later);
+  searched.addEventListener("input", () => { beginningOnly = false; later(); });
   query.addEventListener("input", later);
   const read = async (file) => {
     if (!file) return;
-    searched.value = (await file.slice(0, 1 << 20).text()).slice(0, 500000);
+    const text = await file.slice(0, 1 << 20).text();
+    searched.value = text.slice(0, 500000);
+    beginningOnly = file.size > 1 << 20 || text.length > 500000;
     updates.near();
   };
   find("#near-file").addEventListener("change", (event) => read(event.target.files[0]));

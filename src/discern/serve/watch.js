@@ -154,7 +154,10 @@
     }
     find("#example-rows").replaceChildren(...shown.rows.map((row) => element("p", { class: "text" }, ...row.flatMap((piece) => {
       const style = `token${piece.p > 0.5 ? " marked" : ""}${piece.was ? " was" : ""}`;
-      const token = element("span", { class: style, style: { "--p": piece.p }, title: percent(piece.p) }, piece.text, ...(piece.was ? [element("small", {}, piece.was)] : []));
+      // What shade, underline and box show, for those who hear the page.
+      const said = piece.was || piece.p > 0.5 ? [element("span", { class: "sr" }, ` (${piece.was ? `was ${piece.was}, ` : ""}${piece.p > 0.5 ? "marked, " : ""}${percent(piece.p)})`)] : [];
+      const was = piece.was ? [element("small", { "aria-hidden": "true" }, piece.was)] : [];
+      const token = element("span", { class: style, style: { "--p": piece.p }, title: percent(piece.p) }, piece.text, ...was, ...said);
       return piece.joined ? [token] : [" ", token];
     }))));
   };

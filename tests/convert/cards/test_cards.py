@@ -62,7 +62,7 @@ def card_of_import() -> str:
     )
 
 
-def card_of_task() -> str:
+def card_of_task(**values: Any) -> str:
     results: dict[str, Any] = {
         "median": 0.5,
         "split": HOSTILE,
@@ -72,6 +72,7 @@ def card_of_task() -> str:
         "metric": HOSTILE,
         "failed_seeds": {HOSTILE: HOSTILE},
         **dict.fromkeys(("mean", "standard_deviation", "worst", "best"), 0.5),
+        **values,
     }
     return task_card(
         TaskFacts(
@@ -118,3 +119,8 @@ def test_a_card_is_tidy(make: Any) -> None:
     assert "\n\n\n" not in card
     assert "{%" not in card
     assert "None" not in card
+
+
+def test_a_single_score_of_several_seeds_has_no_deviation() -> None:
+    assert "mean 0.5000, standard deviation 0.5000, from 0.5000 to 0.5000" in card_of_task()
+    assert "mean 0.5000, from 0.5000 to 0.5000" in card_of_task(standard_deviation=None)
