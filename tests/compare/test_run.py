@@ -548,3 +548,10 @@ def test_the_clock_cannot_end_what_goes_by_steps(world: Path, tmp_path: Path) ->
         plan_comparison(**vars(request(world, tmp_path, 'equal = "seconds"\n', body)))
     with pytest.raises(ConfigError, match=r"run 'a' has train.max_hours = 1"):
         plan_comparison(**vars(request(world, tmp_path, "", body, overrides=("train.max_hours=1",))))
+
+
+def test_a_wrong_setting_of_fine_tuning_shows_before_any_training(world: Path, tmp_path: Path) -> None:
+    asked = request(world, tmp_path, 'seeds = 1\ntasks = ["rte"]\n', BODY.replace("train.max_steps", "train.max_stepss"))
+    with pytest.raises(ConfigError, match=r"fine-tuning on 'rte': .*max_stepss"):
+        run(asked)
+    assert not asked.out.exists()

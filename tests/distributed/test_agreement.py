@@ -41,6 +41,13 @@ with join_ranks("cpu") as ranks:
     said = refused(ConfigError, lambda: agreement.check_ranks(ranks, out, TrainConfig(), tokenizer=other))
     assert said.startswith("process 2 on ") and "tokenizer: a in process 0, b in process 2" in said, said
 
+    agreement.check_same_start(ranks, 8)
+    agreement.check_same_start(ranks, None)
+    said = refused(DataError, lambda: agreement.check_same_start(ranks, 1200 if ranks.rank else 1600))
+    assert said.startswith("process 1 on ") and "found the checkpoint of step 1,200, but process 0" in said, said
+    said = refused(DataError, lambda: agreement.check_same_start(ranks, None if ranks.rank == 2 else 1600))
+    assert said.startswith("process 2 on ") and "found no checkpoint, but process 0" in said, said
+
     config = TrainConfig(max_steps=7 if ranks.rank == 1 else 8)
     said = refused(ConfigError, lambda: agreement.check_ranks(ranks, out, config, tokenizer="a"))
     assert said.startswith("process 1 on ") and "max_steps: 8 in process 0, 7 in process 1" in said, said

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from discern.errors import ConfigError
 from discern.objectives.rtd import ReplacedTokenDetection
-from discern.training import checkpoint
+from discern.training import checkpoint, loop
 from discern.training.context import State
 from discern.training.loop import train
 from discern.training.metrics_log import add_held_out, held_out_metrics, read_metrics
+from discern.training.schedule import learning_rate
 from tests.objectives.rtd_options import build_option
 from tests.training.test_loop import context
 
@@ -206,3 +207,20 @@ def test_phases_know_where_they_begin(options: dict[str, Any]) -> None:
     phases = build(options).phases(12)
     assert [phase.begins for phase in phases] == [0, *accumulate(phase.steps for phase in phases)][:-1]
     assert len(phases) == 2
+
+
+def test_a_phase_with_its_own_schedule_has_its_own_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a time budget, the second phase warms up as a run of its own does."""
+    seen: list[float | None] = []
+
+    def noted(settings: Any, step: int, steps: int, used: float | None = None) -> float:
+        seen.append(used)
+        return learning_rate(settings, step, steps, used)
+
+    monkeypatch.setattr(loop, "learning_rate", noted)
+    run(tmp_path, {"generator_warmup_steps": 6}, max_hours=1.0)
+    first, second = seen[:6], seen[6:]
+    assert all(used is not None and used >= 0 for used in seen)
+    assert first == sorted(first)  # type: ignore[type-var]
+    assert second == sorted(second)  # type: ignore[type-var]
+    assert second[0] == 0

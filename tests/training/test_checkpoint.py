@@ -67,6 +67,17 @@ def test_damage_is_noticed_and_the_one_before_is_used(tmp_path: Path, file: str,
     assert "step-00000002" in warnings[0]
 
 
+def test_a_missing_file_is_noticed_without_checksums_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISCERN_VERIFY", "0")
+    checkpoint.save(tmp_path, contents(1), keep=2)
+    (checkpoint.save(tmp_path, contents(2), keep=2) / checkpoint.OPTIMIZER_FILE).unlink()
+    warnings: list[str] = []
+    loaded = checkpoint.load_newest(tmp_path, warnings.append)
+    assert loaded is not None
+    assert loaded.step == 1
+    assert "optimizer.safetensors is missing" in warnings[0]
+
+
 def test_nothing_sound_is_an_error_and_nothing_at_all_is_not(tmp_path: Path) -> None:
     assert checkpoint.load_newest(tmp_path / "absent", pytest.fail) is None
     (checkpoint.save(tmp_path, contents(1), keep=2) / "model.safetensors").unlink()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from discern.artifacts.run import build_objective, vocabulary_of
-from discern.compare.settings import UNTRAINED, CompareConfig, RunSpec, as_overrides, load_compare_config
+from discern.compare.settings import UNTRAINED, CompareConfig, RunSpec, as_overrides, finetune_overrides, load_compare_config
 from discern.compare.tasks import TaskFolder, find_task_folders
 from discern.config.layers import read_file
 from discern.config.resolve import Resolved
@@ -18,9 +18,12 @@ from discern.config.stages import rescaled
 from discern.config.tree import flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, did_you_mean
+from discern.finetune.settings import given_settings, load_finetune_config
+from discern.models import encoders
 from discern.models.config import ModelConfig
 from discern.objectives.base import Vocabulary
 from discern.storage.output import OutputFolder
+from discern.tasks import tasks as registry
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import Flops, run_flops
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
@@ -124,6 +127,8 @@ def plan_comparison(
     reference = planner.reference(settings.run[0])
     others = [planner.run(spec, reference) for spec in settings.run[1:]]
     baseline = [_baseline(reference)] if settings.baseline else []
+    for run in (reference, *others):
+        _check_fine_tuning(settings, run, tasks)
     first = reference.config.train.seed
     return ComparisonPlan(
         out=out,
@@ -136,6 +141,22 @@ def plan_comparison(
         budget=planner.amount(reference),
         notes=tuple(planner.notes),
     )
+
+
+def _check_fine_tuning(config: CompareConfig, run: PlannedRun, tasks: Sequence[TaskFolder]) -> None:
+    """Resolve the settings with which a run is fine-tuned, so that a mistake in them shows before any training."""
+    for task in tasks:
+        given = given_settings(None, finetune_overrides(config, task.name))
+        try:
+            load_finetune_config(
+                [registry.load(task.name)],
+                run.encoder,
+                given,
+                recipe=config.finetune.recipe,
+                encoder=encoders.load(run.encoder.encoder),
+            )
+        except ConfigError as problem:
+            raise ConfigError(f"fine-tuning on '{task.name}': {problem.message}", hint=problem.hint) from problem
 
 
 class _Planner:

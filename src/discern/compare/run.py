@@ -37,7 +37,7 @@ from discern.compare.results import (
     waits_for,
     why_left_out,
 )
-from discern.compare.settings import as_overrides
+from discern.compare.settings import finetune_overrides
 from discern.compare.summary import summarize
 from discern.compare.tasks import TaskFolder
 from discern.config.tree import to_toml
@@ -305,7 +305,7 @@ def _finetune(plan: ComparisonPlan, unit: Unit, task: TaskFolder, model: Path, p
         out=unit.finetuning(task),
         progress=progress,
         tasks=[(task.name, task.folder)],
-        overrides=as_overrides({**spec.set, **spec.task_set.get(task.name, {})}),
+        overrides=finetune_overrides(plan.config, task.name),
         recipe=spec.recipe,
         seeds=spec.seeds,
         device=plan.device,

@@ -162,6 +162,11 @@ def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={toml_value(value)}" for key, value in settings.items()]
 
 
+def finetune_overrides(config: CompareConfig, task: str) -> list[str]:
+    """The settings with which every encoder is fine-tuned on a task, in the form that `--set` takes."""
+    return as_overrides({**config.finetune.set, **config.finetune.task_set.get(task, {})})
+
+
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """The settings of a table by dotted key, whether it was written with dotted names or with nested tables."""
     found: list[tuple[str, Any]] = []

@@ -155,8 +155,8 @@ def decay_settings(
         ConfigError: a setting is invalid, or may not differ.
     """
     given = parse_overrides(overrides)
-    if "optimizer.schedule" in given and given["optimizer.schedule"].value == "wsd":
-        del given["optimizer.schedule"]  # it is in any case
+    if "optimizer.schedule" in given and given["optimizer.schedule"].value in ("wsd", config.optimizer.schedule):
+        del given["optimizer.schedule"]  # that of the decay is always "wsd", even if the run's own is repeated
     origin = Origin("preset", f"run {folder}")
     base = {key: Setting(NONE if value is None else value, origin) for key, value in flatten(config).items()}
     # With a constant rate nothing is fitted to the length, which is not known yet.

@@ -89,7 +89,7 @@ def _estimate(resolved: ResolvedRun, device: torch.device, processes: int) -> Es
     parameters = sum(parameter.numel() for parameter in objective.parameters())
     sizes = step_sizes(config.train, config.data)
     whole = run_flops(objective, config.train.max_steps, sizes)
-    speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS
+    speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS * (processes if device.type == "cuda" else 1)
     steps = _steps_in_time(config, whole, speed)
     done = checkpoint.newest_step(resolved.out / CHECKPOINTS) if has_progress(resolved.out, resolved.resume) else 0
     begin = min(steps, max(done, 0 if resolved.decay is None else resolved.decay.step))
@@ -109,7 +109,7 @@ def _estimate(resolved: ResolvedRun, device: torch.device, processes: int) -> Es
         "flops_paper_convention": flops.paper,
         "memory_bytes": meta_steps(own, objective, precision, vocabulary.size).peak_memory_bytes,
         "slot_memory_bytes": slot_memory(config, objective),
-        "estimated_seconds": flops.executed / speed / (processes if device.type == "cuda" else 1),
+        "estimated_seconds": flops.executed / speed,
         "epochs": epochs,
         "precision": precision,
         "device": str(device),

@@ -28,7 +28,7 @@ from discern.pretrain.warm_start import Filled, added_pieces, fill, start_genera
 from discern.progress import Progress
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
-from discern.training.agreement import check_ranks
+from discern.training.agreement import check_ranks, check_same_start
 from discern.training.compilation import Mode, Workload, shared_compilation
 from discern.training.context import State
 from discern.training.diagnosis import embedding_norm
@@ -159,6 +159,7 @@ def _start_or_resume(
     """Give the networks their weights, from the seed, a model or the newest checkpoint, and claim the folder for the run."""
     config, data, out = resolved.config, resolved.data, resolved.out
     earlier = _read_earlier(resolved, folder, progress)
+    check_same_start(ranks, None if earlier.contents is None else earlier.contents.step)
     contents, decay = earlier.contents, earlier.decay
     objective.initialize(config.train.seed)
     filled = fill_from_models(resolved, objective, progress) if contents is None else None

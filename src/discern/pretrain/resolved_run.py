@@ -266,7 +266,8 @@ def _had_results(out: Path) -> bool:
     if not logged:
         return False
     train = read_written_config(out / CONFIG_FILE).train
-    return int(logged[-1]["step"]) > min(train.checkpoint_every_steps, train.max_steps - 1)
+    began: int = (read_record(out).get(RECORD_KEY) or {}).get("step", 0)  # a decay begins with the log of the run before it
+    return int(logged[-1]["step"]) > began + min(train.checkpoint_every_steps, train.max_steps - 1)
 
 
 def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data: TokenData) -> None:

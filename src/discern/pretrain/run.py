@@ -76,7 +76,7 @@ def pretrain(
     with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(resolved.out) as folder:
         run = open_run(resolved, ranks, folder, progress, same_precision_as)
         record = finish_run(run, ranks, stop, progress)
-    leave_if_stopped(stop, run.state.step, progress)
+    leave_if_stopped(stop, run.state.step, progress, complete=not run.state.interrupted)
     return record if ranks.writes else None
 
 

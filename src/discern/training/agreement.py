@@ -69,6 +69,27 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, str]) -> None:
         )
 
 
+def check_same_start(ranks: Ranks, step: int | None) -> None:
+    """Check that all ranks continue from the same checkpoint: one that does not see the newest would take an earlier one.
+
+    Args:
+        step: step that this rank continues from; None if it found no checkpoint.
+
+    Raises:
+        DataError: a rank differs from rank 0, on every rank; the message names it and its machine.
+    """
+    if ranks.world_size == 1:
+        return
+    gathered: list[tuple[str, int | None]] = ranks.gather((socket.gethostname(), step))
+    for rank, (host, other) in enumerate(gathered):
+        if other != gathered[0][1]:
+            found = ["no checkpoint" if each is None else f"the checkpoint of step {each:,}" for each in (other, gathered[0][1])]
+            raise DataError(
+                f"process {rank} on {host} found {found[0]}, but process 0 on {gathered[0][0]} {found[1]}",
+                hint="start all processes again: a network file system may show new files some seconds late",
+            )
+
+
 def check_clocks(ranks: Ranks, now: Callable[[], float] = time.time) -> None:
     """Check that the clocks of all ranks agree.
 

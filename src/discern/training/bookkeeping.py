@@ -116,6 +116,7 @@ def described_state(context: TrainContext, state: State) -> dict[str, Any]:
         "step": state.step,
         "tokens": state.tokens,
         "seconds": state.seconds,
+        **({"phase_seconds": state.phase_seconds} if state.phase_seconds else {}),
         "updates": state.updates,
         **({"averaged": state.averaged} if state.averaged else {}),
         "interval": state.interval,

@@ -269,8 +269,10 @@ def check_files(path: Path) -> bool:
         complete = {MODEL_FILE, OPTIMIZER_FILE} <= sums.keys() or divided
         if not complete or STATE_FILE not in sums:
             raise CheckpointError(f"{path / CHECKSUM_FILE} is missing, or does not name every file", hint=_EARLIER)
-        for name, expected in sums.items() if verification_is_on() else ():
-            if checksum(path / name) != expected:
+        for name, expected in sums.items():
+            if not (path / name).is_file():
+                raise CheckpointError(f"{path}: {name} is missing", hint=_EARLIER)
+            if verification_is_on() and checksum(path / name) != expected:
                 raise CheckpointError(f"{path}: {name} is damaged (its checksum differs)", hint=_EARLIER)
         return bool(divided)
     except DataError as problem:
@@ -288,6 +290,7 @@ class _State(Record):
     step: Annotated[int, Field(ge=0)]
     tokens: Annotated[int, Field(ge=0)] = 0
     seconds: Annotated[float, Field(ge=0)] = 0.0
+    phase_seconds: Annotated[float, Field(ge=0)] = 0.0
     updates: Annotated[int, Field(ge=0)] = 0
     averaged: Annotated[int, Field(ge=0)] = 0
     waited: Annotated[int, Field(ge=0)] = 0

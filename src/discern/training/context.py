@@ -114,6 +114,7 @@ _KEPT = {
     "step": "step",
     "tokens": "tokens",
     "seconds": "seconds",
+    "phase_seconds": "phase_seconds",
     "updates": "updates",
     "averaged": "averaged",
     "best": "best",
@@ -132,6 +133,7 @@ class State:
         step: number of updates so far.
         tokens: number of real tokens read so far.
         seconds: duration of the training, over all sessions.
+        phase_seconds: that when the present phase began.
         updates: updates of the current optimizer, which a new phase may have created.
         optimizer: moments to continue from, by parameter name.
         average: moving average of the weights, by name; empty without one.
@@ -150,6 +152,7 @@ class State:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    phase_seconds: float = 0.0
     updates: int = 0
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)

@@ -84,14 +84,18 @@ def handled() -> list[int]:
     return [number for number in STOPPING if number not in ignored]
 
 
-def leave_if_stopped(stop: StopRequest, step: int, progress: Progress) -> None:
+def leave_if_stopped(stop: StopRequest, step: int, progress: Progress, *, complete: bool = False) -> None:
     """Exit with the code of the signal, after everything is saved.
+
+    Args:
+        complete: whether nothing is left to do, as the signal came during the last evaluation.
 
     Raises:
         KeyboardInterrupt, SystemExit(128 + signal): a stop was requested.
     """
     if stop.requested:
-        progress.note(f"stopped and saved at step {step}; run the same command to continue")
+        left = "the run is complete" if complete else "run the same command to continue"
+        progress.note(f"stopped and saved at step {step}; {left}")
         if stop.signal == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + (stop.signal or 0))

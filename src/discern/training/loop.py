@@ -6,6 +6,7 @@ below it, in the order of the calls; the work after an update is in bookkeeping.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -159,7 +160,10 @@ def train_steps(
 
         # Update, unless the gradient is not finite. A GPU decides that by itself, so that the host need not wait for it.
         allowed = guard.admit(Progressed(state.step, state.tokens, state.updates, state.averaged), norm, losses)
-        rate = learning_rate(context.optimizer, state.step - schedule_start, schedule_length, _time_used(context, totals.seconds))
+        if state.step == first:
+            state.phase_seconds = totals.seconds if first else 0.0
+        used = _time_used(context, totals.seconds, state.phase_seconds if phase.own_schedule else 0.0)
+        rate = learning_rate(context.optimizer, state.step - schedule_start, schedule_length, used)
         update(optimizer, rate, allowed)
         state.step, state.tokens, state.updates = state.step + 1, state.tokens + totals.tokens, optimizer.updates
         if context.train.weight_average:
@@ -326,14 +330,16 @@ def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals
     out_of_time = train.max_hours is not None and totals.seconds >= train.max_hours * 3600
     state.finished = state.step >= train.max_steps or stopping or out_of_time
     state.interrupted = stopping and state.step < train.max_steps and not out_of_time
-    if state.interrupted and train.max_hours is not None:
-        # This step may have used up the time. The run is not complete: it still lacks its last evaluation.
-        state.seconds = min(state.seconds, totals.seconds)
+    if train.max_hours is not None and (state.interrupted or not state.finished):
+        # This step may have used up the time. The run is not complete: it still lacks its last evaluation, which it makes after
+        # a resume only if time is left.
+        state.seconds = min(state.seconds, math.nextafter(train.max_hours * 3600, 0.0))
 
 
-def _time_used(context: TrainContext, seconds: float) -> float | None:
-    """Fraction of the time budget that is used; None without a time budget."""
-    return None if context.train.max_hours is None else seconds / 3600 / context.train.max_hours
+def _time_used(context: TrainContext, seconds: float, since: float) -> float | None:
+    """Fraction that is used of the time budget, or of what was left of it after `since` seconds; None without a budget."""
+    hours = context.train.max_hours
+    return None if hours is None else (seconds - since) / max(hours * 3600 - since, 1e-9)
 
 
 def _phases_with_steps(context: TrainContext) -> Iterator[tuple[Phase, int, int]]:
