@@ -127,6 +127,11 @@ def test_what_cannot_be_learned_from(model: Path, texts: Any, labels: Any, says:
         discern.TextClassifier(model).fit(texts, labels)
 
 
+def test_texts_to_evaluate_on_have_the_same_columns(model: Path) -> None:
+    with pytest.raises(discern.ConfigError, match=r"eval_set\[0\] has 2 texts per row, but X has 1"):
+        discern.TextClassifier(model).fit(["a", "b"], ["x", "y"], eval_set=([("a", "b")], ["x"]))
+
+
 def test_hints_speak_of_python(model: Path) -> None:
     with pytest.raises(discern.DataError, match="too few to hold") as caught:
         discern.TextClassifier(model).fit(["a", "a"], ["x", "y"])

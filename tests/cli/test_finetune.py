@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from discern.cli.finetune import _task_lines
 from discern.cli.main import main
 from discern.config.layers import parse_overrides
 from discern.convert.export import export
@@ -443,3 +444,9 @@ def test_help_has_an_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert call(monkeypatch, "--help") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "discern finetune MODEL --train reviews.csv --text review --label stars --out OUT" in said
+
+
+def test_a_single_score_of_several_seeds_has_no_deviation() -> None:
+    scores = {"median": 0.5, "mean": 0.5, "standard_deviation": None, "best": 0.5, "metrics": {}, "failed_seeds": {}}
+    entry = {"task": "own", "metric": "accuracy", "split": "dev", "examples": 1, **scores}
+    assert _task_lines(entry, 2)[0] == "own: median accuracy 0.5000 of 2 seeds on dev (1 example); mean 0.5000, best 0.5000"

@@ -214,3 +214,10 @@ def test_a_word_a_line_from_training_to_prediction(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no word column 1") as caught:
         tags(write(tmp_path / "bare.conll", "the", "model"))
     assert "choose 0 to 0" in str(caught.value.hint)
+
+
+def test_words_without_tags_are_no_file_to_evaluate_on(tmp_path: Path) -> None:
+    train, words = write(tmp_path / "train.conll", *SENTENCES), write(tmp_path / "dev.conll", "the", "model", "", "file")
+    files = described(f"files.train={train}", f"files.dev={words}")
+    with pytest.raises(DataError, match=r"dev\.conll has a single column, so there are no tags to evaluate on"):
+        files.definition.source.read(files.paths["dev"], "dev")

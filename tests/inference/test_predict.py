@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ import pytest
 
 import discern
 from discern.artifacts.finetuned import FinetunedFolder
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference import predict as module
 from discern.inference.predict import predict
 from discern.progress import Silent
 from discern.tasks.prediction_input import input_examples
+from discern.training.prediction import outputs_of
 from tests.small.finetuned import MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, Made, make_finetuned
 
 TEXTS = ["the chef", "purple elephants ate the meal, and guests cooked", "hello", "naive guests 3,141"]
@@ -294,3 +297,23 @@ def test_what_is_cut_is_told(folders: Path, tmp_path: Path) -> None:
     path = csv(tmp_path / "a.txt", "hello", "the chef " * 40)
     predict(folders / "single", path, lambda _: None, Listener())
     assert notes == ["rows 0 to 1: 1 of 2 texts were cut to 32 tokens", "unknown tokens: 0 of 31 tokens (0%)"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_what_comes_through_a_pipe_is_read_once(folders: Path, tmp_path: Path) -> None:
+    lines = [" ".join(TEXTS[: 1 + number % 4]) for number in range(23)]
+    expected = said(folders / "tags", csv(tmp_path / "a.txt", *lines))
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("\n".join(lines) + "\n"), daemon=True)
+    writer.start()
+    assert said(folders / "tags", tmp_path / "pipe") == expected
+
+
+def test_outputs_that_are_not_finite_are_no_predictions(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflowed(*arguments: Any, **options: Any) -> Any:
+        outputs, loss = outputs_of(*arguments, **options)
+        return [{name: array * np.inf for name, array in row.items()} for row in outputs], loss
+
+    monkeypatch.setattr(module, "outputs_of", overflowed)
+    with pytest.raises(NumericsError, match="the outputs of the network are not finite"):
+        said(folders / "single", csv(tmp_path / "a.txt", *TEXTS))

@@ -171,7 +171,11 @@ def test_only_texts_alone_are_cropped() -> None:
         assert (after[0] <= before[0] // 2 + 3) is is_cropped, "each text keeps at most half of its tokens, and its frame"
 
 
-@pytest.mark.parametrize("groups", [GROUPS, JUDGED], ids=["pairs", "judged pairs"])
+# Judged pairs of which some have negatives, which are not used; batches then differ in their most texts.
+UNEVEN = [TextGroup(each.id, (*each.texts, "model")[: 2 + n // 3], each.score) for n, each in enumerate(JUDGED)]
+
+
+@pytest.mark.parametrize("groups", [GROUPS, JUDGED, UNEVEN], ids=["pairs", "judged pairs", "judged pairs and negatives"])
 def test_the_loss_of_an_evaluation_does_not_depend_on_the_batches(
     monkeypatch: pytest.MonkeyPatch, groups: list[TextGroup]
 ) -> None:

@@ -177,3 +177,8 @@ def test_real_files_have_the_known_numbers_of_rows(name: str) -> None:
         if split in ("train", "dev") and not GLUE[name].is_regression:
             assert set(labels) == set(GLUE[name].labels)
     assert counted == COUNTS[name]
+
+
+def test_a_table_of_four_columns_with_a_sentence_has_a_header(tmp_path: Path) -> None:
+    write(tmp_path / "test.tsv", tsv("id", "sentence", "author", "year"), tsv("7", "Fish swim.", "x", "1999"))
+    assert [example.text for example in read_glue("cola", tmp_path, "test").examples] == ["Fish swim."]

@@ -21,6 +21,7 @@ from discern.finetune.run import finetune
 from discern.inference.model import load
 from discern.progress import Logged, Progress
 from discern.tasks.readers.table import written
+from discern.wording import counted
 
 # A row of input: one text or two.
 _Row = tuple[str, ...]
@@ -96,6 +97,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         held = None
         if eval_set is not None:
             held_rows, held_labels = _texts_and_labels(*eval_set, "eval_set[0]", "eval_set[1]")
+            if len(held_rows[0]) != len(rows[0]):
+                raise ConfigError(
+                    f"eval_set[0] has {counted(len(held_rows[0]), 'text')} per row, but X has {len(rows[0])}",
+                    hint="give the same columns in both",
+                )
             unknown = sorted(map(str, set(held_labels.tolist()) - set(classes.tolist())))
             if unknown:
                 raise ConfigError(

@@ -206,10 +206,11 @@ def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
     elif seeds == 1:
         lines = [f"{entry['task']}: {entry['metric']} {entry['median']:.4f} on {entry['split']} ({examples})"]
     else:
+        deviation = entry["standard_deviation"]  # None if all seeds but one have failed
+        spread = "" if deviation is None else f", standard deviation {deviation:.4f}"
         lines = [
             f"{entry['task']}: median {entry['metric']} {entry['median']:.4f} of {seeds} seeds on {entry['split']} "
-            f"({examples}); mean {entry['mean']:.4f}, standard deviation {entry['standard_deviation']:.4f}, "
-            f"best {entry['best']:.4f}"
+            f"({examples}); mean {entry['mean']:.4f}{spread}, best {entry['best']:.4f}"
         ]
     lines += [f"  {name:<26} {value:.4f}" for name, value in entry["metrics"].items() if name != entry["metric"]]
     lines += baseline_lines(entry)

@@ -20,6 +20,7 @@ from discern.tasks.base import Definition, Task
 from discern.tasks.baselines.base import measure_baselines
 from discern.tasks.examples import Reading
 from discern.tasks.prediction_input import known_definition
+from discern.tasks.supervised import refuse_non_finite
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision, shape_of
 from discern.training.prediction import outputs_of
@@ -157,6 +158,7 @@ def _measure(
         outputs, loss = outputs_of(model.objective, task.name, features, precision=resolved, progress=progress)
     finally:
         progress.finish()
+    refuse_non_finite(task.name, outputs, loss)
     return dict(task.score(reading.examples, task.predict(reading.examples, features, outputs)).values), loss
 
 

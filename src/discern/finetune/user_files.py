@@ -141,6 +141,8 @@ def _read_word_per_line(path: Path, columns: NumberedColumns, split: str, *, lab
             hint="give all files in one format; `discern predict` takes any",
         )
     reading = ConllSource(columns.words, columns.tags).read(path, split, labeled=labeled)
+    if labeled and split == "dev" and reading.examples[0].tags is None:
+        raise DataError(f"{path} has a single column, so there are no tags to evaluate on", hint="give words and tags")
     return replace(reading, notes=(f"columns: words = {columns.words}, tags = {columns.tags}", *reading.notes))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from discern.artifacts.opening import open_model
 from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer.unknown import UnknownTokens
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference.prediction_columns import readable_again, write_appended
 from discern.progress import Progress, warning_to
 from discern.storage.files import whole_file
@@ -22,6 +22,7 @@ from discern.tasks.conll import ConllSource
 from discern.tasks.examples import ClassificationExample, QuestionExample, TaggingExample
 from discern.tasks.prediction_input import InputFormat, blocks, input_examples, known_definition
 from discern.tasks.readers.files import clean_text
+from discern.tasks.supervised import are_finite
 from discern.training.parallel import choose_device
 from discern.training.precision import resolve_precision, shape_of
 from discern.training.prediction import outputs_of
@@ -130,6 +131,11 @@ def predictions_of(
             progress.note(f"rows {first:,} to {first + len(block) - 1:,}: {'; '.join(features.notes)}")
             warned = True
         outputs, _ = outputs_of(model.objective, task.name, features, precision=computed)
+        if not are_finite(outputs):
+            raise NumericsError(
+                f"{model.folder}: the outputs of the network are not finite",
+                hint="the file is damaged, or training diverged: use an earlier checkpoint, or train the model again",
+            )
         yield task.predict(block, features, outputs)
         progress.advance(len(block))
 

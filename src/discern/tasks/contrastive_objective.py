@@ -66,7 +66,8 @@ class ContrastiveObjective(SupervisedObjective):
             loss = info_nce(own, everyone, first, symmetric=task.settings.symmetric, **settings)
         elif self.training and scores is not None:
             # One loss of all rows of the step, of which each rank has the share of its rows.
-            loss = cosent(gathered(table), gathered(scores), **settings) * tokens.size
+            # Batches may differ in their most negatives, which judged pairs do not use.
+            loss = cosent(gathered(table[:, :2].contiguous()), gathered(scores), **settings) * tokens.size
         terms = {group.task: LossTerm(loss, task.items(group), group.share)}
         return StepOutput(terms, {f"{group.task}/vectors": table.detach()})
 
@@ -119,7 +120,9 @@ class ContrastiveEvaluator(SupervisedEvaluator):
         name = next((each for each in ("texts", "score") if rows and all(each in row for row in rows)), None)
         if name is None:
             return 0.0
-        vectors, targets = (torch.from_numpy(np.stack([row[each] for row in rows])) for each in ("vectors", name))
+        texts = 2 if name == "score" else None  # batches may differ in their most negatives, which judged pairs do not use
+        vectors = torch.from_numpy(np.stack([row["vectors"][:texts] for row in rows]))
+        targets = torch.from_numpy(np.stack([row[name] for row in rows]))
         chosen = cast(Contrastive, self._tasks[task]).settings
         settings = _loss_settings(chosen, vectors.shape[-1])
         if name == "score":

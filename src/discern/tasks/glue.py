@@ -205,7 +205,7 @@ def _columns(
     number, line = next(lines, (1, ""))
     fields = [field.strip() for field in line.split("\t")]
     first = None
-    if task.headerless and len(fields) == len(task.headerless) and fields[-1] != task.headerless[-1]:
+    if task.headerless and len(fields) == len(task.headerless) and task.headerless[-1] not in fields:
         first = (number, line)
         fields = list(task.headerless)
     places: list[int] = []

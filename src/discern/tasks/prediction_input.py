@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -209,7 +210,12 @@ def _format_of_training(record: Mapping[str, Any], path: Path) -> InputFormat | 
 
 
 def _may_be_official(path: Path) -> bool:
-    return str(path) != "-" and path.suffix.lower() not in {".csv", ".parquet"}
+    return _can_be_read_twice(path) and path.suffix.lower() not in {".csv", ".parquet"}
+
+
+def _can_be_read_twice(path: Path) -> bool:
+    """Whether what is read to recognize a file can be read again: not so for standard input, nor for a pipe."""
+    return str(path) != "-" and path.is_file()
 
 
 def _is_conll(task: Task[Any], path: Path, record: Mapping[str, Any], *, characters: bool) -> bool:
@@ -223,6 +229,8 @@ def _is_conll(task: Task[Any], path: Path, record: Mapping[str, Any], *, charact
         return False
     if suffix_of(path) in COLUMN_SUFFIXES:
         return True
+    if not _can_be_read_twice(path) or _is_parquet(path):
+        return False
     lines = [line.strip() for _, line in islice(numbered_lines(path), _LOOKED_AT)]
     filled = [line for line in lines if line and not line.startswith(("-DOCSTART-", "# "))]
     if characters and filled and all(_CHARACTER.fullmatch(line) for line in filled):
@@ -232,6 +240,12 @@ def _is_conll(task: Task[Any], path: Path, record: Mapping[str, Any], *, charact
     if _format_of_training(record, path) == "conll" and len(widths) == 1 and (widths == {1} or len(rows) > 1):
         return True
     return widths in ({2}, {3}, {4}, {5}) and all(_is_tag(row[-1], task.labels) for row in rows)
+
+
+def _is_parquet(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:  # what cannot be read is an error of the reader
+        return file.read(4) == b"PAR1"
+    return False
 
 
 def _is_tag(word: str, labels: Labels) -> bool:

@@ -218,13 +218,18 @@ class SupervisedEvaluator(Evaluator):
         return metrics | {"mean_headline": sum(headlines) / len(headlines), "mean_loss": sum(losses) / len(losses)}
 
 
+def are_finite(outputs: Outputs) -> bool:
+    """Whether all outputs are finite numbers."""
+    return all(np.isfinite(array).all() for row in outputs for array in row.values())
+
+
 def refuse_non_finite(task: str, outputs: Outputs, loss: float) -> None:
     """Refuse the outputs of a network whose weights have overflowed.
 
     Raises:
         NumericsError: an output or the loss is not finite.
     """
-    if not math.isfinite(loss) or not all(np.isfinite(array).all() for row in outputs for array in row.values()):
+    if not math.isfinite(loss) or not are_finite(outputs):
         raise NumericsError(
             f"{task}: the outputs of the network are not finite (loss {loss:.4g})",
             hint="try a lower optimizer.learning_rate or a longer warm-up",
