@@ -171,7 +171,7 @@ def test_only_texts_alone_are_cropped() -> None:
         assert (after[0] <= before[0] // 2 + 3) is is_cropped, "each text keeps at most half of its tokens, and its frame"
 
 
-# Judged pairs of which some have negatives, which are not used; batches then differ in their most texts.
+# Judged pairs of which some have negatives, which are not used; batches then have different numbers of texts per row.
 UNEVEN = [TextGroup(each.id, (*each.texts, "model")[: 2 + n // 3], each.score) for n, each in enumerate(JUDGED)]
 
 

@@ -363,7 +363,7 @@ def _note_data(data: TaskData, text: TextEncoder, progress: Progress) -> None:
         if name not in registry.names():
             ways.insert(0, "evaluate on more examples with --dev FILE")
         warning_to(progress)(
-            f"{name}: the scores come from {evaluated:,} example{'s' if evaluated > 1 else ''} ({data.dev_name}), so they are "
+            f"{name}: the scores come from {counted(evaluated, 'example')} ({data.dev_name}), so they are "
             + "; ".join(["unreliable", *([", or ".join(ways)] if ways else [])])
         )
     labels = data.task.labels.names

@@ -66,7 +66,7 @@ class ContrastiveObjective(SupervisedObjective):
             loss = info_nce(own, everyone, first, symmetric=task.settings.symmetric, **settings)
         elif self.training and scores is not None:
             # One loss of all rows of the step, of which each rank has the share of its rows.
-            # Batches may differ in their most negatives, which judged pairs do not use.
+            # Negatives, of which batches may have different numbers, are not used.
             loss = cosent(gathered(table[:, :2].contiguous()), gathered(scores), **settings) * tokens.size
         terms = {group.task: LossTerm(loss, task.items(group), group.share)}
         return StepOutput(terms, {f"{group.task}/vectors": table.detach()})
@@ -120,7 +120,7 @@ class ContrastiveEvaluator(SupervisedEvaluator):
         name = next((each for each in ("texts", "score") if rows and all(each in row for row in rows)), None)
         if name is None:
             return 0.0
-        texts = 2 if name == "score" else None  # batches may differ in their most negatives, which judged pairs do not use
+        texts = 2 if name == "score" else None  # without negatives, as in training
         vectors = torch.from_numpy(np.stack([row["vectors"][:texts] for row in rows]))
         targets = torch.from_numpy(np.stack([row[name] for row in rows]))
         chosen = cast(Contrastive, self._tasks[task]).settings

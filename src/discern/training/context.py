@@ -133,7 +133,7 @@ class State:
         step: number of updates so far.
         tokens: number of real tokens read so far.
         seconds: duration of the training, over all sessions.
-        phase_seconds: that when the present phase began.
+        phase_seconds: value of `seconds` at the beginning of the current phase.
         updates: updates of the current optimizer, which a new phase may have created.
         optimizer: moments to continue from, by parameter name.
         average: moving average of the weights, by name; empty without one.
