@@ -88,8 +88,8 @@ def cosent(
         scores: similarities of the pairs, as judged by people; only their order matters.
         temperature: divisor of the differences.
         sizes: as in `info_nce`.
-        rows_at_a_time: number of pairs i that are compared with all others at a time, so that many pairs can be evaluated in little
-            memory; None: all of them. Only None has gradients.
+        rows_at_a_time: number of pairs i that are compared with all others at a time, so that many pairs can be evaluated in
+            little memory; None: all of them. Only None has gradients.
 
     Reference: Su 2022, "CoSENT: a more effective sentence vector scheme than Sentence BERT"; the loss of the same name in
     sentence-transformers.
