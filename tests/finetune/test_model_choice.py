@@ -71,6 +71,6 @@ def test_what_is_neither_is_explained(folder: Path, tmp_path: Path) -> None:
     assert refused.value.hint == "leave out --tokenizer"
     with pytest.raises(DataError, match="there is no folder electra-smal, and no preset") as caught:
         chosen("electra-smal")
-    assert "did you mean 'electra-small'?" in str(caught.value.hint)
+    assert "did you mean the preset 'electra-small'?" in str(caught.value.hint)
     with pytest.raises(DataError, match=r"holds neither a run nor a config\.json"):
         chosen(tmp_path)

@@ -215,7 +215,9 @@ def test_json_and_what_people_see(model: Path, nbest: Path, tmp_path: Path, caps
     assert (found["dev"]["wer_change_interval"], found["dev"]["wer_better_fraction"]) == (None, None)  # one list
     rerank_command(model, nbest, out=out, weight=0.0)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{out}: 3 lists of 5 hypotheses, 0 with a new best hypothesis; scorer electric, lambda 0,")
+    assert lines[0].startswith(
+        f"{out}: 3 lists with 5 hypotheses in total, 0 with a new best hypothesis; scorer electric, lambda 0,"
+    )
     assert [line.split()[:3] for line in lines[2:4]] == [["wer", "0.3333", "0.3333"], ["cer", "0.2800", "0.2800"]]
     rerank_command(model, written(tmp_path / "a.jsonl", [LISTS[1]]), out=out, weight=0.0)
     assert "no metric was measured" in capsys.readouterr().out

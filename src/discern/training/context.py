@@ -133,7 +133,6 @@ class State:
         step: number of updates so far.
         tokens: number of real tokens read so far.
         seconds: duration of the training, over all sessions.
-        phase_seconds: value of `seconds` at the beginning of the current phase.
         updates: updates of the current optimizer, which a new phase may have created.
         optimizer: moments to continue from, by parameter name.
         average: moving average of the weights, by name; empty without one.
@@ -147,12 +146,12 @@ class State:
         interval: losses since the last record of an earlier session (see `StepMeter.interval`).
         pending: record of this step that is not yet in metrics.jsonl, under `line`, and under `evaluates` whether an evaluation
             belongs to it. The checkpoint is saved before both, so a resumed run completes them.
+        phase_seconds: value of `seconds` at the beginning of the current phase.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    phase_seconds: float = 0.0
     updates: int = 0
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)
@@ -165,6 +164,7 @@ class State:
     interrupted: bool = False
     interval: dict[str, Any] = field(default_factory=dict)
     pending: dict[str, Any] | None = None
+    phase_seconds: float = 0.0
 
     @classmethod
     def from_checkpoint(cls, contents: Contents) -> State:
