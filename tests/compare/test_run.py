@@ -550,6 +550,18 @@ def test_the_clock_cannot_end_what_goes_by_steps(world: Path, tmp_path: Path) ->
         plan_comparison(**vars(request(world, tmp_path, "", body, overrides=("train.max_hours=1",))))
 
 
+def test_equal_seconds_leave_no_run_more_evaluations_than_the_reference(world: Path, tmp_path: Path) -> None:
+    head = 'equal = "seconds"\nseeds = 1\n'
+    limited = BODY.replace('name = "rtd"', 'name = "rtd"\nset.train.max_hours = 0.1')
+    for body, pinned in ((BODY, True), (limited, False)):
+        _, other = plan_comparison(**vars(request(world, tmp_path, head, body))).runs
+        names = {setting.partition("=")[0] for setting in other.overrides_of(0, 0.1)}
+        assert ("train.evaluate_every_steps" in names) == pinned
+    decay = BODY.replace('"mlm" }', '"mlm", "optimizer.schedule" = "wsd", "optimizer.decay_steps" = 5 }')
+    with pytest.raises(ConfigError, match=r"run 'mlm': .*optimizer.decay_steps is 5, but the number of steps .* not known"):
+        plan_comparison(**vars(request(world, tmp_path, head, decay)))
+
+
 def test_a_wrong_setting_of_fine_tuning_shows_before_any_training(world: Path, tmp_path: Path) -> None:
     asked = request(world, tmp_path, 'seeds = 1\ntasks = ["rte"]\n', BODY.replace("train.max_steps", "train.max_stepss"))
     with pytest.raises(ConfigError, match=r"fine-tuning on 'rte': .*max_stepss"):

@@ -61,6 +61,8 @@ PROBABILITIES = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]])
     ("top_p", "kept"), [(0.3, [1]), (0.4, [1]), (0.41, [1, 3]), (0.7, [1, 3]), (0.8, [1, 3, 4]), (0.99, [0, 1, 3, 4])]
 )
 def test_top_p_keeps_the_fewest_that_reach_the_mass(top_p: float, kept: list[int]) -> None:
+    also = top_p_logits(PROBABILITIES.log(), top_p - 1e-6, torch.tensor([0]))
+    assert also[0].isfinite().nonzero().flatten().tolist() == sorted({0, *kept})
     # A little less, as 0.4 + 0.3 may or may not reach 0.7 in floating point.
     logits = top_p_logits(PROBABILITIES.log(), top_p - 1e-6)
     assert logits.isfinite()[0].nonzero().flatten().tolist() == kept

@@ -64,6 +64,12 @@ def test_every_kind_of_task(folders: Path, tmp_path: Path) -> None:
     assert evaluated(folders / "multi", several)["metric"] == "micro_f1"
     scores = jsonl(tmp_path / "n.jsonl", *({"text": text, "score": 1.5 * place} for place, text in enumerate(TEXTS)))
     assert -1 <= evaluated(folders / "number", scores)["score"] <= 1
+    notes: list[str] = []
+    listener = Silent()
+    listener.note = notes.append  # type: ignore[method-assign]
+    alone = jsonl(tmp_path / "one.jsonl", {"text": "the chef", "score": 1.5})
+    assert evaluate_finetuned(folders / "number", alone, progress=listener)["score"] == 0
+    assert "pearson on one.jsonl is undefined and counts as 0: a single example has no correlation" in notes
     tags = jsonl(tmp_path / "t.jsonl", {"words": ["the", "chef"], "tags": ["O", "B-X"]})
     assert set(evaluated(folders / "tags", tags)["metrics"]) == {"f1", "precision", "recall", "accuracy"}
     asked = jsonl(tmp_path / "q.jsonl", {"question": "Who?", "context": "The chef cooked.", "answer": "The chef"})

@@ -100,11 +100,20 @@ def test_every_kind_of_file_is_evaluated(
     with (tmp_path / "search" / "queries.jsonl").open("a") as file:
         file.write("\n" + json.dumps({"_id": "of another split", "text": "who?"}) + "\n")
     assert evaluate_finetuned(trained[0], tmp_path / "search", progress=Silent())["score"] == found["score"]
+    # One of several splits is named by its file.
+    qrels = tmp_path / "search" / "qrels"
+    (qrels / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n0\t0\t1\n")
+    for data, queries in ((tmp_path / "search", 1), (qrels / "dev.tsv", 1), (qrels / "test.tsv", len(PAIRS))):
+        assert evaluate_finetuned(trained[0], data, progress=Silent())["examples"] == queries + len(PAIRS)
+    assert evaluate_finetuned(trained[0], qrels / "test.tsv", progress=Silent())["score"] == found["score"]
     held_out = prepare_finetuning(request(work, work / "unused"), Silent())
     assert held_out.data["pairs"].dev_name == "held out of train"
     assert held_out.data["pairs"].task.metrics[0] == "ndcg_at_10"
-    searched = prepare_finetuning(request(work, work / "unused", "train.csv", "search"), Silent())
-    assert len(searched.data["pairs"].evaluated["dev"].examples) == 80
+    for dev in ("search", "search/qrels/test.tsv"):
+        searched = prepare_finetuning(request(work, work / "unused", "train.csv", dev), Silent())
+        assert len(searched.data["pairs"].evaluated["dev"].examples) == 80
+    with pytest.raises(ConfigError, match=r"test\.tsv says which documents are relevant to queries, which can only be evaluated"):
+        prepare_finetuning(request(work, work / "unused", "search/qrels/test.tsv"), Silent())
 
 
 def test_the_vectors_are_those_of_sentence_transformers(trained: tuple[Path, dict[str, Any]], exported: Path) -> None:

@@ -110,6 +110,8 @@ def test_the_nearest_stored_vectors(work: Path, tmp_path: Path) -> None:
     assert [each["nearest"][0]["row"] for each in shown if each["text"]] == [0, 1, 3, 4]
     assert all(len(each["nearest"]) == 2 for each in shown)
     assert shown[0]["nearest"][0]["cosine"] == pytest.approx(1, abs=1e-5)
+    with pytest.raises(ConfigError, match="--top is for --search"):
+        run(work, top=2)
 
 
 def test_blocks_of_texts_and_of_stored_vectors_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

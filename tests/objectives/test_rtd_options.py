@@ -79,6 +79,7 @@ def test_the_defaults_have_the_parameters_that_they_always_had() -> None:
         ({"generator": "unigram", "algorithm": "adversarial"}, ["unigram", "no weights", "algorithm = 'joint'"]),
         ({"generator": "uniform", "generator_checkpoint": "run"}, ["no weights", "generator_checkpoint"]),
         ({"generator": "uniform", "freeze_generator_at": 3}, ["no weights", "freeze_generator_at"]),
+        ({"generator": "uniform", "top_p": 0.9}, ["equal probability", "leave out top_p", "generator = 'unigram'"]),
         (
             {"generator": "unigram", "tying": "none", "freeze_discriminator_at": 2},
             ["nothing is trained", "leave out freeze_discriminator_at"],

@@ -257,6 +257,14 @@ def test_rows_that_cannot_be_read_cost_no_training(tmp_path: Path) -> None:
         train(context(tmp_path, build(), source=source), State())
     assert caught.value.hint == "mount it again; the same command then continues from step 7, which is saved"
     assert [path.name for path in checkpoint.found(tmp_path / "checkpoints")] == ["step-00000007", "step-00000005"]
+    # One of a later step is there, too: it was damaged, so the run had gone back behind it.
+    again, state = resumed(tmp_path, source=source)
+    damaged = tmp_path / "checkpoints" / "step-00000009"
+    damaged.mkdir()
+    with pytest.raises(DataError, match="step 7: the disk is gone") as caught:
+        train(again, state)
+    assert caught.value.hint == "mount it again; the same command then continues from step 7, which is saved"
+    damaged.rmdir()
     broken = False
     again, state = resumed(tmp_path, source=source)
     train(again, state)

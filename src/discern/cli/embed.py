@@ -80,7 +80,10 @@ def embed(
             show_default=False,
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of vectors that --search finds.")] = 5,
+    top: Annotated[
+        int | None,
+        typer.Option("--top", min=1, help="Number of vectors that --search finds (default: 5).", show_default=False),
+    ] = None,
     device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:

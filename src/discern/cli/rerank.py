@@ -41,13 +41,21 @@ def rerank(
             show_default=False,
         ),
     ] = None,
-    max_weight: Annotated[float, typer.Option("--max-lambda", metavar="VALUE", help="Largest lambda to try.")] = 1.0,
+    max_weight: Annotated[
+        float | None,
+        typer.Option("--max-lambda", metavar="VALUE", help="Largest lambda to try on --dev (default: 1).", show_default=False),
+    ] = None,
     length_weight: Annotated[
         float | None,
         typer.Option("--length-weight", metavar="VALUE", help="Weight added for each token of a text.", show_default=False),
     ] = None,
     tune_length: Annotated[bool, typer.Option("--tune-length", help="Also tune the length weight.")] = False,
-    metric: Annotated[str, typer.Option("--metric", help="Metric to optimize: wer, cer or bleu.")] = "wer",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric", metavar="NAME", help="Metric to optimize on --dev: wer, cer or bleu (default: wer).", show_default=False
+        ),
+    ] = None,
     scorer: Annotated[
         str | None,
         typer.Option("--scorer", metavar="NAME", help="Scorer, as in 'discern score' (default: pll, if the model supports it)."),

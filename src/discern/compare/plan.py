@@ -184,7 +184,7 @@ class _Planner:
         self._refuse_hours(spec.name, own.config.train.max_hours)
         whole = self.amount(reference)
         if whole is None:
-            return self._by_the_clock(spec, own)
+            return self._by_the_clock(spec, own, reference)
         target = whole * spec.budget
 
         def at(steps: int) -> PlannedRun:
@@ -205,10 +205,22 @@ class _Planner:
             return None if run.flops is None else run.flops.executed
         return run.tokens if self._config.equal == "tokens" else None
 
-    def _by_the_clock(self, spec: RunSpec, own: PlannedRun) -> PlannedRun:
+    def _by_the_clock(self, spec: RunSpec, own: PlannedRun, reference: PlannedRun) -> PlannedRun:
         self._refuse_phases(spec, own)
-        found = self._resolve(spec, [], NO_STEP_LIMIT)
+        self._resolve(spec, ["train.max_hours=1"], NO_STEP_LIMIT)  # the limit is not known yet, but what it rules out is
+        found = self._resolve(spec, self._intervals(own, reference), NO_STEP_LIMIT)
         return replace(found, steps=None, flops=None, tokens=None)
+
+    @staticmethod
+    def _intervals(own: PlannedRun, reference: PlannedRun) -> list[str]:
+        """The settings that keep the clock from scheduling work of a run if it does not schedule that of the reference.
+
+        Evaluations and checkpoints count as time of the run, so a run with more of them would train less.
+        """
+        if reference.config.train.max_hours is not None:
+            return []
+        keys = (f"{kind}_every_steps" for kind in ("log", "evaluate", "checkpoint"))
+        return [f"train.{key}={getattr(own.config.train, key)}" for key in keys]
 
     def _refuse_phases(self, spec: RunSpec, own: PlannedRun) -> None:
         if len(self._phases(own.config)) > 1:

@@ -33,12 +33,19 @@ class Sampling:
         """Whether some tokens are excluded, so that the distribution is not the plain softmax."""
         return self.top_p < 1 or self.disallow_original
 
-    def logits(self, logits: Float[Tensor, "M V"], originals: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
-        """The logits to sample from, float32, minus infinity for excluded tokens; differentiable."""
+    def logits(
+        self, logits: Float[Tensor, "M V"], originals: Int[Tensor, "M"], drawn: Int[Tensor, "M"] | None = None
+    ) -> Float[Tensor, "M V"]:
+        """The logits to sample from, float32, minus infinity for excluded tokens; differentiable.
+
+        Args:
+            drawn: tokens that were sampled from these logits before, which are not excluded. On a GPU, sums of probabilities
+                differ a little from one time to the next, and with them the tokens that `top_p` excludes.
+        """
         logits = logits.float() / self.temperature
         if self.disallow_original:
             logits = logits.scatter(1, originals[:, None], float("-inf"))
-        return top_p_logits(logits, self.top_p) if self.top_p < 1 else logits
+        return top_p_logits(logits, self.top_p, drawn) if self.top_p < 1 else logits
 
     def sample(self, logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], originals: Int[Tensor, "M"]) -> Int[Tensor, "M"]:
         """Sample one id per row; no gradient."""
@@ -80,8 +87,11 @@ def sample_fixed(log_probabilities: Float[Tensor, "V"], uniforms: Float[Tensor, 
     return chosen.clamp_(max=len(distribution) - 1)
 
 
-def top_p_logits(logits: Float[Tensor, "M V"], top_p: float) -> Float[Tensor, "M V"]:
+def top_p_logits(logits: Float[Tensor, "M V"], top_p: float, kept: Int[Tensor, "M"] | None = None) -> Float[Tensor, "M V"]:
     """The logits of the fewest tokens whose probabilities sum to at least `top_p`, minus infinity elsewhere.
+
+    Args:
+        kept: one more token in each row whose logit is kept.
 
     Reference: Holtzman et al. 2020, "The curious case of neural text degeneration", section 3.1.
     """
@@ -91,6 +101,8 @@ def top_p_logits(logits: Float[Tensor, "M V"], top_p: float) -> Float[Tensor, "M
         surplus = (probabilities.cumsum(-1) - probabilities) >= top_p
         surplus[:, 0] = False
         left_out = torch.zeros_like(surplus).scatter(1, order, surplus)
+        if kept is not None:
+            left_out.scatter_(1, kept[:, None], False)
     return logits.masked_fill(left_out, float("-inf"))
 
 

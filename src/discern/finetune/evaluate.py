@@ -159,7 +159,10 @@ def _measure(
     finally:
         progress.finish()
     refuse_non_finite(task.name, outputs, loss)
-    return dict(task.score(reading.examples, task.predict(reading.examples, features, outputs)).values), loss
+    scores = task.score(reading.examples, task.predict(reading.examples, features, outputs))
+    for line in scores.undefined(Path(reading.source).name):
+        progress.note(line)
+    return dict(scores.values), loss
 
 
 def _readings(task: Task[Any], record: Mapping[str, Any], data: Path) -> list[tuple[str, str, Path, Reading[Any]]]:

@@ -13,7 +13,7 @@ from discern.tasks.base import Definition, Source, TaskConfig
 from discern.tasks.contrastive import NAME, ContrastiveConfig, headline_metrics
 from discern.tasks.examples import Reading, TextGroup
 from discern.tasks.readers.table import TableFormat, open_table
-from discern.tasks.readers.text_groups import GroupColumns, group_columns, read_groups, read_retrieval
+from discern.tasks.readers.text_groups import GroupColumns, group_columns, is_retrieval, read_groups, read_retrieval
 
 # A step compares each anchor with the positives of all rows.
 _ROWS_PER_STEP = 64
@@ -26,7 +26,7 @@ _DROPOUT = 0.1
 
 @dataclass(frozen=True)
 class PairsSource(Source[TextGroup]):
-    """Tables of pairs of texts, and folders of queries and documents to evaluate on.
+    """Tables of pairs of texts, and folders of queries and documents to evaluate on (or one of their files in `qrels`).
 
     Attributes:
         columns: columns that the user named.
@@ -73,10 +73,11 @@ class PairsSource(Source[TextGroup]):
                 f"task.positives is 'crop', which is for single texts, but {path} has pairs",
                 hint="leave it out, or train on a file with the single column 'text'",
             )
-        if path.is_dir():
+        if is_retrieval(path):
             if training:
+                what = "is a folder" if path.is_dir() else "says which documents are relevant to queries"
                 raise ConfigError(
-                    f"{path} is a folder, which can only be evaluated on", hint="train on a table of pairs: --train FILE"
+                    f"{path} {what}, which can only be evaluated on", hint="train on a table of pairs: --train FILE"
                 )
             which: Literal["dev", "test"] = "dev" if split == "dev" else "test"
             return read_retrieval(path, which, "leave-out" if self.recorded else self.settings.unjudged)
@@ -104,7 +105,7 @@ def pairs_definition(
 
     Args:
         train: table of pairs, or of single texts.
-        dev: table of pairs, or folder of queries and documents; None: a part of the pairs is held out.
+        dev: table of pairs, folder of queries and documents, or a file in its `qrels`; None: a part of the pairs is held out.
         settings: the settings of `ContrastiveConfig` that the user gave, unchecked.
 
     Raises:
@@ -112,7 +113,7 @@ def pairs_definition(
             evaluate on.
         DataError: a file cannot be read.
     """
-    if train.is_dir():
+    if is_retrieval(train):
         PairsSource().read(train, "train")
     table = open_table(train, format)
     # A file to evaluate on may have other columns than those named.
@@ -129,7 +130,7 @@ def pairs_definition(
     if dev is None:  # what is held out keeps its scores unless they chose the positives
         judged = found.score is not None and settings.get("positive_score") is None
     else:
-        judged = not dev.is_dir() and group_columns(open_table(dev, format), columns).score is not None
+        judged = not is_retrieval(dev) and group_columns(open_table(dev, format), columns).score is not None
     alone = found.positive is None
     defaults: dict[str, object] = {"train.sequences_per_step": _ROWS_PER_STEP, "finetune.min_steps": _MIN_STEPS}
     if alone and settings.get("positives") != "crop":

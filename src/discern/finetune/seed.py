@@ -90,7 +90,7 @@ def run_seed(plan: FinetunePlan, seed: int, ranks: Ranks, progress: Progress, st
         if plan.config.finetune.keep == "best" and trained.diverged is None:
             _take_best(place, trained, progress)
             ranks.barrier()  # rank 0 removes the best weights at the end
-        found = _evaluate(plan, trained, folder, writes=ranks.writes)
+        found = _evaluate(plan, trained, folder, progress, writes=ranks.writes)
         reason = found.get("failure") or "; ".join(found.get("failures", {}).values())
         if not reason or len(failed) >= plan.config.finetune.retries:
             break
@@ -214,7 +214,7 @@ def _take_best(folder: Path, trained: TrainedNetwork, progress: Progress) -> Non
         progress.note(f"kept the weights of step {contents.step:,} of {trained.state.step:,}")
 
 
-def _evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, *, writes: bool) -> dict[str, Any]:
+def _evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, progress: Progress, *, writes: bool) -> dict[str, Any]:
     """Evaluate a trained network, and return the seed's scores under `tasks`, with the reason if it failed.
 
     Writes predictions, mistakes and weights. Weights may overflow in the last update, which only the outputs show.
@@ -228,7 +228,7 @@ def _evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, *, writ
     diverged = trained.diverged
     if diverged is None:
         try:
-            scores |= _measure(plan, trained.objective, folder if writes else None)
+            scores |= _measure(plan, trained.objective, folder if writes else None, progress)
         except NumericsError as problem:
             diverged = problem.message
     if diverged is not None:
@@ -243,7 +243,7 @@ def _evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, *, writ
     return scores
 
 
-def _measure(plan: FinetunePlan, objective: SupervisedObjective, folder: Path | None) -> dict[str, Any]:
+def _measure(plan: FinetunePlan, objective: SupervisedObjective, folder: Path | None, progress: Progress) -> dict[str, Any]:
     """The metrics of each task under `tasks`, and the reason for each task that learned nothing under `failures`.
 
     Args:
@@ -261,6 +261,8 @@ def _measure(plan: FinetunePlan, objective: SupervisedObjective, folder: Path | 
             refuse_non_finite(name, outputs, loss)
             predictions = task.predict(split.examples, split.features, outputs)
             scores = task.score(split.examples, predictions)
+            for line in scores.undefined(split_name):
+                progress.note(f"{name}: {line}")
             further = "" if split_name == data.dev_name else f"{split_name.removeprefix('dev_')}_"
             entry |= {f"{further}{metric}": value for metric, value in scores.values.items()}
             entry[f"{further}loss"] = loss

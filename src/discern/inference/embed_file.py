@@ -58,7 +58,7 @@ def embed(
     size: int | None = None,
     column: str | None = None,
     search: Path | None = None,
-    top: int = 5,
+    top: int | None = None,
     device: str = "auto",
     warn: Callable[[str], None],
 ) -> Embedded:
@@ -71,7 +71,7 @@ def embed(
         out: .npy, .parquet or .jsonl file to write, complete or not at all.
         pooling, normalize, size: as in `Model.encode`.
         column: column or field of the text.
-        search: vectors of the same model, a .npy file; the nearest `top` of them are found instead.
+        search: vectors of the same model, a .npy file; the nearest `top` of them (None: 5) are found instead.
 
     Raises:
         ConfigError: there is no such pooling, size, column or format.
@@ -80,6 +80,8 @@ def embed(
     check_output("--out", out, "vectors.npy", model, input)
     if out is not None and search is not None:
         raise ConfigError("--out and --search are both given", hint="leave one of them out")
+    if top is not None and search is None:
+        raise ConfigError("--top is for --search", hint="add --search VECTORS.npy, or leave out --top")
     if out is not None:
         check_vectors_path(out)
     if search is not None:
@@ -106,7 +108,7 @@ def embed(
                 if write is not None:
                     write(block, vectors)
                 else:
-                    show(_shown(block, vectors, stored, top))
+                    show(_shown(block, vectors, stored, 5 if top is None else top))
                 progress.advance(len(block))
                 block = list(islice(texts, _BLOCK))
     finally:

@@ -190,10 +190,10 @@ def rerank(
     out: Path,
     dev: Path | None = None,
     weight: float | None = None,
-    max_weight: float = 1.0,
+    max_weight: float | None = None,
     length_weight: float | None = None,
     tune_length: bool = False,
-    metric: str = "wer",
+    metric: str | None = None,
     scorer: str | None = None,
     lowercase: bool = False,
     device: str = "auto",
@@ -208,10 +208,10 @@ def rerank(
         out: JSON lines file to write, complete or not at all.
         dev: n-best lists with references to tune the weights on; None: use the given or default weights.
         weight: lambda, instead of tuning it.
-        max_weight: largest lambda to try.
+        max_weight: largest lambda to try; None: 1.
         length_weight: weight of each token; None: 0.
         tune_length: also tune the weight of each token.
-        metric: metric to optimize: 'wer', 'cer' or 'bleu'.
+        metric: metric to optimize: 'wer', 'cer' or 'bleu'; None: 'wer'.
         scorer: name of the scorer; None: the first of `PREFERRED_TO_RERANK` that the model supports.
         lowercase: pass the hypotheses to the model in lower case.
 
@@ -222,8 +222,10 @@ def rerank(
     """
     _check_tuning(dev, weight, length_weight, tune_length=tune_length)
     _check_numbers(weight, max_weight, length_weight)
-    if metric not in METRICS:
+    if metric is not None and metric not in METRICS:
         raise ConfigError(f"unknown metric '{metric}'", hint=did_you_mean(metric, METRICS))
+    _refuse_untuned(dev, weight, {"--max-lambda": max_weight, "--metric": metric})
+    max_weight, metric = 1.0 if max_weight is None else max_weight, metric or "wer"
     if dev is not None:
         corpus_metric(metric)
     check_output("--out", out, "reranked.jsonl", model, input, dev)
@@ -283,12 +285,23 @@ def _check_tuning(dev: Path | None, weight: float | None, length_weight: float |
         raise ConfigError("--dev and --lambda are both given, so there is nothing to tune", hint="leave out one of them")
 
 
-def _check_numbers(weight: float | None, max_weight: float, length_weight: float | None) -> None:
+def _refuse_untuned(dev: Path | None, weight: float | None, given: Mapping[str, object]) -> None:
+    """Refuse options of the tuning that nothing would read."""
+    for option, value in given.items():
+        if value is None:
+            continue
+        if dev is None:
+            raise ConfigError(f"{option} is for tuning lambda, which needs --dev", hint=f"add --dev FILE, or leave out {option}")
+        if option == "--max-lambda" and weight is not None:
+            raise ConfigError("--max-lambda and --lambda are both given", hint="leave out one of them")
+
+
+def _check_numbers(weight: float | None, max_weight: float | None, length_weight: float | None) -> None:
     given = {"--lambda": weight, "--max-lambda": max_weight, "--length-weight": length_weight}
     for option, value in given.items():
         if value is not None and not math.isfinite(value):
             raise ConfigError(f"{option} is {value}, expected a finite number", hint=f"for example {option} 0.5")
-    if max_weight <= 0:
+    if max_weight is not None and max_weight <= 0:
         raise ConfigError(f"--max-lambda is {max_weight:g}, expected more than 0", hint="--max-lambda 1")
 
 

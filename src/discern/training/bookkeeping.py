@@ -249,7 +249,7 @@ def stop_at_failed_read(context: TrainContext, state: State, save: Callable[[Sta
     Args:
         save: writes a checkpoint.
     """
-    step = checkpoint.newest_step(context.folder / "checkpoints")
+    step = checkpoint.newest_step(context.folder / "checkpoints", up_to=state.step)
     if context.ranks.world_size == 1 and state.step > step:
         try:
             save(state)

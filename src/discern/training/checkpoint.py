@@ -172,9 +172,14 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def newest_step(folder: Path) -> int:
-    """The step of the newest checkpoint in a folder, without checking it; 0 if there is none."""
-    return max(map(step_of, found(folder)), default=0)
+def newest_step(folder: Path, *, up_to: int | None = None) -> int:
+    """The step of the newest checkpoint in a folder, without checking it; 0 if there is none.
+
+    Args:
+        up_to: ignore checkpoints of later steps. Those were damaged, and were skipped when the run was resumed.
+    """
+    steps = map(step_of, found(folder))
+    return max((step for step in steps if up_to is None or step <= up_to), default=0)
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:

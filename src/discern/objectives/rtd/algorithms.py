@@ -254,7 +254,7 @@ class Adversarial(Algorithm):
         assert prediction.states is not None
         assert rewards is not None
         # As one matrix on any device: the gradient needs the distribution that the samples came from, whatever was cut off.
-        logits = self.config.sampling_at(step).logits(prediction.masked_logits.matrix(), prediction.originals)
+        logits = self.config.sampling_at(step).logits(prediction.masked_logits.matrix(), prediction.originals, sampled_ids)
         drawn_from = torch.log_softmax(logits, -1)
         answers = self._baseline(prediction.states.detach()).squeeze(-1).float()
         baselines = F.softplus(-answers).detach()

@@ -288,6 +288,15 @@ class FixedGenerator(Generator):
 class UniformGenerator(FixedGenerator):
     """Every word of the vocabulary with equal probability, special tokens included, as in the released code."""
 
+    @classmethod
+    def check(cls, config: RTDConfig) -> None:
+        super().check(config)
+        if config.top_p < 1:
+            raise ValueError(
+                "generator 'uniform' proposes all words with equal probability, and top_p below 1 would exclude those with the "
+                "highest ids; leave out top_p, or set generator = 'unigram'"
+            )
+
     def __init__(self, config: RTDConfig, materials: Materials) -> None:
         super().__init__(config)
         self._size = materials.settings.vocabulary.size

@@ -17,3 +17,7 @@ class Scores:
 
     values: dict[str, float]
     degenerate: dict[str, str] = field(default_factory=dict)
+
+    def undefined(self, where: str) -> list[str]:
+        """Lines that say which metrics are undefined, and why, on the split `where`."""
+        return [f"{name} on {where} is undefined and counts as 0: {why}" for name, why in self.degenerate.items()]

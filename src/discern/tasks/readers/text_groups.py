@@ -187,23 +187,31 @@ def _score(row: Row, column: str) -> float:
     return number
 
 
+def is_retrieval(path: Path) -> bool:
+    """Whether a path is a folder of queries and documents, or the file of such a folder that says which are relevant."""
+    return path.is_dir() or (path.parent.name == "qrels" and (path.parent.parent / _QUERIES[0]).is_file())
+
+
 def read_retrieval(
-    folder: Path, split: Literal["dev", "test"], unjudged: Literal["refuse", "leave-out"] = "refuse"
+    path: Path, split: Literal["dev", "test"], unjudged: Literal["refuse", "leave-out"] = "refuse"
 ) -> Reading[TextGroup]:
     """The queries and then the documents of a folder.
 
     Args:
+        path: the folder, or one of its files in `qrels`.
+        split: which of these files to prefer if `path` is the folder.
         unjudged: queries without a relevant document are an error, or left out.
 
     Raises:
         DataError: a file is missing or has no rows, an id occurs twice, the relevance names an unknown query or document or has
             two grades for the same, or a query has no relevant document.
     """
+    folder = path if path.is_dir() else path.parent.parent
     queries = dict(_records(_first_of(folder, _QUERIES), title=False))
     documents = dict(_records(_first_of(folder, _DOCUMENTS), title=True))
-    path = _first_of(folder, _RELEVANCE[split])
+    judgments = _first_of(folder, _RELEVANCE[split]) if path.is_dir() else path
     relevant: dict[str, dict[str, float]] = {}
-    for where, query, document, grade in _relevance(path):
+    for where, query, document, grade in _relevance(judgments):
         for what, name, known in (("query", query, queries), ("document", document, documents)):
             if name not in known:
                 raise DataError(
@@ -220,15 +228,15 @@ def read_retrieval(
     without = [name for name in queries if name not in relevant]
     if without and (unjudged == "refuse" or len(without) == len(queries)):
         raise DataError(
-            f"{len(without):,} of {len(queries):,} queries have no relevant document in {path}, such as '{without[0]}'",
+            f"{len(without):,} of {len(queries):,} queries have no relevant document in {judgments}, such as '{without[0]}'",
             hint="add them, or --set task.unjudged=leave-out",
         )
     asked = [TextGroup(name, (queries[name],), relevant=tuple(relevant[name].items())) for name in queries if name in relevant]
-    notes = [f"{len(asked):,} queries, {counted(len(documents), 'document')}, relevance from {path.name}"]
+    notes = [f"{len(asked):,} queries, {counted(len(documents), 'document')}, relevance from {judgments.name}"]
     if without:
         notes.append(f"queries without a relevant document, left out: {len(without):,}")
     held = [TextGroup(name, (text,)) for name, text in documents.items()]
-    return Reading((*asked, *held), str(folder), (), tuple(notes), indivisible=True)
+    return Reading((*asked, *held), str(path), (), tuple(notes), indivisible=True)
 
 
 def _first_of(folder: Path, names: tuple[str, ...]) -> Path:
