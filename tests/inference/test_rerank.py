@@ -179,7 +179,10 @@ def test_long_texts_are_told(model: Path, tmp_path: Path) -> None:
         ({"metric": "foo", "weight": 0.1}, "unknown metric 'foo'"),
         ({"metric": "cer", "weight": 0.1}, "--metric is for tuning lambda, which needs --dev"),
         ({"max_weight": 2.0}, "--max-lambda is for tuning lambda, which needs --dev"),
-        ({"max_weight": 2.0, "weight": 0.1, "dev": "nbest.jsonl", "tune_length": True}, "--max-lambda and --lambda are both given"),
+        (
+            {"max_weight": 2.0, "weight": 0.1, "dev": "nbest.jsonl", "tune_length": True},
+            "--max-lambda and --lambda are both given",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(
