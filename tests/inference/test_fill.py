@@ -244,7 +244,7 @@ def test_json_of_one_mask_and_of_several(made: tuple[Path, Objective], capsys: p
     one = shown(capsys)
     assert one.keys() == {"text", "predictions"}
     assert len(one["predictions"]) == 5
-    assert all(each.keys() == {"token", "probability"} for each in one["predictions"])
+    assert all(each.keys() == {"token", "text", "probability"} for each in one["predictions"])
     fill_command(made[0] / "run", "[MASK] ate [MASK]", top=2, json_output=True)
     assert [len(mask) for mask in shown(capsys)["predictions"]] == [2, 2]
 

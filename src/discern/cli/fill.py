@@ -36,12 +36,12 @@ def fill(
         from discern.inference.fill import fill as run_fill
 
         found = run_fill(model, text, top, console.warn, device, console.progress.note)
-        lists = [[{"token": each.token, "probability": each.probability} for each in mask] for mask in found]
+        lists = [[{"token": each.token, "text": each.text, "probability": each.probability} for each in mask] for mask in found]
         if json_output:
             console.result({"text": text, "predictions": lists[0] if len(lists) == 1 else lists}, text="")
         for number, mask in enumerate(found, 1):
             table = Table("probability", "token" if len(found) == 1 else f"token at mask {number}")
             table.columns[0].justify = "right"
             for each in mask:
-                table.add_row(f"{each.probability:.4f}", Text(each.token))
+                table.add_row(f"{each.probability:.4f}", Text(each.shown))
             console.print(table)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from discern.data.tokenizer import shown
 from discern.data.tokenizer.plain_text import encode_texts
 from discern.errors import ConfigError
 from discern.inference.calibration import ChosenThreshold, chosen_threshold
@@ -204,9 +205,3 @@ def _proposals(
 def _place(tokenizer: Tokenizer, proposals: Proposals) -> PlaceProposals:
     best = [(shown(tokenizer, number), value) for number, value in zip(proposals.ids, proposals.probabilities, strict=True)]
     return PlaceProposals(best, proposals.own)
-
-
-def shown(tokenizer: Tokenizer, number: int) -> str:
-    """A token as text: byte and word markers are decoded where possible; `##` is kept for a token inside a word."""
-    text = str(tokenizer.decode([number], skip_special_tokens=False)).strip()
-    return text if text and "\ufffd" not in text else str(tokenizer.id_to_token(number))

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from discern.artifacts.opening import open_model
-from discern.data.tokenizer import SPECIAL_TOKENS, special_names, special_tokens
+from discern.data.tokenizer import SPECIAL_TOKENS, added_text, special_names, special_tokens
 from discern.data.tokenizer.plain_text import separating
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
@@ -34,10 +34,17 @@ class FilledToken:
     Attributes:
         token: token as in the vocabulary; '##ing' continues a word.
         probability: its probability among all tokens of the vocabulary, in 0-1.
+        text: what the token adds to the text before it: ' meal', 'ing'.
     """
 
     token: str
     probability: float
+    text: str
+
+    @property
+    def shown(self) -> str:
+        """The text without the space in front; '##' is kept."""
+        return self.token if self.token.startswith("##") else self.text.strip() or self.token
 
 
 @dataclass(frozen=True)
@@ -131,8 +138,8 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
         # A stable sort instead of topk, which does not define the order of ties.
         order = probabilities.sort(dim=-1, descending=True, stable=True)
         for values, places in zip(order.values[:, :top].tolist(), order.indices[:, :top], strict=True):
-            chosen = allowed[places].tolist()
-            found.append([FilledToken(words[number], value) for number, value in zip(chosen, values, strict=True)])
+            chosen = zip(allowed[places].tolist(), values, strict=True)
+            found.append([FilledToken(words[number], value, added_text(filler.tokenizer, number)) for number, value in chosen])
     return found
 
 

@@ -14,7 +14,7 @@ from discern.artifacts.run import build_objective, read_counts
 from discern.artifacts.run_record import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, special_in
 from discern.artifacts.run_record import read_record as read_run_record
 from discern.config.tree import flatten, to_toml
-from discern.data.tokenizer import load_tokenizer, special_names
+from discern.data.tokenizer import added_text, load_tokenizer, special_names
 from discern.errors import DataError, DiscernError
 from discern.models.config import ModelConfig
 from discern.objectives.base import Objective, Vocabulary
@@ -257,20 +257,15 @@ def example_pieces(tokenizer: Tokenizer, row: Mapping[str, Sequence[Any]]) -> li
     pieces: list[ShadedPiece] = []
     frame = set(special_names(tokenizer).values())
     for old, new, probability in zip(row["original"], row["corrupted"], row["probability"], strict=True):
-        token = str(tokenizer.id_to_token(int(new)))
-        if old == new and token in frame:
+        if old == new and tokenizer.id_to_token(int(new)) in frame:
             continue
-        if pieces and not token.startswith("##"):
+        text = added_text(tokenizer, int(new))
+        if pieces and text.startswith(" "):
             pieces.append(ShadedPiece(" ", None))
-        pieces.append(ShadedPiece(token_text(token), float(probability)))
+        pieces.append(ShadedPiece(text.strip() or text, float(probability)))
         if old != new:
-            pieces.append(ShadedPiece(f" [{token_text(str(tokenizer.id_to_token(int(old))))}]", None))
+            pieces.append(ShadedPiece(f" [{added_text(tokenizer, int(old)).strip()}]", None))
     return pieces
-
-
-def token_text(token: str) -> str:
-    """A token as in the vocabulary, without the marks of where words begin and go on."""
-    return token.removeprefix("##").lstrip("Ġ▁") or token
 
 
 def _rows_per_step(config: PretrainConfig) -> str:

@@ -16,7 +16,7 @@ from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, MissingHeadError, did_you_mean
 from discern.inference.calibration import ChosenThreshold, chosen_threshold
-from discern.inference.detect import detection_values, shown
+from discern.inference.detect import detection_values
 from discern.inference.detection import Detector, detect_replaced, load_detector
 from discern.inference.fill import MASK, FilledToken, Filler, filled, load_filler
 from discern.inference.model import Model, load
@@ -100,11 +100,12 @@ class ServedModel:
         masked = f"{text[:start]}{MASK}{text[end:]}"
         # Some of the likeliest tokens continue a word, and are left out.
         found = filled(filler, masked, 2 * top + 10, _ignore)[filler.masks_in(text[:start])]
+        after_space = text[:start].endswith(" ")
         kept: dict[str, float] = {}
         for each in found:
-            number = filler.tokenizer.token_to_id(each.token)
-            word = each.token if number is None else shown(filler.tokenizer, number)
-            if not each.token.startswith("##") and word.strip() and word not in kept:
+            word = each.text.strip()
+            continues = each.token.startswith("##") or (after_space and each.text == word and word[:1].isalnum())
+            if word and not continues and word not in kept:
                 kept[word] = each.probability
         best = [{"text": word, "probability": value} for word, value in list(kept.items())[:top]]
         return {"word": text[start:end], "alternatives": best}
@@ -255,7 +256,7 @@ def predicted(found: Sequence[dict[str, Any]], started: float) -> dict[str, Any]
 
 
 def _predictions(found: list[list[FilledToken]]) -> list[Any]:
-    lists = [[{"token": each.token, "probability": each.probability} for each in mask] for mask in found]
+    lists = [[{"token": each.token, "text": each.text, "probability": each.probability} for each in mask] for mask in found]
     return lists[0] if len(lists) == 1 else lists
 
 

@@ -69,7 +69,8 @@ _OPERATIONS = (
         "The likeliest tokens at each [MASK] of a text.",
         {
             "text": "the text",
-            "predictions": "token and probability of the likeliest tokens; a list per mask if there are several",
+            "predictions": "the likeliest tokens: token as in the vocabulary, text that it adds, probability; a list per mask if "
+            "there are several",
         },
         FillRequest,
         {"text": "The [MASK] sat on the mat.", "top": 5},

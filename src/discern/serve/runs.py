@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 
 from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE
 from discern.artifacts.run_record import read_record as read_run_record
-from discern.data.tokenizer import load_tokenizer
+from discern.data.tokenizer import added_text, load_tokenizer
 from discern.errors import DataError, DiscernError
 from discern.report.curves import last_held_out
-from discern.report.run_page import run_expectations, run_findings, token_text
+from discern.report.run_page import run_expectations, run_findings
 from discern.serve.names import short_names
 from discern.training.expectations import Expectations
 from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, is_number, metrics_record
@@ -245,10 +245,10 @@ def _pieces(tokenizer: Tokenizer, original: list[int], corrupted: list[int], pro
     """The tokens of a row: text, probability, what it replaced ("" if nothing), and whether it continues a word."""
     found = []
     for old, new, value in zip(original, corrupted, probability, strict=True):
-        token = str(tokenizer.id_to_token(int(new)))
-        piece: dict[str, Any] = {"text": token_text(token), "p": float(value), "joined": _joined(token)}
+        text = added_text(tokenizer, int(new))
+        piece: dict[str, Any] = {"text": text.strip() or text, "p": float(value), "joined": not text.startswith(" ")}
         if old != new:
-            piece["was"] = token_text(str(tokenizer.id_to_token(int(old))))
+            piece["was"] = added_text(tokenizer, int(old)).strip()
         found.append(piece)
     return found
 
@@ -257,10 +257,6 @@ def _number(record: dict[str, Any], key: str) -> float | None:
     """A value of a record; None if it is missing or no finite number."""
     value: float | None = record[key] if is_number(record.get(key)) else None
     return value
-
-
-def _joined(token: str) -> bool:
-    return token.startswith("##")
 
 
 class RunsWatcher:

@@ -166,9 +166,9 @@
       } catch (problem) { status.textContent = problem.message; }
     });
   };
-  const bars = (pairs, put) => element("ol", { class: "bars" }, ...pairs.map(([name, p]) => {
+  const bars = (pairs, put) => element("ol", { class: "bars" }, ...pairs.map(([name, p], at) => {
     const label = put ? element("button", { type: "button", title: `Replace it with “${name}”` }, element("bdi", {}, name)) : element("bdi", {}, name);
-    if (put) label.addEventListener("click", () => put(name));
+    if (put) label.addEventListener("click", () => put(name, at));
     return element("li", {}, label, element("span", {}, percent(p)), element("i", { style: { "--p": p.toFixed(4) } }));
   }));
   text.addEventListener("click", () => choose(cursor()));
@@ -204,16 +204,15 @@
     const lists = found.length && Array.isArray(found[0]) ? found : [found];
     return lists.flatMap((predictions, place) => [
       element("h3", {}, lists.length > 1 ? `Mask ${place + 1}` : "Most likely tokens"),
-      bars(predictions.map((one) => [one.token, one.probability]), (token) => put(place, token)),
+      bars(predictions.map((one) => [one.token.startsWith("##") ? one.token : one.text.trim() || one.token, one.probability]), (_, at) => put(place, predictions[at].text)),
     ]);
   });
-  const put = (place, token) => {
+  const put = (place, added) => {
     let at = -1;
     for (let number = 0; number <= place; number++) at = masked.value.indexOf(MASK, at + 1);
     if (at < 0) return;
-    const inside = token.startsWith("##");
-    const before = inside && masked.value[at - 1] === " " ? at - 1 : at;
-    masked.setRangeText(token.replace(/^(##|\u0120|\u2581)/, ""), before, at + MASK.length, "end");
+    const before = !added.startsWith(" ") && masked.value[at - 1] === " " ? at - 1 : at;
+    masked.setRangeText(added.trim(), before, at + MASK.length, "end");
     masked.focus();
     updates.fill();
   };

@@ -14,10 +14,12 @@ from discern.data.tokenizer.loading import (
     vocab_size,
 )
 from discern.data.tokenizer.roles import SPECIAL_TOKENS, framing, special_names
+from discern.data.tokenizer.shown import added_text, shown
 
 __all__ = [
     "END_OF_DOCUMENT",
     "SPECIAL_TOKENS",
+    "added_text",
     "bert_wordpiece",
     "fingerprint",
     "frame",
@@ -26,6 +28,7 @@ __all__ = [
     "lowercases",
     "naming_panics",
     "prepared",
+    "shown",
     "special_ids",
     "special_names",
     "special_tokens",
