@@ -148,7 +148,7 @@ def remove(path: Path) -> None:
 @pytest.mark.parametrize("page", QUICK)
 def test_a_page_without_models_runs(page: str, tmp_path: Path) -> None:
     write_texts(tmp_path)
-    shutil.copytree(ROOT / "examples" / "models" / "cpu-small", tmp_path / "MODEL")
+    shutil.copytree(ROOT / "examples" / "models" / "modern-cpu", tmp_path / "MODEL")
     run_page(page, tmp_path)
 
 

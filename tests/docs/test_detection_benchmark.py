@@ -35,7 +35,7 @@ def test_sentences_are_found(script: ModuleType) -> None:
 
 
 def test_each_sentence_gets_one_wrong_word_of_each_kind(script: ModuleType) -> None:
-    model = load_detection_model(ROOT / "examples" / "models" / "cpu-small", pytest.fail)
+    model = load_detection_model(ROOT / "examples" / "models" / "modern-cpu", pytest.fail)
     found = list(script.spoiled([SENTENCE] * 6, model, random.Random(3)))
     assert found, "a sentence with 'their' and 'to' can be spoiled"
     for record in found:

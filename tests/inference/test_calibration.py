@@ -39,6 +39,7 @@ from discern.models.electra.encoder import BertEncoder
 from discern.models.embeddings import Embeddings
 from discern.models.heads import ReplacedTokenHead
 from discern.progress import Silent
+from discern.storage.checksums import CHECKSUMS_NAME
 from tests.inference.test_proposals import SIZES, V, network
 from tests.parity.small_networks import make_noisy
 from tests.small.run import make_run
@@ -217,7 +218,7 @@ def test_the_fingerprint_tells_weights_apart() -> None:
     assert head_fingerprint(one) != head_fingerprint(other)
 
 
-SHIPPED = Path(__file__).parents[2] / "examples" / "models" / "cpu-small"
+SHIPPED = Path(__file__).parents[2] / "examples" / "models" / "modern-cpu"
 TEXT = """The river rises in the hills north of the town and flows south to the sea.
 It was built in the early nineteenth century by the railway company.
 He was elected to the council in 1921 and served for three years.
@@ -318,13 +319,16 @@ def test_a_precision_out_of_reach_is_said_and_nothing_is_kept(
     assert f"the most precise is {values['threshold']:.4f}: precision {values['precision']:.3f}" in printed
 
 
+@pytest.mark.parametrize("checksums", [True, False])
 def test_a_folder_that_cannot_be_written_to_is_no_reason_to_fail(
-    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    checksums: bool, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, text: str) -> None:
+    def refuse(path: Path, content: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("discern.inference.calibration.write_text", refuse)
+    if not checksums:  # as in a folder that another program wrote
+        (model / CHECKSUMS_NAME).unlink()
+    monkeypatch.setattr(f"discern.inference.calibration.{'write_recorded' if checksums else 'write_text'}", refuse)
     said: list[str] = []
     values = calibrate(model, data, Silent(), said.append, precision=0.5, corruption=0.3)
     assert values["kept"] is None

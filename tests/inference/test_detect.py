@@ -20,7 +20,7 @@ from discern.progress import Silent
 from tests.interop.small_tokenizers import KINDS, small_tokenizer
 from tests.small.run import make_run
 
-SHIPPED = Path(__file__).parents[2] / "examples" / "models" / "cpu-small"
+SHIPPED = Path(__file__).parents[2] / "examples" / "models" / "modern-cpu"
 TEXT = "<script> was released in the United States."
 
 

@@ -17,7 +17,7 @@ from discern.inference.detection_evaluation import THRESHOLDS, evaluate_detectio
 from discern.inference.texts import CheckedText
 from discern.progress import Silent
 
-SHIPPED = Path(__file__).parents[2] / "examples" / "models" / "cpu-small"
+SHIPPED = Path(__file__).parents[2] / "examples" / "models" / "modern-cpu"
 
 
 @pytest.fixture

@@ -8,7 +8,11 @@ from discern.data.tokenizer import added_text, shown
 from discern.data.tokenizer.training import TokenizerKind, train_tokenizer
 
 SENTENCE = "the guards cooked naïve tea, and 12 guests mated."
-TEXT = ["the chef cooked naïve meals, and 12 guests agreed.", "a guest cooks 34 meals.", "they were naïve, and the guests ate."] * 5
+TEXT = [
+    "the chef cooked naïve meals, and 12 guests agreed.",
+    "a guest cooks 34 meals.",
+    "they were naïve, and the guests ate.",
+] * 5
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
