@@ -222,7 +222,7 @@ def task_verdict(name: str, entry: Mapping[str, Any], mistakes: Sequence[Mapping
 
     Args:
         entry: entry of the task in results.json.
-        mistakes: all mistakes of the best seed.
+        mistakes: the mistakes of the best seed, the worst first, up to `_READ`.
         against: result of `baselines_verdict`.
     """
     if entry["median"] is None:
@@ -253,6 +253,7 @@ def _smallest_published(name: str, metric: str) -> str | None:
 
 def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
     metrics = entry["metrics"]
+    worst = "worst " if len(mistakes) == _READ else ""  # there may be more
     found = []
     if {"precision", "recall"} <= metrics.keys():
         found.append(
@@ -263,11 +264,13 @@ def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str,
     )
     if confusions:
         ((gold, predicted), count), *_ = confusions.most_common(1)
-        found.append(f"The most frequent mistake: '{gold}' predicted as '{predicted}' ({count:,} of {len(mistakes):,} mistakes).")
+        of = f"{count:,} of the {worst}{len(mistakes):,} mistakes"
+        found.append(f"The most frequent mistake: '{gold}' predicted as '{predicted}' ({of}).")
     kinds = Counter(str(span[2]) for each in mistakes for span in each.get("missed", ()))
     if kinds:
         (kind, count), *_ = kinds.most_common(1)
-        found.append(f"Most often missed: {kind} ({count:,} of {sum(kinds.values()):,} missed spans).")
+        among = f" in the worst {_READ:,} mistakes" if worst else ""
+        found.append(f"Most often missed: {kind} ({count:,} of {sum(kinds.values()):,} missed spans{among}).")
     return found
 
 
