@@ -26,8 +26,7 @@ from typing import Any
 
 import torch
 
-from discern.data.tokenizer import special_tokens
-from discern.inference.detect import shown
+from discern.data.tokenizer import TokenTexts, special_tokens
 from discern.inference.detection import DetectionModel, load_detection_model
 
 CONFUSIONS = """
@@ -139,7 +138,8 @@ def confusions() -> dict[str, list[str]]:
 def words_of_one_token(model: DetectionModel) -> dict[int, str]:
     """Return the tokens that are whole words, with their ids."""
     tokenizer = model.detector.tokenizer
-    named = {number: shown(tokenizer, number) for number in tokenizer.get_vocab().values()}
+    texts = TokenTexts(tokenizer)
+    named = {number: texts.shown(number) for number in tokenizer.get_vocab().values()}
     return {
         number: word
         for number, word in sorted(named.items())

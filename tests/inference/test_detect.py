@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 from discern.cli.detect import detect as detect_command
 from discern.convert.export import export
-from discern.data.tokenizer import load_tokenizer
+from discern.data.tokenizer import TokenTexts, load_tokenizer
 from discern.inference import detect as work
-from discern.inference.detect import PageTexts, shown
+from discern.inference.detect import PageTexts
 from discern.inference.detection import Detection
 from discern.inference.texts import InputText
 from discern.progress import Silent
@@ -84,7 +84,8 @@ def test_the_first_text_always_has_room(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_shown_as_people_read_them(kind: str) -> None:
     tokenizer: Tokenizer = small_tokenizer(kind)
-    named = [shown(tokenizer, number) for number in tokenizer.encode("the chef", add_special_tokens=False).ids]
+    texts = TokenTexts(tokenizer)
+    named = [texts.shown(number) for number in tokenizer.encode("the chef", add_special_tokens=False).ids]
     # A blank that is a token of its own is shown as the tokenizer writes it.
     assert "".join(name.removeprefix("##").strip("Ġ▁") for name in named) == "thechef"
-    assert all(shown(tokenizer, number) for number in tokenizer.get_vocab().values())
+    assert all(texts.shown(number) for number in tokenizer.get_vocab().values())

@@ -295,6 +295,7 @@ def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys
         ({"text": ["x"], "precision": 0.8}, 2, "--precision is for --calibrate"),
         ({"text": ["x"], "text_field": "body"}, 2, "--text-field is for JSON lines"),
         ({"calibrate": Path("data"), "threshold": 0.8}, 2, "--threshold cannot be combined with --calibrate"),
+        ({"calibrate": Path("data"), "text_field": "body"}, 2, "--text-field cannot be combined with --calibrate"),
         ({"evaluate": Path("latin.txt"), "html": Path("x.html")}, 2, "--out and --html cannot be combined with --evaluate"),
         ({"text": ["x"], "html": Path(".")}, 2, ". is a folder"),
         ({"text": ["x"], "out": Path(".")}, 2, ". is a folder"),
@@ -329,7 +330,7 @@ def test_plain_output_is_a_table(made: tuple[Path, Objective], capsys: pytest.Ca
     assert lines[0].split() == ["replaced", "token", "characters"]
     probability, mark, token, _ = lines[1].split()
     assert 0 <= float(probability) <= 1
-    assert (mark, token) == ("*", "the")
+    assert (mark, token) == ("*", "The")
     assert "tokens look replaced (threshold 0)" in lines[-1]
 
 

@@ -123,3 +123,11 @@ def test_a_cuda_build_without_a_gpu_is_told_how_to_become_smaller(monkeypatch: p
     assert CPU_TORCH in look(None).facts["torch_build"]
     monkeypatch.setattr("torch.version.cuda", None)
     assert "torch_build" not in look(None).facts
+
+
+def test_looking_at_files_and_accepting_them_are_two_things(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "run")
+    with pytest.raises(SystemExit) as left:
+        doctor(tmp_path / "run", files=True, accept=True)
+    assert left.value.code == 2
+    assert "--files and --accept are both given" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_a_verdict_on_a_task() -> None:
     assert score == (
         "own: accuracy 0.812 on 320 examples (dev), which beats every simple baseline (the best, the most frequent class: 0.500)."
     )
-    assert confusion == "The most frequent mistake: 'bad' predicted as 'good' (3 of the 4 mistakes)."
+    assert confusion == "The most frequent mistake: 'bad' predicted as 'good' (3 of 4 mistakes)."
     (_, confusion) = task_verdict("own", entry, mistakes * 2500, None)
     assert confusion == "The most frequent mistake: 'bad' predicted as 'good' (7,500 of the worst 10,000 mistakes)."
     assert task_verdict("own", entry, [], "The model does not beat X (0.9).")[0].endswith(
@@ -101,6 +101,7 @@ def test_a_verdict_on_a_task() -> None:
         "It finds 30% of the spans, and 60% of the spans it marks are correct.",
         "Most often missed: LOC (2 of 2 missed spans).",
     ]
+    assert task_verdict("own", spans, [RECORD] * 10_000, None)[2].endswith("missed spans in the worst 10,000 mistakes).")
     assert "no seed has a score" in task_verdict("own", entry | {"median": None}, [], None)[0]
 
 

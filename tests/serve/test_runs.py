@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from discern.data.tokenizer.training import train_tokenizer
 from discern.errors import DataError
 from discern.serve.access import Access
 from discern.serve.limits import Limits
@@ -111,6 +112,22 @@ def test_curves_findings_and_examples(run: Path) -> None:
     (example,) = found["examples"]
     assert [each["p"] for each in example["rows"][0]] == [0.0, 0.75, 0.25]
     assert ["was" in each for each in example["rows"][0]] == [False, True, False]
+
+
+def test_examples_are_read_as_text_whatever_the_vocabulary(run: Path) -> None:
+    tokenizer = train_tokenizer("bpe", 300, False, ["the chef cooked the meals"] * 5)
+    tokenizer.save(str(run / "tokenizer.json"))
+    original = tokenizer.encode("the chef yz").ids
+    corrupted = [*original]
+    corrupted[-2], corrupted[-3] = original[1], original[-2]
+    record = {"original": original, "corrupted": corrupted, "probability": [0.5] * len(original)}
+    (run / "examples.jsonl").write_text(json.dumps({"step": 20, "rows": [record]}) + "\n")
+    watched = WatchedRun(run)
+    watched.read()
+    ((pieces,),) = (each["rows"] for each in watched.curves()["examples"])
+    assert "".join(("" if piece["joined"] else " ") + piece["text"].strip() for piece in pieces) == " [CLS] the chef z the [SEP]"
+    assert [piece["was"] for piece in pieces if "was" in piece] == ["y", "z"]
+    assert watched.curves()["examples"][0]["rows"][0] is pieces, "records that were read are not read again"
 
 
 def test_a_long_curve_keeps_its_ends(tmp_path: Path) -> None:

@@ -339,7 +339,8 @@ def finetune(
         task: name of a task, or several to train jointly; 'pairs' trains text embeddings on `train`.
         data: folder with the files of the task, one for each task.
         train: your own labeled file to train on, instead of a task.
-        dev: file to evaluate on, for pairs also a folder of queries and documents; None: a part of `train` is held out.
+        dev: file to evaluate on, for pairs also a folder of queries and documents or a file in its `qrels`; None: a part of
+            `train` is held out.
         text, pair, label: columns of your own files, for classification and regression; columns that are not given
             are recognized by their names.
         words, tags: columns for tagging; in a file with one word per line, column numbers from 0.
@@ -513,9 +514,10 @@ def export(
         progress=listener,
     )
     if is_finetuned(folder):
-        if network is not None or all_networks or refit_head:
+        if network is not None or all_networks or refit_head or data is not None:
             raise ConfigError(
-                "network, all_networks and refit_head are for runs; a fine-tuned model has one network", hint="leave them out"
+                "network, all_networks, refit_head and data are for runs; a fine-tuned model has one network",
+                hint="leave them out",
             )
         done = export_task(folder, out=Path(out), task=task, seed=seed, precision=precision, serving=serving, progress=listener)
         return done.folder

@@ -146,8 +146,9 @@ def detect(
         if (calibrate is not None or evaluate is not None) and (out is not None or html is not None):
             raise ConfigError(f"--out and --html cannot be combined with {asked[0]}", hint="leave them out")
         if calibrate is not None:
-            if threshold is not None:
-                raise ConfigError("--threshold cannot be combined with --calibrate", hint="give only one of them")
+            for option, value in {"--threshold": threshold, "--text-field": text_field}.items():
+                if value is not None:
+                    raise ConfigError(f"{option} cannot be combined with --calibrate", hint="give only one of them")
             _calibrate(console, model, calibrate, options)
         elif evaluate is not None:
             _evaluate(console, model, evaluate, text_field, threshold)

@@ -68,7 +68,8 @@ def token_table(detection: Detection, threshold: float) -> RenderableType:
     """One line per token: its probability, a mark if it reaches the threshold, the token, and its position."""
     table = Table("replaced", "", "token", "characters")
     table.columns[0].justify = "right"
-    for token, (start, end), probability in zip(detection.tokens, detection.offsets, detection.replaced_probability, strict=True):
+    for index, ((start, end), probability) in enumerate(zip(detection.offsets, detection.replaced_probability, strict=True)):
+        token = _token(detection, index)
         table.add_row(f"{probability:.3f}", "*" if probability >= threshold else "", Text(token), f"{start}-{end}")
     return table
 
@@ -107,9 +108,17 @@ def _word(detection: Detection, index: int) -> tuple[tuple[int, int], str]:
     words = words_of(detection.text)
     whole = [words[number] for number in overlapping(words, detection.offsets[index])]
     if not whole:
-        return detection.offsets[index], detection.tokens[index]
+        return detection.offsets[index], _token(detection, index)
     start, end = whole[0][0], whole[-1][1]
     return (start, end), detection.text[start:end]
+
+
+def _token(detection: Detection, index: int) -> str:
+    """A token as it is written in the text; as in the vocabulary if it is a part of a word of WordPiece, or of a character."""
+    token, (start, end), offsets = detection.tokens[index], detection.offsets[index], detection.offsets
+    text = detection.text[start:end].strip()
+    part = (start, end) in (*offsets[max(0, index - 1) : index], *offsets[index + 1 : index + 2])
+    return token if part or token.startswith("##") or not text else text
 
 
 def _style(probability: float) -> str:

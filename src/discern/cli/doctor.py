@@ -41,6 +41,8 @@ def doctor(
     Example: discern doctor runs/first
     """
     with command(json_output=json_output) as console:
+        if files and accept:
+            raise ConfigError("--files and --accept are both given", hint="--files only looks; --accept rewrites checksums")
         if files or accept:
             _files(run, accept, console)
             return

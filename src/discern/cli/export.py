@@ -140,9 +140,10 @@ def export(
             progress=console.progress,
         )
         if is_finetuned(run):
-            if network is not None or all_networks or refit_head:
+            if network is not None or all_networks or refit_head or data is not None:
                 raise ConfigError(
-                    "--network, --all-networks and --refit-head are for runs; a fine-tuned model has one network with its head",
+                    "--network, --all-networks, --refit-head and --data are for runs; a fine-tuned model has one network with "
+                    "its head",
                     hint="leave them out",
                 )
             _export_task(console, run, out=out, task=task, seed=seed, precision=precision, serving=serving)

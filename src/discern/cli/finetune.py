@@ -54,7 +54,10 @@ def finetune(
     train: Annotated[Path | None, _file("File to train on: CSV, TSV, JSON lines, Parquet, or CoNLL columns (.conll).")] = None,
     dev: Annotated[
         Path | None,
-        _file("File to evaluate on (default: a tenth of --train is held out); for pairs also a folder of queries and documents."),
+        _file(
+            "File to evaluate on (default: a tenth of --train is held out); for pairs also a folder of queries and documents, or "
+            "a file in its qrels."
+        ),
     ] = None,
     text: Annotated[str | None, _column("Column of the text.")] = None,
     pair: Annotated[str | None, _column("Column of a second text.")] = None,

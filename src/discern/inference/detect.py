@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from discern.data.tokenizer import shown
+from discern.data.tokenizer import TokenTexts
 from discern.data.tokenizer.plain_text import encode_texts
 from discern.errors import ConfigError
 from discern.inference.calibration import ChosenThreshold, chosen_threshold
@@ -199,9 +197,10 @@ def _proposals(
         proposed = propose(model.proposer, ids, model.proposer_window, NUM_PROPOSALS, progress.advance)
     finally:
         progress.finish()
-    return [[_place(tokenizer, each) for each in text] for text in proposed]
+    texts = TokenTexts(tokenizer)
+    return [[_place(texts, each) for each in text] for text in proposed]
 
 
-def _place(tokenizer: Tokenizer, proposals: Proposals) -> PlaceProposals:
-    best = [(shown(tokenizer, number), value) for number, value in zip(proposals.ids, proposals.probabilities, strict=True)]
+def _place(texts: TokenTexts, proposals: Proposals) -> PlaceProposals:
+    best = [(texts.shown(number), value) for number, value in zip(proposals.ids, proposals.probabilities, strict=True)]
     return PlaceProposals(best, proposals.own)

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from discern.artifacts.opening import open_model
-from discern.data.tokenizer import SPECIAL_TOKENS, added_text, special_names, special_tokens
+from discern.data.tokenizer import SPECIAL_TOKENS, TokenTexts, special_names, special_tokens
 from discern.data.tokenizer.plain_text import separating
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
@@ -43,8 +43,9 @@ class FilledToken:
 
     @property
     def shown(self) -> str:
-        """The text without the space in front; '##' is kept."""
-        return self.token if self.token.startswith("##") else self.text.strip() or self.token
+        """The text without the space in front; '##' is kept, and a part of a character is spelled as in the vocabulary."""
+        whole = not self.token.startswith("##") and "\ufffd" not in self.text
+        return (self.text.strip() if whole else "") or self.token
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,13 @@ class Filler:
     def spelled(self, text: str) -> str:
         """A text whose masks are written as [MASK] or as the tokenizer itself spells them, all in the latter way."""
         return text.replace(MASK, special_names(self.tokenizer)["mask"])
+
+    def begins_words(self, before: str) -> bool:
+        """Whether the tokens that begin a word after a text have a space in front."""
+        if before:
+            return before[-1].isspace()  # which the mask, too, includes
+        first = self.tokenizer.encode("a", add_special_tokens=False).ids[:1]
+        return any(TokenTexts(self.tokenizer).added(number).startswith(" ") for number in first)
 
     def masks_in(self, text: str) -> int:
         """Number of masks in a text."""
@@ -132,6 +140,7 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
         )
     allowed = _allowed(filler.tokenizer)
     words = {number: token for token, number in filler.tokenizer.get_vocab(with_added_tokens=True).items()}
+    texts = TokenTexts(filler.tokenizer)
     found: list[list[FilledToken]] = []
     for first in range(0, len(masks), _MASKS_AT_ONCE):
         probabilities = _mask_logits(filler, ids, masks[first : first + _MASKS_AT_ONCE]).softmax(-1).cpu()[:, allowed]
@@ -139,7 +148,7 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
         order = probabilities.sort(dim=-1, descending=True, stable=True)
         for values, places in zip(order.values[:, :top].tolist(), order.indices[:, :top], strict=True):
             chosen = zip(allowed[places].tolist(), values, strict=True)
-            found.append([FilledToken(words[number], value, added_text(filler.tokenizer, number)) for number, value in chosen])
+            found.append([FilledToken(words[number], value, texts.added(number)) for number, value in chosen])
     return found
 
 

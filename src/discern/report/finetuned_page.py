@@ -253,7 +253,7 @@ def _smallest_published(name: str, metric: str) -> str | None:
 
 def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
     metrics = entry["metrics"]
-    worst = "worst " if len(mistakes) == _READ else ""  # there may be more
+    worst = "the worst " if len(mistakes) == _READ else ""  # there may be more
     found = []
     if {"precision", "recall"} <= metrics.keys():
         found.append(
@@ -264,13 +264,13 @@ def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str,
     )
     if confusions:
         ((gold, predicted), count), *_ = confusions.most_common(1)
-        of = f"{count:,} of the {worst}{len(mistakes):,} mistakes"
+        of = f"{count:,} of {worst}{counted(len(mistakes), 'mistake')}"
         found.append(f"The most frequent mistake: '{gold}' predicted as '{predicted}' ({of}).")
     kinds = Counter(str(span[2]) for each in mistakes for span in each.get("missed", ()))
     if kinds:
         (kind, count), *_ = kinds.most_common(1)
         among = f" in the worst {_READ:,} mistakes" if worst else ""
-        found.append(f"Most often missed: {kind} ({count:,} of {sum(kinds.values()):,} missed spans{among}).")
+        found.append(f"Most often missed: {kind} ({count:,} of {counted(sum(kinds.values()), 'missed span')}{among}).")
     return found
 
 

@@ -14,7 +14,7 @@ from discern.artifacts.run import build_objective, read_counts
 from discern.artifacts.run_record import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, special_in
 from discern.artifacts.run_record import read_record as read_run_record
 from discern.config.tree import flatten, to_toml
-from discern.data.tokenizer import added_text, load_tokenizer, special_names
+from discern.data.tokenizer import TokenTexts, load_tokenizer, special_names
 from discern.errors import DataError, DiscernError
 from discern.models.config import ModelConfig
 from discern.objectives.base import Objective, Vocabulary
@@ -255,16 +255,16 @@ def _before_and_after(run: Path, warn: Callable[[str], None]) -> list[tuple[str,
 def example_pieces(tokenizer: Tokenizer, row: Mapping[str, Sequence[Any]]) -> list[ShadedPiece]:
     """The tokens of an example row as a text, with the original of each replaced token in brackets."""
     pieces: list[ShadedPiece] = []
-    frame = set(special_names(tokenizer).values())
-    for old, new, probability in zip(row["original"], row["corrupted"], row["probability"], strict=True):
+    frame, texts = set(special_names(tokenizer).values()), TokenTexts(tokenizer)
+    added = texts.row([int(new) for new in row["corrupted"]])
+    for old, new, text, probability in zip(row["original"], row["corrupted"], added, row["probability"], strict=True):
         if old == new and tokenizer.id_to_token(int(new)) in frame:
             continue
-        text = added_text(tokenizer, int(new))
         if pieces and text.startswith(" "):
             pieces.append(ShadedPiece(" ", None))
         pieces.append(ShadedPiece(text.strip() or text, float(probability)))
         if old != new:
-            pieces.append(ShadedPiece(f" [{added_text(tokenizer, int(old)).strip()}]", None))
+            pieces.append(ShadedPiece(f" [{texts.shown(int(old))}]", None))
     return pieces
 
 

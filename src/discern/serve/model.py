@@ -100,11 +100,11 @@ class ServedModel:
         masked = f"{text[:start]}{MASK}{text[end:]}"
         # Some of the likeliest tokens continue a word, and are left out.
         found = filled(filler, masked, 2 * top + 10, _ignore)[filler.masks_in(text[:start])]
-        after_space = text[:start].endswith(" ")
+        begins = filler.begins_words(text[:start])
         kept: dict[str, float] = {}
         for each in found:
             word = each.text.strip()
-            continues = each.token.startswith("##") or (after_space and each.text == word and word[:1].isalnum())
+            continues = each.token.startswith("##") or (begins and each.text == word and word[:1].isalnum())
             if word and not continues and word not in kept:
                 kept[word] = each.probability
         best = [{"text": word, "probability": value} for word, value in list(kept.items())[:top]]

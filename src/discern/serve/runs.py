@@ -12,11 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE
 from discern.artifacts.run_record import read_record as read_run_record
-from discern.data.tokenizer import added_text, load_tokenizer
+from discern.data.tokenizer import TokenTexts, load_tokenizer
 from discern.errors import DataError, DiscernError
 from discern.report.curves import last_held_out
 from discern.report.run_page import run_expectations, run_findings
@@ -86,7 +84,8 @@ class WatchedRun:
         self._record: dict[str, Any] = {}
         self._read_from: tuple[int, ...] = ()
         self._expected: Expectations | None = None
-        self._tokenizer: Tokenizer | None = None
+        self._texts: TokenTexts | None = None
+        self._shown: dict[int, tuple[dict[str, Any], list[list[dict[str, Any]]]]] = {}  # by step: a record, and its rows
 
     def read(self) -> None:
         """Read what is new in the folder."""
@@ -185,13 +184,16 @@ class WatchedRun:
 
     def _shown_examples(self) -> list[dict[str, Any]]:
         """The examples of the last evaluations, as pieces of text."""
-        if self._tokenizer is None:
+        if self._texts is None:
             return []
         records, found = self._examples.records, []
         step = max(1, -(-len(records) // _EVALUATIONS))
         for record in [*records[:-1:step], *records[-1:]]:
             try:
-                rows = [_pieces(self._tokenizer, **row) for row in record["rows"]]
+                known, rows = self._shown.get(record["step"], (None, []))
+                if known is not record:
+                    rows = [_pieces(self._texts, **row) for row in record["rows"]]
+                    self._shown[record["step"]] = record, rows
             except (KeyError, TypeError, ValueError, OverflowError):  # a damaged record
                 continue
             found.append({"step": record["step"], "rows": rows})
@@ -208,7 +210,7 @@ class WatchedRun:
         try:
             config = read_written_config(self.folder / CONFIG_FILE)
             self._record = read_run_record(self.folder)
-            self._tokenizer = load_tokenizer(self.folder / TOKENIZER_FILE)
+            self._texts, self._shown = TokenTexts(load_tokenizer(self.folder / TOKENIZER_FILE)), {}
         except (DiscernError, OSError):
             return
         self._config, self._read_from, self._expected = config, read_from, None
@@ -241,14 +243,13 @@ class WatchedRun:
         return max(steps, default=None)
 
 
-def _pieces(tokenizer: Tokenizer, original: list[int], corrupted: list[int], probability: list[float]) -> list[dict[str, Any]]:
-    """The tokens of a row: text, probability, what it replaced ("" if nothing), and whether it continues a word."""
-    found = []
-    for old, new, value in zip(original, corrupted, probability, strict=True):
-        text = added_text(tokenizer, int(new))
+def _pieces(texts: TokenTexts, original: list[int], corrupted: list[int], probability: list[float]) -> list[dict[str, Any]]:
+    """The tokens of a row: text, probability, whether it continues a word and, of replaced ones, what it `was`."""
+    found, added = [], texts.row([int(new) for new in corrupted])
+    for old, new, text, value in zip(original, corrupted, added, probability, strict=True):
         piece: dict[str, Any] = {"text": text.strip() or text, "p": float(value), "joined": not text.startswith(" ")}
         if old != new:
-            piece["was"] = added_text(tokenizer, int(old)).strip()
+            piece["was"] = texts.shown(int(old))
         found.append(piece)
     return found
 

@@ -14,12 +14,12 @@ from discern.data.tokenizer.loading import (
     vocab_size,
 )
 from discern.data.tokenizer.roles import SPECIAL_TOKENS, framing, special_names
-from discern.data.tokenizer.shown import added_text, shown
+from discern.data.tokenizer.shown import TokenTexts
 
 __all__ = [
     "END_OF_DOCUMENT",
     "SPECIAL_TOKENS",
-    "added_text",
+    "TokenTexts",
     "bert_wordpiece",
     "fingerprint",
     "frame",
@@ -28,7 +28,6 @@ __all__ = [
     "lowercases",
     "naming_panics",
     "prepared",
-    "shown",
     "special_ids",
     "special_names",
     "special_tokens",

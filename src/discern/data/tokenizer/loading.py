@@ -77,7 +77,22 @@ def prepared(tokenizer: Tokenizer, name: str) -> Tokenizer:
         if not _frames_correctly(tokenizer):
             tokenizer.post_processor = frame(tokenizer)
     tokenizer.encode_special_tokens = True
+    if tokenizer.decoder is None:
+        tokenizer.decoder = _decoder(tokenizer)
     return tokenizer
+
+
+def _decoder(tokenizer: Tokenizer) -> decoders.Decoder | None:
+    """The decoder that undoes the marks of a vocabulary; None if it has none that are known."""
+    model, splitter = tokenizer.model, tokenizer.pre_tokenizer
+    if isinstance(model, models.WordPiece):
+        return decoders.WordPiece(prefix=model.continuing_subword_prefix)
+    if isinstance(splitter, pre_tokenizers.ByteLevel):
+        return decoders.ByteLevel()
+    if isinstance(splitter, pre_tokenizers.Metaspace):
+        return decoders.Metaspace(splitter.replacement, splitter.prepend_scheme, splitter.split)
+    suffix = getattr(model, "end_of_word_suffix", None)
+    return decoders.BPEDecoder(suffix) if suffix else None
 
 
 def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> dict[str, int]:
