@@ -210,7 +210,7 @@
   const put = (place, added) => {
     let at = -1;
     for (let number = 0; number <= place; number++) at = masked.value.indexOf(MASK, at + 1);
-    if (at < 0) return;
+    if (at < 0 || added.includes("\ufffd")) return; // a part of a character is no text
     const before = !added.startsWith(" ") && masked.value[at - 1] === " " ? at - 1 : at;
     masked.setRangeText(added.trim(), before, at + MASK.length, "end");
     masked.focus();
