@@ -160,6 +160,7 @@ name = "rtd"
 """
 
 
+@pytest.mark.slow
 def test_an_xlnet_a_masked_language_model_on_its_encoder_and_an_electra(world: Path, tmp_path: Path) -> None:
     asked = request(world, tmp_path, 'seeds = 1\ntasks = ["rte"]\nbaseline = true\n', XLNETS, overrides=("train.max_steps=40",))
     planned = {row["name"]: row for row in dry_run(**vars(asked))["runs"]}
@@ -283,7 +284,9 @@ def test_more_seeds_more_tasks_and_more_runs_go_on(world: Path, tmp_path: Path) 
     assert found["held_out"]["heldout_mlm_loss"]["highest"] < 9.9
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGKILL, -9)]
+)
 def test_stopped_it_goes_on_to_the_same_result(
     world: Path, uninterrupted: dict[str, Any], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
