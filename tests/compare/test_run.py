@@ -284,9 +284,7 @@ def test_more_seeds_more_tasks_and_more_runs_go_on(world: Path, tmp_path: Path) 
     assert found["held_out"]["heldout_mlm_loss"]["highest"] < 9.9
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGKILL, -9)]
-)
+@pytest.mark.parametrize(("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGKILL, -9)])
 def test_stopped_it_goes_on_to_the_same_result(
     world: Path, uninterrupted: dict[str, Any], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
