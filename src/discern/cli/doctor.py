@@ -42,7 +42,10 @@ def doctor(
     """
     with command(json_output=json_output) as console:
         if files and accept:
-            raise ConfigError("--files and --accept are both given", hint="--files only looks; --accept rewrites checksums")
+            raise ConfigError(
+                "--files and --accept are both given",
+                hint="give one of them: --files checks the files, --accept rewrites their checksums",
+            )
         if files or accept:
             _files(run, accept, console)
             return

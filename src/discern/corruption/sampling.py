@@ -39,8 +39,8 @@ class Sampling:
         """The logits to sample from, float32, minus infinity for excluded tokens; differentiable.
 
         Args:
-            drawn: tokens that were sampled from these logits before, which are not excluded. On a GPU, sums of probabilities
-                differ a little from one time to the next, and with them the tokens that `top_p` excludes.
+            drawn: tokens that have been sampled from these logits and must not be excluded. On a GPU, the same sum of
+                probabilities may come out slightly different when it is computed again, and so may what `top_p` excludes.
         """
         logits = logits.float() / self.temperature
         if self.disallow_original:

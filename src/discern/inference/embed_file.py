@@ -26,6 +26,7 @@ from discern.tasks.readers.user_columns import TEXT_NAMES, chosen_column
 
 # Texts are sorted by length in blocks of this size, and no more of them are in memory.
 _BLOCK = 2048
+_NEAREST = 5  # vectors that a search finds, by default
 _TABLES = (".csv", ".tsv", ".tab", ".parquet", ".json")
 
 
@@ -108,7 +109,7 @@ def embed(
                 if write is not None:
                     write(block, vectors)
                 else:
-                    show(_shown(block, vectors, stored, 5 if top is None else top))
+                    show(_shown(block, vectors, stored, _NEAREST if top is None else top))
                 progress.advance(len(block))
                 block = list(islice(texts, _BLOCK))
     finally:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from discern.artifacts.opening import open_model
-from discern.data.tokenizer import SPECIAL_TOKENS, TokenTexts, special_names, special_tokens
+from discern.data.tokenizer import SPECIAL_TOKENS, TokenTexts, shown_as, special_names, special_tokens
 from discern.data.tokenizer.plain_text import separating
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
@@ -44,8 +44,7 @@ class FilledToken:
     @property
     def shown(self) -> str:
         """The text without the space in front; '##' is kept, and a part of a character is spelled as in the vocabulary."""
-        whole = not self.token.startswith("##") and "\ufffd" not in self.text
-        return (self.text.strip() if whole else "") or self.token
+        return shown_as(self.token, self.text)
 
 
 @dataclass(frozen=True)

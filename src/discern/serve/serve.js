@@ -204,7 +204,7 @@
     const lists = found.length && Array.isArray(found[0]) ? found : [found];
     return lists.flatMap((predictions, place) => [
       element("h3", {}, lists.length > 1 ? `Mask ${place + 1}` : "Most likely tokens"),
-      bars(predictions.map((one) => [one.token.startsWith("##") ? one.token : one.text.trim() || one.token, one.probability]), (_, at) => put(place, predictions[at].text)),
+      bars(predictions.map((one) => [one.token.startsWith("##") || one.text.includes("\ufffd") ? one.token : one.text.trim() || one.token, one.probability]), (_, at) => put(place, predictions[at].text)),
     ]);
   });
   const put = (place, added) => {

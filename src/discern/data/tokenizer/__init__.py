@@ -14,7 +14,7 @@ from discern.data.tokenizer.loading import (
     vocab_size,
 )
 from discern.data.tokenizer.roles import SPECIAL_TOKENS, framing, special_names
-from discern.data.tokenizer.shown import TokenTexts
+from discern.data.tokenizer.shown import TokenTexts, shown_as
 
 __all__ = [
     "END_OF_DOCUMENT",
@@ -28,6 +28,7 @@ __all__ = [
     "lowercases",
     "naming_panics",
     "prepared",
+    "shown_as",
     "special_ids",
     "special_names",
     "special_tokens",

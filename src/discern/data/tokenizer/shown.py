@@ -15,6 +15,12 @@ _PART = "\ufffd"  # what a part of a character is decoded to
 _CONTEXT = 4  # tokens; more than a character has
 
 
+def shown_as(token: str, text: str) -> str:
+    """What is shown for a token on its own, see `TokenTexts.shown`, of its name and the text that it adds."""
+    named = token.startswith(_INSIDE) or _PART in text
+    return token if named else text.strip() or token
+
+
 class TokenTexts:
     """The texts of a tokenizer's tokens."""
 
@@ -49,8 +55,7 @@ class TokenTexts:
 
     def shown(self, number: int) -> str:
         """A token as text on its own: `##` is kept for a token of WordPiece inside a word, and a part of a character is named."""
-        token, text = self._name(number), self.added(number).strip()
-        return token if token.startswith(_INSIDE) or _PART in text else text or token
+        return shown_as(self._name(number), self.added(number))
 
     def _after(self, before: Sequence[int], number: int) -> str:
         alone, both = self._decoded(before), self._decoded([*before, number])
