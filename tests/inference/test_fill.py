@@ -239,6 +239,18 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def test_a_token_says_what_it_adds_to_the_text(made: tuple[Path, Objective]) -> None:
+    filler = load_filler(made[0] / "run", pytest.fail)
+    (mask,) = filled(made[0] / "run", TEXT, top=40)
+    assert any(each.token.startswith("##") for each in mask)
+    for each in mask:
+        assert each.text.strip() == each.token.removeprefix("##")
+        assert each.shown == each.token
+        if each.token.isalpha() or each.token.startswith("##"):
+            assert each.text.startswith(" ") != each.token.startswith("##")
+    assert [filler.begins_words(before) for before in ("", "the ", "the\n", "(")] == [True, True, True, False]
+
+
 def test_json_of_one_mask_and_of_several(made: tuple[Path, Objective], capsys: pytest.CaptureFixture[str]) -> None:
     fill_command(made[0] / "run", TEXT, json_output=True)
     one = shown(capsys)
