@@ -21,7 +21,8 @@ from discern.convert.export import Exported, export
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import CheckpointError, ConfigError, DataError, NumericsError
 from discern.interop.config_json import ENCODER_KEYS, MARK
-from discern.interop.names import CONFIG_NAME, WEIGHTS_NAME
+from discern.interop.names import CONFIG_NAME
+from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
@@ -134,13 +135,14 @@ def test_all_networks_stand_in_one_folder(tmp_path: Path) -> None:
     done = exported(tmp_path / "run", tmp_path / "out", all_networks=True)
     assert done.networks == ("discriminator", "generator")
     files = files_in(tmp_path / "out")
-    assert sorted(files) == sorted(
-        [*FILES, CHECKSUMS_NAME, *(f"generator/{name}" for name in (CONFIG_NAME, WEIGHTS_NAME, CHECKSUMS_NAME))]
-    )
+    assert sorted(files) == sorted([*FILES, CHECKSUMS_NAME, *(f"generator/{name}" for name in (*FILES[:4], CHECKSUMS_NAME))])
+    for name in (TOKENIZER_NAME, TOKENIZER_CONFIG_NAME):
+        assert files[f"generator/{name}"] == files[name]
+        assert name in json.loads(files[f"generator/{CHECKSUMS_NAME}"])
     assert done.num_bytes == sum(map(len, files.values()))
-    inputs = encoded(tmp_path / "out", HARD[0])
     for name, network in objective.networks().items():
         folder = tmp_path / "out" / ("" if name == "discriminator" else name)
+        inputs = encoded(folder, HARD[0])
         hidden = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
         torch.testing.assert_close(hidden, network.encoder(inputs["input_ids"]), atol=1e-5, rtol=1e-5)
     model, info = ElectraForMaskedLM.from_pretrained(tmp_path / "out" / "generator", output_loading_info=True)

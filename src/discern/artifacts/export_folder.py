@@ -55,7 +55,7 @@ def check_target(out: Path, *reads: Path | None) -> None:
     folders = [name for name in (*mark.get("networks", ()), *_SENTENCE_FOLDERS) if (out / name).is_dir()]
     files = (*FILES, *_SENTENCE_FILES, ONNX_NAME, HEAD_NAME, CALIBRATION_NAME, CHECKSUMS_NAME)
     others = folder.foreign((*files, *folders).__contains__)
-    own = (CONFIG_NAME, WEIGHTS_NAME, HEAD_NAME, CHECKSUMS_NAME)
+    own = (CONFIG_NAME, WEIGHTS_NAME, HEAD_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CHECKSUMS_NAME)
     others += [f"{name}/{other}" for name in folders for other in OutputFolder(out / name).foreign(own.__contains__)]
     if others:
         raise DataError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from discern.interop.tokenizer import (
 from discern.models.base import Network
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
-from discern.storage.files import sync_folder, write_file
+from discern.storage.files import write_file
 from discern.storage.records import read_text, understood
 
 _COPY = "copy the file again from where the export came from, or remove it; the new export is then written without it"
@@ -133,15 +133,13 @@ def export(
         if all_networks and (lost := weights_outside_networks(run.objective)):
             warn(f"{out} lacks weights that belong to none of the networks ({', '.join(lost[:3])}): evaluate the run instead")
     progress.advance(1)
-    (_, first), *others = contents.models.items()
+    first = next(iter(contents.models.values()))
     if serving.onnx:
         check_graph(first.config["model_type"])
     parity: list[Parity | None] = []
 
     def write(folder: Path) -> None:
-        write_networks(folder, first, others)
-        write_file(folder / TOKENIZER_NAME, contents.tokenizer.tokenizer)
-        write_file(folder / TOKENIZER_CONFIG_NAME, contents.tokenizer.config)
+        write_networks(folder, contents.models, contents.tokenizer)
         if contents.settings is not None:
             write_file(folder / SETTINGS_NAME, contents.settings)
         write_file(folder / CARD_NAME, contents.card.encode())
@@ -154,13 +152,14 @@ def export(
     return Exported(out, tuple(contents.models), loads_as, first.num_parameters, contents.step, folder_size(out), parity[-1])
 
 
-def write_networks(folder: Path, first: HuggingFaceModel, others: Iterable[tuple[str, HuggingFaceModel]]) -> None:
-    """Write the files of the networks: the first at the root of the folder, the others in folders of their names."""
-    first.write(folder)
-    for name, model in others:
-        (folder / name).mkdir()
-        model.write(folder / name)
-        sync_folder(folder / name)
+def write_networks(folder: Path, models: Mapping[str, HuggingFaceModel], tokenizer: TokenizerFiles) -> None:
+    """Write the networks: the first at the root of the folder, the others in folders of their names, each with the tokenizer."""
+    for number, (name, model) in enumerate(models.items()):
+        path = folder / name if number else folder
+        path.mkdir(exist_ok=True)
+        model.write(path)
+        write_file(path / TOKENIZER_NAME, tokenizer.tokenizer)
+        write_file(path / TOKENIZER_CONFIG_NAME, tokenizer.config)
 
 
 def check_finite(model: HuggingFaceModel, source: Path) -> None:

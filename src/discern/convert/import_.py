@@ -20,7 +20,7 @@ from discern.interop.imported_model import ImportedModel, read_huggingface, read
 from discern.interop.names import CONFIG_NAME, GENERATOR_CLASS, MODERNBERT_LM_CLASS, XLNET_CLASS
 from discern.interop.tensorflow.bundle import find_checkpoint
 from discern.interop.tensorflow.electra import read_released
-from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, tokenizer_files
+from discern.interop.tokenizer import tokenizer_files
 from discern.interop.vocabulary import FoundTokenizer, check_fits, find_tokenizer
 from discern.models.config import ModelConfig
 from discern.objectives.base import Vocabulary
@@ -218,7 +218,7 @@ def _recipe(model: ModelConfig, chosen: Mapping[str, object], recipes: Mapping[i
 
 
 def _write(out: Path, imported: ImportedModel, found: FoundTokenizer, config: PretrainConfig | None) -> None:
-    (_, first), *others = imported.models.items()
+    first = next(iter(imported.models.values()))
     positions = first.config.get("max_position_embeddings")  # absent for an XLNet, whose source names the length
     length = min(known for known in (imported.max_length, positions) if known)
     first.config[MARK] = _mark(imported, fingerprint(found.tokenizer))
@@ -239,9 +239,7 @@ def _write(out: Path, imported: ImportedModel, found: FoundTokenizer, config: Pr
     card = imported_card(facts)
 
     def write(folder: Path) -> None:
-        write_networks(folder, first, others)
-        write_file(folder / TOKENIZER_NAME, files.tokenizer)
-        write_file(folder / TOKENIZER_CONFIG_NAME, files.config)
+        write_networks(folder, imported.models, files)
         if config is not None:
             write_file(folder / SETTINGS_NAME, to_toml(config).encode())
         write_file(folder / CARD_NAME, card.encode())
