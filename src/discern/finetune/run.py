@@ -216,7 +216,7 @@ def prepare_finetuning(
     debug: bool = False,
     submits: bool = False,
 ) -> FinetunePlan:
-    """Read, check and encode all files, and fix the length of the training. Writes nothing but cached features.
+    """Read, check and encode all files, and fix the length of the training. Writes nothing.
 
     Args:
         submits: also read the test files of GLUE, for a submission.

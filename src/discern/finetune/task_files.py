@@ -13,7 +13,6 @@ import numpy as np
 
 from discern.data.batching.ordering import derive_key, permute
 from discern.errors import DataError
-from discern.finetune.features_cache import cached_features, examples_digest
 from discern.tasks.base import Definition, Labels, Source, Task, TaskConfig, TextEncoder
 from discern.tasks.examples import Reading
 from discern.tasks.supervised import Split
@@ -163,7 +162,7 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
         unlabeled |= {name: _first(unlabeled[name]) for name in files.predicted}
 
     def split(examples: Sequence[Any], *, labeled: bool) -> Split:
-        return Split(tuple(examples), cached_features(task, examples, text, labeled=labeled))
+        return Split(tuple(examples), task.encode(examples, text, labeled=labeled))
 
     trained = split(task.training_examples(train.examples), labeled=True)
     evaluated = {name: split(reading.examples, labeled=True) for name, reading in readings.items()}
@@ -187,6 +186,14 @@ def read_task(files: TaskFiles, config: TaskConfig, text: TextEncoder, options: 
         source,
         selection,
     )
+
+
+def examples_digest(examples: Sequence[Any]) -> str:
+    """A hash of the examples in their order."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr(example).encode("utf-8", "replace") + b"\0")
+    return digest.hexdigest()
 
 
 HELD_OUT = "held out of train"
