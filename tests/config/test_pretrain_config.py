@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from discern.config.presets import preset_names, preset_path, preset_summary
-from discern.config.tree import diff, to_toml
+from discern.config.tree import diff, flatten, to_toml
 from discern.errors import ConfigError
+from discern.finetune.settings import given_settings, load_finetune_config
+from discern.models.config import ModelConfig
 from discern.objectives.rtd import RTDConfig
+from discern.tasks import tasks
 from discern.training.pretrain_config import PretrainConfig, differences, load_pretrain_config, read_written_config
 from discern.training.schedule import learning_rate
 
@@ -299,3 +302,20 @@ def test_settings_that_nothing_reads_are_told() -> None:
     assert weightless.without_effect() == dict.fromkeys(("generator_size", "tying", "temperature"), "generator = 'mlm'")
     assert RTDConfig().without_effect() == {}
     assert RTDConfig(masking="span", span_max_words=3).without_effect() == {}
+
+
+PRETRAINING = [(preset, key) for preset in ("tiny", "xlnet-small", "modern-cpu") for key in flatten(load(preset))]
+FINE_TUNING = flatten(load_finetune_config([tasks.load("sst2")], ModelConfig(), {}).config)
+
+
+@pytest.mark.parametrize("table", ["{}", "{ a = 1 }", "[{}]"])
+def test_no_setting_takes_a_table(table: str, tmp_path: Path):
+    (tmp_path / "empty.toml").write_text("[optimizer]\n")
+    assert load_pretrain_config(tmp_path / "empty.toml", "tiny").config == load("tiny")
+    for preset, key in [*PRETRAINING, ("tiny", "optimizer"), ("tiny", "nothing")]:
+        with pytest.raises(ConfigError, match=rf"--set: .*\b{key}\b"):
+            load(preset, f"{key}={table}")
+    for key in FINE_TUNING:
+        (tmp_path / "settings.toml").write_text(f"{key} = {table}\n")
+        with pytest.raises(ConfigError, match=rf"settings\.toml.*\b{key}\b"):
+            load_finetune_config([tasks.load("sst2")], ModelConfig(), given_settings(tmp_path / "settings.toml", ()))

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tomli_w
 
 from discern.api.arguments import checks_choices
 from discern.api.exporting import serving_of
 from discern.artifacts.export_folder import check_target
 from discern.artifacts.opening import open_model
 from discern.artifacts.run import is_finetuned
+from discern.config.tree import toml_value
 from discern.convert.export import export as export_networks
 from discern.convert.export_finetuned import export_task
 from discern.convert.forms import Form
@@ -551,11 +551,10 @@ def overrides_of(settings: Settings | None) -> tuple[str, ...]:
     found: list[str] = []
     for key, value in (settings or {}).items():
         if isinstance(value, Mapping):
-            found += [f"{key}.{override}" for override in overrides_of(value)]
+            found += [f"{key}.{override}" for override in overrides_of(value)] or [f"{key}={{}}"]
             continue
-        plain = str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
         try:
-            found.append(f"{key}={tomli_w.dumps({'value': plain}).partition('=')[2].strip()}")
+            found.append(f"{key}={toml_value(value.item() if isinstance(value, np.generic) else value)}")
         except TypeError:
             raise ConfigError(
                 f"{key} is of the type {type(value).__name__}, expected a string, a number, True, False or a list of these",

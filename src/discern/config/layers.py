@@ -224,7 +224,7 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
 
 
 def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    """Every value of a nested table with its dotted key. An empty table has no values.
+    """Every value of a nested table with its dotted key. An empty table is a value, which only sections accept.
 
     Raises:
         ConfigError: the tables are nested too deeply.
@@ -235,7 +235,8 @@ def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, obj
         )
     found: list[tuple[str, object]] = []
     for key, value in tree.items():
-        found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+        nested = isinstance(value, dict) and value
+        found += _leaves(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
     return found
 
 

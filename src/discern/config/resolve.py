@@ -165,6 +165,8 @@ class _Resolution:
             if key in self._schema.fields or self._is_open(section):
                 continue
             del self.settings[key]
+            if key in self._schema.sections and setting.value == {} and setting.origin.kind != "set":
+                continue  # a heading without settings
             variant = self._variants.get(section)
             elsewhere = [] if variant is None else variant.having(key.rpartition(".")[2])
             if variant is not None and variant.were_one and setting.origin.written and elsewhere:
