@@ -133,6 +133,15 @@ def test_less_text_than_entries() -> None:
         assert vocab_size(train_tokenizer(kind, 5000, False, ["a short text, and no more"])) < 500
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["今日は天気がいい。", "ดีมาก", "한국어 文 é", "½ ﬁne 👍🏽", "ပါတယ်"])
+def test_the_text_it_was_trained_on_has_no_unknown_token(kind: TokenizerKind, text: str, *, lowercase: bool) -> None:
+    """Not even the first one of a text without spaces."""
+    tokenizer = train_tokenizer(kind, 300, lowercase, [text] * 20)
+    assert special_ids(tokenizer)["unk"] not in tokenizer.encode(text).ids
+
+
 def test_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match="at least 261"):
         check_vocab_size("bpe", 260)

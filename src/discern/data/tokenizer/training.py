@@ -157,7 +157,10 @@ def _unigram(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     normalizer = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
     tokenizer.normalizer = normalizers.Sequence([*normalizer, normalizers.Lowercase()] if lowercase else normalizer)
-    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=specials, unk_token="[UNK]", show_progress=False)
+    # Without spaces between words, the sample need not contain the piece that begins every text.
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size, special_tokens=specials, unk_token="[UNK]", initial_alphabet=["▁"], show_progress=False
+    )
     alphabet = _alphabet(tokenizer, texts, limit=(size - len(specials)) // 2)
     # As in SentencePiece, no piece mixes scripts, or letters with punctuation. Shorter words also train faster.
     scripts, spaces = pre_tokenizers.UnicodeScripts(), pre_tokenizers.Metaspace(prepend_scheme="never")
