@@ -1,10 +1,12 @@
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 from discern.data.batching.packed import PackedRows
-from discern.data.batching.rows import build_packing
+from discern.data.batching.rows import build_packing, heldout_rows, training_rows
 from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
 from discern.errors import DataError
@@ -139,3 +141,14 @@ def test_a_batch_may_span_two_epochs() -> None:
     second = stream.batch(np.arange(border, border + 3), np.arange(3, 6))
     assert np.array_equal(both.input_ids, np.concatenate([first.input_ids, second.input_ids]))
     assert both.example_index.tolist() == list(range(border - 3, border + 3))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["packed", "segments", "two-part"])
+def test_one_row_is_a_batch_without_a_warning_of_torch(kind: str, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(partial(torch.set_warn_always, torch.is_warn_always_enabled()))
+    torch.set_warn_always(True)
+    split = MemorySplit(random_documents(20, 60))
+    config = DataConfig(sequence_length=24, packing=kind)
+    for rows in (training_rows(split, SPECIAL, config, 0), heldout_rows(split, SPECIAL, config)):
+        rows.batch(np.arange(1), np.arange(1))

@@ -100,7 +100,7 @@ def to_batch(rows: Rows, indices: Integers, slots: Integers) -> TokenBatch:
         attention_mask=torch.from_numpy(attention),
         special_tokens_mask=torch.from_numpy(rows.is_special),
         token_type_ids=torch.from_numpy(rows.token_types),
-        position_ids=torch.from_numpy(np.ascontiguousarray(rows.positions)),
+        position_ids=torch.from_numpy(rows.positions.copy()),
         document_ids=None if rows.pieces is None else torch.from_numpy(rows.pieces),
         word_starts=None if rows.word_starts is None else torch.from_numpy(rows.word_starts),
         example_index=torch.from_numpy(indices.astype(np.int64)),
