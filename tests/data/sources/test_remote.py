@@ -199,8 +199,11 @@ def test_a_server_that_is_busy_is_asked_again(server: str, monkeypatch: pytest.M
     (found,) = remote_files(f"{server}/text")
     assert (found.size, found.version) == (7, "one")
     monkeypatch.setattr(_Fragile, "do_HEAD", lambda self: self._head(7, 503))
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
     (found,) = remote_files(f"{server}/text")
     assert (found.size, found.version) == (None, None)
+    assert len(waits) == 5  # between six tries, and not after the last one
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, TOKENIZER_NAME, FileInfo, ShardInfo, read_manifest
-from discern.data.sources.object_stores import shown
+from discern.data.sources.object_stores import AbsentError, shown
 from discern.data.sources.remote import joined, open_remote, read_whole, refuse_password
 from discern.errors import ConfigError, DataError
 from discern.storage.checksums import cached_checksum, make_cache_folder, verification_is_on
@@ -83,9 +83,7 @@ class RemoteFolder:
         size = cache_size()
         try:
             content = read_whole(joined(address, MANIFEST_NAME))
-        except DataError as problem:
-            if not any(each in problem.message for each in ("does not exist", "there is nothing at")):
-                raise
+        except AbsentError:
             raise DataError(
                 f"{shown(address)} is not a data set: {MANIFEST_NAME} is missing",
                 hint="check the address; a data set that is still being written has no manifest yet",

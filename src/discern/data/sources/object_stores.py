@@ -53,6 +53,10 @@ _IN_WORDS = {
 }
 
 
+class AbsentError(DataError):
+    """Nothing is at an address."""
+
+
 class StoreError(ConnectionError):
     """A request that failed although it may succeed when it is repeated. The text is the kind of the error."""
 
@@ -272,7 +276,7 @@ class explaining:  # noqa: N801 (used like a function)
         if isinstance(problem, FileNotFoundError) or any(each in name for each in _ABSENCES):
             is_hub = urlsplit(self._address).scheme.lower() == "hf"  # which does not show a private repository to others
             private = f"; if the repository is private: {credentials_hint(self._address)}" if is_hub else ""
-            raise DataError(f"there is nothing at {shown(self._address)}", hint=f"check the address{private}") from None
+            raise AbsentError(f"there is nothing at {shown(self._address)}", hint=f"check the address{private}") from None
         words = ("Credential", "Token", "Auth", "Gated", *_REFUSALS)
         if isinstance(problem, PermissionError) or any(word in name for word in words):
             raise refused(self._address) from None

@@ -22,6 +22,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from discern.data.sources.object_stores import (
     PACKAGES,
+    AbsentError,
     StoreError,
     connection_hint,
     credentials_hint,
@@ -140,7 +141,7 @@ def remote_files(address: str) -> Iterator[RemoteFile]:
             if _is_visible(name, path)
         ]
     if not files:
-        raise DataError(f"there is nothing at {shown(address)}", hint="check the address; quote a pattern for the shell")
+        raise AbsentError(f"there is nothing at {shown(address)}", hint="check the address; quote a pattern for the shell")
     yield from files
 
 
@@ -213,14 +214,21 @@ def remove_remote(address: str) -> None:
 
 
 def _repeated(address: str, done: str, act: Callable[[], None]) -> None:
-    for failures in range(_TRIES):
+    for _ in _tries():
         try:
             act()
             return
         except StoreError as problem:
             reason = str(problem)
-        time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
     raise DataError(f"{shown(address)} cannot be {done}: {reason}, {_TRIES} times in a row", hint=connection_hint(address))
+
+
+def _tries() -> Iterator[None]:
+    """Six tries, with growing waits between them."""
+    for failures in range(_TRIES):
+        if failures:
+            time.sleep(_FIRST_WAIT_SECONDS * 2 ** (failures - 1))
+        yield
 
 
 class ResumingStream:
@@ -337,11 +345,11 @@ def _answer(address: str, method: str, headers: dict[str, str]) -> Any:
     except (ValueError, http.client.InvalidURL):
         raise ConfigError(f"{shown(address)} is not an address", hint="the form is https://SERVER/PATH") from None
     if code in _PASSING:
-        raise ConnectionError(f"the server answers {code}")
+        raise StoreError(f"the server answers {code}")
     if code in (401, 403):
         raise refused(address)
     if code in (404, 410):
-        raise DataError(f"{shown(address)} does not exist: the server answers {code}", hint="check the address")
+        raise AbsentError(f"{shown(address)} does not exist: the server answers {code}", hint="check the address")
     raise DataError(f"{shown(address)} cannot be read: the server answers {code}", hint="check the address")
 
 
@@ -359,25 +367,24 @@ def _quoted(address: str) -> str:
 
 def _file_on_server(address: str) -> RemoteFile:
     """Size and version of a file, if the server tells them without sending the file."""
-    for failures in range(_TRIES):
+    # Tried again: without its version, the file would seem to be another one than when the server was less busy.
+    for _ in _tries():
         try:
             with _answer(address, "HEAD", _HEADERS) as response:
                 length = response.headers.get("Content-Length")
                 size = int(length) if length is not None and length.isdecimal() else None
                 return RemoteFile(address, size, _version_in(response.headers))
-        except DataError as problem:
-            if "does not exist" in problem.message:
-                raise
+        except AbsentError:
+            raise
+        except DataError:
             break  # an address may be signed for reading only
+        except StoreError:
+            continue
         except (OSError, http.client.HTTPException) as problem:
             reason = getattr(problem, "reason", None) or problem
-            if not (isinstance(problem, ConnectionError) and "answers" in str(problem)):
-                raise DataError(
-                    f"{urlsplit(address).netloc} does not answer: {type(reason).__name__}",
-                    hint="check the address and the network",
-                ) from None
-        # Without it, the file would seem to be another one than when the server was less busy.
-        time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
+            raise DataError(
+                f"{urlsplit(address).netloc} does not answer: {type(reason).__name__}", hint="check the address and the network"
+            ) from None
     return RemoteFile(address, None, None)
 
 
