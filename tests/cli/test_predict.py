@@ -38,7 +38,7 @@ def test_lines_go_to_stdout_and_nothing_else_does(
 ) -> None:
     assert call(monkeypatch, model, table) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["id"] for line in lines] == ["0", "1"]
+    assert [line["row"] for line in lines] == [0, 1]
     assert "logits" not in lines[0]
     assert call(monkeypatch, model, table, "--logits", "--text", "x") == 0
     assert "logits" in json.loads(capsys.readouterr().out.splitlines()[0])

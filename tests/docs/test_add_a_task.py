@@ -75,7 +75,7 @@ def test_the_example_of_a_family_is_used_afterwards(data: Path, tmp_path: Path) 
     tasks.register("sure-kind", "kinds:SURE")
     finetune(request, Silent())
     (said,) = predicted(tmp_path / "out", "where is it", [])
-    assert set(said) == {"id", "label", "probabilities", "is_sure"}
+    assert set(said) == {"row", "id", "label", "probabilities", "is_sure"}
     assert evaluate_finetuned(tmp_path / "out", data, progress=Silent())["examples"] == 30
     assert export_task(tmp_path / "out", out=tmp_path / "export", progress=Silent()).task == "sure-kind"
     del tasks._targets["sure-kind"]

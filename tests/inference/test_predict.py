@@ -61,14 +61,14 @@ def csv(path: Path, *rows: str) -> Path:
 
 
 def test_every_kind_of_file_gives_the_same(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = csv(tmp_path / "a.csv", "id,review", *(f'{number},"{text}"' for number, text in enumerate(TEXTS)))
+    table = csv(tmp_path / "a.csv", "x,review", *(f'{number},"{text}"' for number, text in enumerate(TEXTS)))
     lines = csv(tmp_path / "a.jsonl", *(json.dumps({"review": text}) for text in TEXTS))
     array = written(tmp_path / "a.json", json.dumps([{"review": text} for text in TEXTS]))
     tabs = csv(tmp_path / "a.tsv", "review\tx", *(f"{text}\t1" for text in TEXTS))
     text = csv(tmp_path / "a.txt", *TEXTS, "")
     found = said(folders / "single", table)
-    assert [record["id"] for record in found] == ["0", "1", "2", "3"]
-    assert set(found[0]) == {"id", "label", "probabilities"}
+    assert [record["row"] for record in found] == [0, 1, 2, 3]
+    assert set(found[0]) == {"row", "label", "probabilities"}
     assert list(found[0]["probabilities"]) == ["bad", "good", "so-so"]
     assert all(sum(record["probabilities"].values()) == pytest.approx(1, abs=1e-5) for record in found)
     for path in (lines, array, tabs, text):
@@ -111,12 +111,34 @@ def test_parquet_and_compressed_files(folders: Path, tmp_path: Path) -> None:
     assert said(folders / "single", tmp_path / "a.parquet") == said(folders / "single", tmp_path / "a.csv.gz")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "ids"),
+    [
+        ("a.csv", "id,review\n900,hello\n900,the chef\n,a meal\n", ["900", "900", None]),
+        ("a.jsonl", '{"review": "hello", "id": 7}\n{"id": "\\ud800x", "review": "a"}\n{"review": "b"}\n', [7, "\ufffdx", None]),
+    ],
+)
+def test_the_id_of_a_row_goes_through(folders: Path, tmp_path: Path, name: str, content: str, ids: list[Any]) -> None:
+    out = tmp_path / "out.jsonl"
+    predict(folders / "single", written(tmp_path / name, content), pytest.fail, Silent(), out=out)
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(each["row"], each.get("id")) for each in found] == list(enumerate(ids))
+    assert ["id" in each for each in found] == [each is not None for each in ids]
+
+
+@pytest.mark.parametrize(("content", "line"), [("\n\nhello\n", 1), ("hello\n\n \nthe chef\n", 2)])
+@pytest.mark.parametrize("model", ["single", "tags"])
+def test_an_empty_line_is_refused_by_its_number(folders: Path, tmp_path: Path, model: str, content: str, line: int) -> None:
+    with pytest.raises(DataError, match=rf"a\.txt:{line}: 'text' is empty"):
+        said(folders / model, written(tmp_path / "a.txt", content), format="text")
+
+
 def test_blocks_and_batches_change_nothing(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = csv(tmp_path / "a.txt", *(" ".join(TEXTS[: 1 + number % 4]) for number in range(23)))
     whole = said(folders / "single", path)
     monkeypatch.setattr(module, "_BLOCK", 5)
     parts = said(folders / "single", path)
-    assert [record["id"] for record in parts] == [str(number) for number in range(23)]
+    assert [record["row"] for record in parts] == list(range(23))
     for one, other in zip(whole, parts, strict=True):
         assert list(one["probabilities"].values()) == pytest.approx(list(other["probabilities"].values()), abs=2e-6)
 
@@ -125,7 +147,7 @@ def test_rows_are_read_as_they_are_asked_for(folders: Path, tmp_path: Path) -> N
     path = csv(tmp_path / "a.csv", "review", *["x"] * 3, '""')
     model = FinetunedFolder(folders / "single").task_model()
     examples = input_examples(model.objective.tasks["own"], model.record["tasks"]["own"], path, {}, None, pytest.fail)
-    assert [next(examples).text for _ in range(3)] == ["x"] * 3
+    assert [next(examples)[0].text for _ in range(3)] == ["x"] * 3
     with pytest.raises(DataError, match=r"a\.csv:5: 'review' is empty"):
         next(examples)
 
@@ -133,7 +155,7 @@ def test_rows_are_read_as_they_are_asked_for(folders: Path, tmp_path: Path) -> N
 def test_each_kind_of_prediction(folders: Path, tmp_path: Path) -> None:
     text = csv(tmp_path / "a.txt", *TEXTS)
     several = said(folders / "multi", text)[1]
-    assert set(several) == {"id", "labels", "probabilities"}
+    assert set(several) == {"row", "labels", "probabilities"}
     assert several["labels"] == [name for name, value in several["probabilities"].items() if value >= 0.5]
     number = said(folders / "number", text, logits=True)[1]
     assert number["score"] == pytest.approx(2.5 * number["logits"][0] + 3, abs=1e-4)
@@ -153,7 +175,7 @@ def test_tagging_takes_lines_of_words_columns_and_tables(folders: Path, tmp_path
     lines = said(folders / "tags", csv(tmp_path / "a.txt", "the chef cooked", "hello"))
     assert [record["words"] for record in lines] == [["the", "chef", "cooked"], ["hello"]]
     assert len(lines[0]["tags"]) == 3
-    assert {"id", "words", "tags", "spans"} <= set(lines[0])
+    assert {"row", "words", "tags", "spans"} <= set(lines[0])
     columns = "the DT\nchef NN\ncooked VB\n\nhello UH\n"
     assert said(folders / "tags", written(tmp_path / "a.conll", columns)) == lines
     tagged = "the O\nchef B-X\ncooked B-Y\n\nhello O\n"
@@ -173,10 +195,10 @@ def test_tagging_takes_lines_of_words_columns_and_tables(folders: Path, tmp_path
 @pytest.mark.parametrize(
     ("model", "content", "words", "other"),
     [
-        ("tags", "the chef\n\nhello guests\n", [["the", "chef"], ["hello", "guests"]], "conll"),
-        ("tags", "the DT\n\nhello O\n", [["the", "DT"], ["hello", "O"]], "conll"),
+        ("tags", "the chef\nhello guests\n\n", [["the", "chef"], ["hello", "guests"]], "conll"),
+        ("tags", "the DT\nhello O\n\n", [["the", "DT"], ["hello", "O"]], "conll"),
         ("tags", "the O\n\nhello S-X\n", [["the"], ["hello"]], "text"),
-        ("characters", "科 技\n\n全 方\n", [["科", "技"], ["全", "方"]], "conll"),
+        ("characters", "科 技\n全 方\n", [["科", "技"], ["全", "方"]], "conll"),
         ("characters", "科技\n", [["科", "技"]], "conll"),
         ("characters", "科0\n技1\n\n全0\n", [["科", "技"], ["全"]], "text"),
         ("characters", "科0 O\n技1 B-ORG\n\n全0 O\n", [["科", "技"], ["全"]], "text"),
@@ -211,7 +233,7 @@ def test_a_task_of_characters_takes_texts_of_a_table_apart(folders: Path, tmp_pa
 def test_no_row_of_an_official_file_is_dropped(folders: Path, tmp_path: Path) -> None:
     rows = [f"film {number}\t{'?' if number in (3, 7) else 1}" for number in range(12)]
     found = said(folders / "named", csv(tmp_path / "a.tsv", "sentence\tlabel", *rows))
-    assert [each["id"] for each in found] == [str(number) for number in range(12)]
+    assert [each["row"] for each in found] == list(range(12))
     rows[4] += "\tmore"
     with pytest.raises(DataError, match=r"a\.tsv:6: 3 "):
         said(folders / "named", csv(tmp_path / "a.tsv", "sentence\tlabel", *rows))

@@ -63,7 +63,7 @@ def predict(
     ] = "float32",
     json_output: JsonOption = False,
 ) -> None:
-    """Apply a fine-tuned model to a file: one JSON line per row, in order. Blank lines of plain text are skipped.
+    """Apply a fine-tuned model to a file: one JSON line per row, in order, with its number from 0 (`row`) and its own `id`.
 
     Examples: discern predict OUT new-reviews.csv --out predictions.jsonl
 

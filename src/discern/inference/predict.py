@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ def predict(
     precision: str = "float32",
     append: bool = False,
 ) -> Predicted:
-    """Predict for every row of a file, in order.
+    """Predict for every row of a file, in order. A prediction has the number of its `row`, from 0, and the row's own `id`.
 
     Args:
         model: a fine-tuned model, an export of it, or a Hugging Face model for such a task.
@@ -82,10 +84,17 @@ def predict(
     started = time.perf_counter()
     # A table with appended columns is always read as a table, never in the task's own format, so that each record is one row.
     read_as = table.format if table is not None else format
-    examples = input_examples(chosen, tuned.record["tasks"][chosen.name], input, columns or {}, read_as, progress.note)
+    read = input_examples(chosen, tuned.record["tasks"][chosen.name], input, columns or {}, read_as, progress.note)
+    ids: deque[Any] = deque()
+
+    def examples() -> Iterator[Any]:
+        for example, identity in read:
+            ids.append(identity)
+            yield example
+
     unknown = UnknownTokens(tuned.tokenizer)
-    with_logits = predictions_of(tuned, chosen, examples, precision, progress, unknown)
-    predictions = _not_empty(with_logits if logits else _without_logits(with_logits), input)
+    found = predictions_of(tuned, chosen, examples(), precision, progress, unknown)
+    predictions = _not_empty(_numbered(found, ids, logits=logits), input)
     progress.start("predicting", None, "rows")
     rows = 0
     try:
@@ -140,9 +149,16 @@ def predictions_of(
         progress.advance(len(block))
 
 
-def _without_logits(predictions: Iterable[list[Prediction]]) -> Iterator[list[Prediction]]:
+def _numbered(predictions: Iterable[list[Prediction]], ids: deque[Any], *, logits: bool) -> Iterator[list[Prediction]]:
+    """The predictions with the number of their row, from 0, and the row's own id, if it is not None."""
+    left_out = {"id"} if logits else {"id", "logits"}
+    rows = count()
     for block in predictions:
-        yield [{key: value for key, value in each.items() if key != "logits"} for each in block]
+        heads = ({"row": next(rows)} | ({} if (identity := ids.popleft()) is None else {"id": identity}) for _ in block)
+        yield [
+            head | {key: value for key, value in each.items() if key not in left_out}
+            for head, each in zip(heads, block, strict=True)
+        ]
 
 
 def _not_empty(predictions: Iterable[list[Prediction]], source: Path) -> Iterator[list[Prediction]]:

@@ -11,7 +11,7 @@ from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import DataError
 from discern.inference.scoring import Score, TextScorer
 from discern.progress import Progress
-from discern.tasks.readers.files import numbered_lines, stream_lines
+from discern.tasks.readers.files import numbered_lines, stream_lines, without_blank_end
 
 # Sentences are sorted by length in blocks of this size: large enough for little padding, small enough to be held in memory.
 _BLOCK = 512
@@ -62,28 +62,16 @@ def _read(source: Path | Sequence[str], warn: Callable[[str], None]) -> tuple[st
         return None, iter(enumerate(source, 1))
     name = "standard input" if str(source) == "-" else str(source)
     lines = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
-    return name, _without_blank_end(lines, name, warn)
+
+    def left_out(first: int, last: int) -> None:
+        where = f"{first} to {last}" if last > first else f"{first}"
+        warn(f"{name}:{where}: empty lines at the end, skipped")
+
+    return name, without_blank_end(lines, left_out)
 
 
 def _place(name: str | None, number: int) -> str:
     return f"text {number}" if name is None else f"{name}:{number}"
-
-
-def _without_blank_end(lines: Iterator[tuple[int, str]], name: str, warn: Callable[[str], None]) -> Iterator[tuple[int, str]]:
-    """The lines without empty ones at the end; of each group of empty lines elsewhere, only the first."""
-    begins: tuple[int, str] | None = None
-    number = 0
-    for number, text in lines:
-        if not text.strip():
-            begins = begins or (number, text)
-            continue
-        if begins is not None:
-            yield begins
-            begins = None
-        yield number, text
-    if begins is not None:
-        where = f"{begins[0]} to {number}" if number > begins[0] else f"{number}"
-        warn(f"{name}:{where}: empty lines at the end, skipped")
 
 
 def _too_long(score: Score, scorer: TextScorer) -> str:

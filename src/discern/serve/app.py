@@ -106,7 +106,7 @@ class Api:
         found = await self._computed(
             request, model, "predict", (asked.task,), partial(model.predict, task=asked.task), asked.items
         )
-        own = [{**each, "id": str(number)} if "id" in each else each for number, each in enumerate(found)]
+        own = [{"row": number, **each} for number, each in enumerate(found)]
         return JSONResponse(predicted(own, started))
 
     async def health(self, _: Request) -> Response:

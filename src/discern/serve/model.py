@@ -173,7 +173,7 @@ class ServedModel:
         examples = examples_of(chosen, tuned.record["tasks"][chosen.name], texts)
         unknown = UnknownTokens(tuned.tokenizer)
         blocks = predictions_of(tuned, chosen, iter(examples), "float32", Silent(), unknown)
-        return [{key: value for key, value in each.items() if key != "logits"} for block in blocks for each in block]
+        return [{key: value for key, value in each.items() if key not in ("id", "logits")} for block in blocks for each in block]
 
     def _has(self, verb: Verb, part: T | None) -> T:
         """The part of the model that a verb needs.

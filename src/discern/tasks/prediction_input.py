@@ -6,10 +6,12 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from discern.data.sources.table import TEXT_NAMES
 from discern.errors import ConfigError, DataError
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, Labels, Task
@@ -18,11 +20,10 @@ from discern.tasks.conll import COLUMN_SUFFIXES, ConllSource, read_conll, suffix
 from discern.tasks.examples import Reading, TaggingExample
 from discern.tasks.questions import Questions
 from discern.tasks.readers.files import numbered_lines
-from discern.tasks.readers.table import Table, TableFormat, open_table
+from discern.tasks.readers.table import Table, TableFormat, open_table, text_of, written
 from discern.tasks.readers.user_columns import (
     CONTEXT_NAMES,
     QUESTION_NAMES,
-    TEXT_NAMES,
     WORDS_NAMES,
     ClassificationColumns,
     QuestionColumns,
@@ -51,8 +52,10 @@ def input_examples(
     columns: Mapping[str, str],
     format: InputFormat | None,
     note: Callable[[str], None],
-) -> Iterator[Any]:
-    """The examples of a file, without labels. Tables are read in bounded memory, files in a named task's format as a whole.
+) -> Iterator[tuple[Any, Any]]:
+    """The examples of a file, without labels, each with its own id or None.
+
+    Tables are read in bounded memory, files in a named task's format as a whole.
 
     Args:
         record: record of the task in finetuned.json.
@@ -101,10 +104,10 @@ def input_examples(
         if tags and table.format == "text":
             if format is None and str(path) != "-":
                 note(f"{path.name}: read as plain text with one sentence per line; for one word per line: --format conll")
-            return _words_of_lines(table, characters=characters)
+            return ((example, None) for example in _words_of_lines(table, characters=characters))
         # Numbered columns have no names that a table could have.
         trained = source.get("columns") or {} if source.get("format") != "conll" else {}
-        return _rows(task, table, {**trained, **columns}, names, characters=characters)
+        return _with_ids(table, _reader(task, table, {**trained, **columns}, names, characters=characters))
     except (DataError, ConfigError) as problem:
         # For a file with the suffix of the official files, the error of the task's own reader is more helpful.
         raise (official if official is not None and {".tsv", ".json"} & set(path.suffixes) else problem) from None
@@ -140,24 +143,36 @@ def _check_roles(
         )
 
 
-def _noted(reading: Reading[Any], path: Path, note: Callable[[str], None]) -> Iterator[Any]:
-    """The examples of a reading, after noting its problems."""
+def _noted(reading: Reading[Any], path: Path, note: Callable[[str], None]) -> Iterator[tuple[Any, Any]]:
+    """The examples of a reading with the ids that the file gives them, after noting its problems."""
     for problem in reading.problems:
         note(f"{path.name}: {problem}")
-    return iter(reading.examples)
+    are_numbers = all(example.id == str(number) for number, example in enumerate(reading.examples))
+    return ((example, None if are_numbers else example.id) for example in reading.examples)
 
 
-def _rows(
+def _with_ids(table: Table, read: Callable[[Table], Iterator[Any]]) -> Iterator[tuple[Any, Any]]:
+    """The example of each row with the value of the column `id`; None if there is none."""
+    rows, again = tee(table.rows)
+    ids = (row.values.get("id") for row in again)
+    examples = read(replace(table, rows=rows))
+    return (
+        (example, value if isinstance(value, int) else written(value) or None)
+        for example, value in zip(examples, ids, strict=True)
+    )
+
+
+def _reader(
     task: Task[Any], table: Table, columns: Mapping[str, Any], names: Sequence[Sequence[str]], *, characters: bool
-) -> Iterator[Any]:
-    """The rows of a table; the columns are checked before the first row is read."""
+) -> Callable[[Table], Iterator[Any]]:
+    """Reads the rows of a table one by one; its columns are chosen now."""
     if task.labels.kind == "tags":
         words = chosen_column(table, columns.get("words"), WORDS_NAMES, "--words", set())
-        return tagging_rows(table, TaggingColumns(words), labeled=False, characters=characters)
+        return partial(tagging_rows, columns=TaggingColumns(words), labeled=False, characters=characters)
     if task.labels.kind == "spans":
         question = chosen_column(table, columns.get("question"), QUESTION_NAMES, "--question", {columns.get("context")})
         context = chosen_column(table, columns.get("context"), CONTEXT_NAMES, "--context", {question})
-        return question_rows(table, QuestionColumns(question, context))
+        return partial(question_rows, columns=QuestionColumns(question, context))
     text, pair = columns.get("text"), columns.get("pair")
     # The column of a plain text has no name.
     text = None if table.format == "text" and pair is None and len(names) < 2 else text
@@ -165,13 +180,13 @@ def _rows(
     text = chosen_column(table, text, first if second else [*first, *TEXT_NAMES], "--text", {pair})
     if pair is not None or second:
         pair = chosen_column(table, pair, second[0] if second else (), "--pair", {text})
-    return classification_rows(table, ClassificationColumns(text, pair), labeled=False)
+    return partial(classification_rows, columns=ClassificationColumns(text, pair), labeled=False)
 
 
 def _words_of_lines(table: Table, *, characters: bool) -> Iterator[TaggingExample]:
     """One sentence per line, its words separated by white space, or with every character as a word."""
     for number, row in enumerate(table.rows):
-        words = str(row.values["text"]).split()
+        words = text_of(row, "text").split()
         yield TaggingExample(str(number), tuple("".join(words) if characters else words))
 
 

@@ -78,8 +78,8 @@ def test_a_csv_file_with_one_column_needs_no_quotes(tmp_path: Path) -> None:
 
 
 def test_standard_input_and_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.txt", "One, two.", "", "Three.")
-    assert [row.values for row in open_table(path).rows] == [{"text": "One, two."}, {"text": "Three."}]
+    path = write(tmp_path / "a.txt", "", "One, two.", "", "Three.", "", "")
+    assert [row.values["text"] for row in open_table(path).rows] == ["", "One, two.", "", "Three."], "aligned with the lines"
 
     class Standard:
         buffer = io.BytesIO(b'{"text": "x"}\n{"text": "y"}\n')
@@ -97,6 +97,7 @@ def test_standard_input_and_plain_text(tmp_path: Path, monkeypatch: pytest.Monke
         ("review,stars\nfine,1\na \rfilm,1\n", r"a\.csv:3: the line contains a carriage return"),
         ("review,stars\rfine,1\rpoor,2\r", r"a\.csv:1: the line contains a carriage return"),
         ('review,stars\n"' + 11 * ("x" * 999_999 + "\n"), r"a\.csv:2: a field of more than 10,000,000 .* detected in line 1[12]"),
+        ("review,stars\na;1\n", r"a\.csv:2: 1 fields, but .*\n.*this row is separated by ';', but the header by ','"),
         ("review,stars\na,b,1\n", r"a\.csv:2: 3 fields, but the header has 2 \(review, stars\)"),
         ("review,stars\n,1\n", r"a\.csv:2: 'review' is empty"),
         ("review,stars\n  ,1\n", r"a\.csv:2: 'review' is empty"),

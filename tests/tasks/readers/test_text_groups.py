@@ -49,7 +49,7 @@ def test_records_of_json_have_the_negatives_that_they_have(tmp_path: Path) -> No
 
 
 def test_lines_of_text_are_their_own_positives(tmp_path: Path) -> None:
-    assert texts_of(write(tmp_path / "a.txt", "one", "two")) == [("one", "one"), ("two", "two")]
+    assert texts_of(write(tmp_path / "a.txt", "one", "", "two")) == [("one", "one"), ("two", "two")]
 
 
 def test_named_columns_are_taken(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,28 @@ def stream_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
                 raise DataError(f"{name}:{number + 1}: a line of more than {_LONGEST_LINE >> 20} MiB", hint="is it a text file?")
         if rest:
             yield number + 1, _decoded(rest, name, number + 1)
+
+
+def without_blank_end(
+    lines: Iterable[tuple[int, str]], left_out: Callable[[int, int], None] = lambda first, last: None
+) -> Iterator[tuple[int, str]]:
+    """The lines without empty ones at the end; of each group of empty lines elsewhere, which callers refuse, only the first.
+
+    Args:
+        left_out: called with the first and the last number of the empty lines at the end.
+    """
+    begins: tuple[int, str] | None = None
+    number = 0
+    for number, text in lines:
+        if not text.strip():
+            begins = begins or (number, text)
+            continue
+        if begins is not None:
+            yield begins
+            begins = None
+        yield number, text
+    if begins is not None:
+        left_out(begins[0], number)
 
 
 def raw_lines(path: Path) -> Iterator[str]:

@@ -8,7 +8,6 @@ file of any size fits into memory.
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import math
@@ -21,9 +20,17 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from discern.data.sources.streams import naming
-from discern.data.sources.table import NO_DELIMITER
+from discern.data.sources.table import (
+    DELIMITERS,
+    Dialect,
+    column_names,
+    delimiter_of,
+    dialect_of,
+    excel_delimiter,
+    split_rows,
+)
 from discern.errors import ConfigError, DataError, did_you_mean
-from discern.tasks.readers.files import COMPRESSED, clean_text, numbered_lines, parsed_json, stream_lines
+from discern.tasks.readers.files import COMPRESSED, clean_text, numbered_lines, parsed_json, stream_lines, without_blank_end
 
 TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "text"]
 
@@ -35,9 +42,6 @@ _BY_ENDING: dict[str, TableFormat] = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
-_DELIMITERS = ",;\t|"
-# In characters: longer than any text, and short enough for memory if an unclosed quotation mark takes in the rest of a file.
-_LONGEST_FIELD = 10_000_000
 _NOT_TEXT = (
     "use a suffix that names the format (.csv, .tsv, .jsonl, .parquet), or --set files.format=csv; for prediction --format csv"
 )
@@ -107,16 +111,20 @@ def open_table(path: Path, format: str | None = None) -> Table:
     first = next(((number, line) for number, line in lines if line.strip()), None)
     if first is None:
         raise DataError(f"{name} is empty", hint="expected a header and rows, or JSON lines")
+    begin = [first, *itertools.islice(lines, 1)]
+    lines = itertools.chain(begin, lines)
     found = format or _format(path, first[1])
-    lines = itertools.chain([first], lines)
     if found == "parquet":
         raise DataError(f"{name} is not a parquet file", hint="write the file again, or rename it with the suffix of its format")
     if found in ("jsonl", "json"):
         return _json(lines, name, cast(TableFormat, found))
-    if found == "text":
-        rows = (Row(f"{name}:{number}", {"text": line}) for number, line in lines if line.strip())
+    excel = format is None and excel_delimiter(first[1]) is not None
+    if found == "text" and not excel:
+        # Every line is a row, so that rows and lines stay aligned: what needs a text refuses an empty one by its number.
+        begin = ((number, "") for number in range(1, first[0]))
+        rows = (Row(f"{name}:{number}", {"text": line}) for number, line in without_blank_end(itertools.chain(begin, lines)))
         return Table(name, "text", ("text",), rows)
-    return _delimited(lines, name, first[1]) if found == "csv" else _tabbed(lines, name)
+    return _delimited(lines, name, dialect_of([line for _, line in begin], "\t" if found == "tsv" else DELIMITERS))
 
 
 def _begins_as_parquet(path: Path) -> bool:
@@ -136,113 +144,29 @@ def _format(path: Path, line: str) -> TableFormat:
     return _BY_ENDING.get(ending, "text")
 
 
-def _header(fields: list[str], name: str, number: int) -> tuple[str, ...]:
-    # A table written with its index has a first column without a name.
-    columns = [field.strip() or f"column {place}" for place, field in enumerate(fields, start=1)]
-    twice = next((column for place, column in enumerate(columns) if column in columns[:place]), None)
-    if twice is not None:
-        raise DataError(
-            f"{name}:{number}: two columns are named '{twice}'", hint="give every column a unique name in the first line"
-        )
-    return tuple(columns)
-
-
-def _delimited(lines: Lines, name: str, header: str) -> Table:
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    delimiter = delimiter_of(header) or NO_DELIMITER
-    records = _records(lines, name, delimiter)
-    number, fields = next(records)
-    columns = _header(fields, name, number)
+def _delimited(lines: Lines, name: str, dialect: Dialect) -> Table:
+    records = split_rows(lines, name, dialect)
+    number, header = next(records)
+    columns = column_names(header, f"{name}:{number}")
 
     def rows() -> Iterator[Row]:
         for number, fields in records:
-            yield _row(fields, columns, f"{name}:{number}", f"quote texts that contain '{delimiter}': \"like{delimiter} this\"")
+            if len(fields) != len(columns):
+                raise _other_width(f"{name}:{number}", fields, columns, dialect)
+            yield Row(f"{name}:{number}", dict(zip(columns, fields, strict=True)))
 
-    return Table(name, "csv", columns, rows())
-
-
-def delimiter_of(header: str) -> str | None:
-    """The delimiter of a CSV file, by its first line; None if there is a single column."""
-    counts = {mark: _count(header, mark) for mark in _DELIMITERS}
-    found = max(_DELIMITERS, key=counts.__getitem__)
-    return found if counts[found] != 1 else None
+    return Table(name, "tsv" if dialect.tabbed else "csv", columns, rows())
 
 
-def _count(header: str, delimiter: str) -> int:
-    """Number of columns of a header; 0 if it cannot be read, which reading the rows reports."""
-    try:
-        return len(next(csv.reader([header], delimiter=delimiter), []))
-    except csv.Error:
-        return 0
-
-
-def _records(lines: Lines, name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The records of a CSV file, each with the line in which it begins."""
-    place = [0, 0]  # the line before the record, the last line read
-
-    def fed() -> Iterator[str]:
-        for number, line in lines:
-            place[1] = number
-            yield line + "\n"
-
-    reader = csv.reader(fed(), delimiter=delimiter, strict=True)
-    while True:
-        place[0] = place[1]
-        try:
-            fields = next(reader, None)
-        except csv.Error as problem:
-            raise _damaged(name, place[0] + 1, place[1], problem) from problem
-        if fields is None:
-            return
-        if fields:
-            yield place[0] + 1, fields
-
-
-def _damaged(name: str, begins: int, shows: int, problem: csv.Error) -> DataError:
-    """The error for a record that begins in one line and cannot be parsed in another."""
-    if "new-line character" in str(problem):
-        return DataError(
-            f"{name}:{shows}: the line contains a carriage return outside quotation marks",
-            hint="if one ends every line: tr '\\r' '\\n' < FILE > NEW; otherwise quote the field that contains it",
-        )
-    until = f", detected in line {shows}" if shows > begins else ""
-    if "field limit" in str(problem):
-        return DataError(
-            f"{name}:{begins}: a field of more than {csv.field_size_limit():,} characters in the row that begins here{until}",
-            hint="close the quotation mark that opens there, or use JSON lines",
-        )
-    return DataError(
-        f"{name}:{begins}: unbalanced quotation marks in the row that begins here{until} ({problem})",
-        hint='double them inside a quoted field: "he said ""yes"""; an unquoted field may have them anywhere '
-        "but at its start; or use JSON lines",
-    )
-
-
-def _tabbed(lines: Lines, name: str) -> Table:
-    number, line = next(lines)
-    columns = _header([_unquoted(field) for field in line.split("\t")], name, number)
-
-    def rows() -> Iterator[Row]:
-        for number, line in lines:
-            if line:
-                fields = [_unquoted(field) for field in line.split("\t")]
-                yield _row(fields, columns, f"{name}:{number}", "for texts with tabs or line breaks use CSV or JSON lines")
-
-    return Table(name, "tsv", columns, rows())
-
-
-def _unquoted(field: str) -> str:
-    """A field quoted as by spreadsheets, without the quotes; any other field unchanged."""
-    if len(field) < 2 or not (field.startswith('"') and field.endswith('"')):
-        return field
-    inner = field[1:-1].replace('""', "\0")
-    return field if '"' in inner else inner.replace("\0", '"')
-
-
-def _row(fields: list[str], columns: tuple[str, ...], where: str, hint: str) -> Row:
-    if len(fields) != len(columns):
-        raise DataError(f"{where}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})", hint=hint)
-    return Row(where, dict(zip(columns, fields, strict=True)))
+def _other_width(where: str, fields: list[str], columns: tuple[str, ...], dialect: Dialect) -> DataError:
+    mark = delimiter_of(fields[0])
+    if mark is not None and len(fields) == 1 and fields[0].count(mark) == len(columns) - 1:
+        hint = f"this row is separated by '{mark}', but the header by {dialect.delimiter!r}: use one delimiter in all rows"
+    elif dialect.tabbed:
+        hint = "for texts with tabs or line breaks use CSV or JSON lines"
+    else:
+        hint = f"quote texts that contain '{dialect.delimiter}': \"like{dialect.delimiter} this\""
+    return DataError(f"{where}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})", hint=hint)
 
 
 def _json(lines: Lines, name: str, format: TableFormat) -> Table:
@@ -326,7 +250,8 @@ def text_of(row: Row, column: str) -> str:
             f"{row.where}: '{column}' is a {type(value).__name__}, expected a text: {value!r:.60}", hint="choose another column"
         )
     if not text:
-        raise DataError(f"{row.where}: '{column}' is empty", hint="remove the row, or give it a text")
+        hint = "remove the row, or give it a text; grep '[^[:space:]]' FILE removes the empty lines of plain text"
+        raise DataError(f"{row.where}: '{column}' is empty", hint=hint)
     return text
 
 

@@ -127,6 +127,8 @@ def read_groups(
     problems, places, examples = ProblemLog(), [], []
     contrasted: dict[str, None] = {}  # columns, in the order of their appearance: records of JSON may have different keys
     for number, row in enumerate(table.rows):
+        if table.format == "text" and not row.values["text"].strip():
+            continue  # a line between paragraphs
         score = _score(row, columns.score) if columns.score is not None and labeled else None
         negatives = [column for column in row.values if _NEGATIVE.fullmatch(column)] if columns.positive is not None else []
         contrasted |= dict.fromkeys(negatives)
