@@ -206,7 +206,7 @@ def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
 ) -> None:
     figures = {"float32": 1.0, "bfloat16": 2.0}
     monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr("discern.training.precision.measured", lambda shape, threads: dict(figures))
+    monkeypatch.setattr("discern.training.precision.measured", lambda shape: dict(figures))
 
     def go(out: Path, steps: int) -> dict[str, object]:
         # A constant rate does not depend on the length of the run.

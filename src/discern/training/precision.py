@@ -20,10 +20,10 @@ from discern.training.parallel import Ranks
 
 # bfloat16 must be clearly faster: it costs precision, and a tie on a busy machine should not be decided by chance.
 _CLEARLY_FASTER = 0.9
-_BUDGET = 0.05  # seconds of all timed passes
-_LEAST_ROUNDS = 5
-# Beyond these sizes the ratio of the two hardly changes, while the measurement takes longer.
-_MOST_ROWS, _MOST_INNER, _MOST_OUTER = 256, 512, 1024
+_BUDGET = 0.2  # seconds of all timed passes
+_LEAST_ROUNDS = 3
+# Few rows favor float32: converting the weights to bfloat16 costs the same for any number of rows.
+_MOST_ROWS, _MOST_INNER, _MOST_OUTER = 2048, 512, 1024
 _NAMES = ("float32", "bfloat16")
 
 
@@ -80,7 +80,9 @@ def resolve_precision(name: str, device: torch.device, shape: Shape) -> Precisio
         return Precision("bfloat16" if _gpu_has_bfloat16() else "float32")
     if device.type != "cpu" or not cpu_has_bfloat16():
         return Precision("float32")
-    return faster(measured(shape, torch.get_num_threads()))
+    milliseconds = measured(shape)
+    wins = milliseconds["bfloat16"] < _CLEARLY_FASTER * milliseconds["float32"]
+    return Precision("bfloat16" if wins else "float32", milliseconds)
 
 
 def shared_precision(name: str, ranks: Ranks, shape: Shape, known: Mapping[str, Any] | None = None) -> Precision:
@@ -122,38 +124,29 @@ def _gpu_has_bfloat16() -> bool:
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def faster(milliseconds: Mapping[str, float]) -> Precision:
-    """The precision that two measured times decide."""
-    wins = milliseconds["bfloat16"] < _CLEARLY_FASTER * milliseconds["float32"]
-    return Precision("bfloat16" if wins else "float32", milliseconds)
-
-
 @cache
-def measured(shape: Shape, threads: int) -> Mapping[str, float]:
-    """`measure` of this process, once for each shape and number of threads."""
-    return measure(shape, _pass)
+def measured(shape: Shape) -> Mapping[str, float]:
+    """Milliseconds of the fastest pass in each precision, measured once per process.
 
-
-def measure(
-    shape: Shape, run: Callable[[Shape, str], Callable[[], None]], clock: Callable[[], float] = time.thread_time
-) -> dict[str, float]:
-    """Milliseconds of the fastest pass in each precision. They take turns, so that other load on the machine affects both.
-
-    Args:
-        run: returns a pass to time, by its precision.
-        clock: seconds; the clock of this thread is affected least by other programs.
+    One thread, and the clock of that thread, because other programs on the machine then matter least: of two threads, one waits
+    for the other. The precisions take turns, so that what still disturbs affects both.
     """
-    passes = {name: run(shape, name) for name in _NAMES}
-    for call in passes.values():
-        call()  # the library chooses its kernels
+    passes = {name: _pass(shape, name) for name in _NAMES}
     best = dict.fromkeys(_NAMES, float("inf"))
-    begin, rounds = clock(), 0
-    while rounds < _LEAST_ROUNDS or clock() - begin < _BUDGET:
-        for name, call in passes.items():
-            since = clock()
-            call()
-            best[name] = min(best[name], clock() - since)
-        rounds += 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for call in passes.values():
+            call()  # the library chooses its kernels
+        begin, rounds = time.thread_time(), 0
+        while rounds < _LEAST_ROUNDS or time.thread_time() - begin < _BUDGET:
+            for name, call in passes.items():
+                since = time.thread_time()
+                call()
+                best[name] = min(best[name], time.thread_time() - since)
+            rounds += 1
+    finally:
+        torch.set_num_threads(threads)
     return {name: round(1000 * seconds, 4) for name, seconds in best.items()}
 
 
