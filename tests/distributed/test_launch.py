@@ -40,6 +40,19 @@ def test_processes_know_each_other_and_their_exit_codes_are_passed_on() -> None:
     assert start("sys.exit(2 if rank == 1 else 0)") == 2
 
 
+def test_a_start_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    pipe = os.pipe
+    monkeypatch.setattr(os, "pipe", lambda: opened.extend(ends := pipe()) or ends)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: os.stat("/no-such-program"))
+    with pytest.raises(FileNotFoundError):
+        start("")
+    assert len(opened) == 2
+    for end in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)
+
+
 def test_a_killed_process_is_named_and_the_others_end(tmp_path: Path) -> None:
     both = f"while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.02)\n"  # a busy machine may start one much later
     body = mark(tmp_path) + both + "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else (time.sleep(0.7), sys.exit(76))"

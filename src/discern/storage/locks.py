@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from discern.errors import DataError
@@ -33,14 +33,11 @@ def held(path: Path) -> Iterator[bool]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file.fileno(), wait=False)
         except BlockingIOError:
             yield False
-            return
-        except OSError:  # a file system without locks
-            pass
-        yield True
+        else:
+            yield True
 
 
 @contextmanager
@@ -51,8 +48,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         return
     opened = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):
-            fcntl.flock(opened, fcntl.LOCK_EX)
+        _lock(opened, wait=True)
         yield
     finally:
         os.close(opened)
@@ -158,22 +154,21 @@ def lock_folder(folder: Path, locked: dict[tuple[int, int], int], patience: floa
         opened = os.open(folder, os.O_RDONLY)
     except PermissionError:  # reported when the folder is read
         return
-    status = os.fstat(opened)
-    if (status.st_dev, status.st_ino) in locked:
-        os.close(opened)
-        return
-    locked[status.st_dev, status.st_ino] = opened
     deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as problem:
-            if time.monotonic() < deadline:
-                time.sleep(_LOOK)
-                continue
-            raise DataError(
-                f"another process is using {folder}", hint="wait until it has finished, or choose another --out"
-            ) from problem
-        except OSError:  # this file system locks no folders
+    with ExitStack() as unless_locked:
+        unless_locked.callback(os.close, opened)
+        status = os.fstat(opened)
+        if (status.st_dev, status.st_ino) in locked:
             return
-        return
+        while True:
+            try:
+                _lock(opened, wait=False)
+                break
+            except BlockingIOError as problem:
+                if time.monotonic() >= deadline:
+                    raise DataError(
+                        f"another process is using {folder}", hint="wait until it has finished, or choose another --out"
+                    ) from problem
+            time.sleep(_LOOK)
+        unless_locked.pop_all()
+        locked[status.st_dev, status.st_ino] = opened

@@ -45,16 +45,16 @@ def launch(
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     reading, writing = os.pipe()
     ranks: list[_RankProcess] = []
-    with _forwarded() as asked:
-        try:
+    try:
+        with _forwarded() as asked:
             for number in range(nproc):
                 ranks.append(_RankProcess(number, nproc, [*program, *arguments], store.port, reading))
-            os.close(reading)
             return _supervise(ranks, asked, tell, partial(_reported, store))
-        finally:
-            for rank in ranks:
-                rank.kill()
-            os.close(writing)
+    finally:
+        for rank in ranks:
+            rank.kill()
+        os.close(reading)
+        os.close(writing)
 
 
 class _RankProcess:
