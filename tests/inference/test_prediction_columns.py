@@ -58,8 +58,8 @@ def test_csv_keeps_every_byte(folders: Path, tmp_path: Path, labels: list[tuple[
 
 def test_other_delimiters_and_one_column(folders: Path, tmp_path: Path, labels: list[tuple[str, float]]) -> None:
     (label, probability), *_ = labels
-    new = appended(folders / "single", tmp_path / "a.csv", b"id;review\n1;the chef\n")
-    assert new == f"id;review;prediction;probability\n1;the chef;{label};{probability}\n".encode()
+    new = appended(folders / "single", tmp_path / "a.csv", b"sep=;\nid;review\n1;the chef\n")
+    assert new == f"sep=;\nid;review;prediction;probability\n1;the chef;{label};{probability}\n".encode()
     new = appended(folders / "single", tmp_path / "b.csv", b"review\nthe chef, it cooked\n")
     (header, row) = csv.reader(new.decode().splitlines())
     assert header == ["review", "prediction", "probability"]

@@ -108,22 +108,22 @@ class UserFileSource(Source[Any]):
         if isinstance(self.columns, ClassificationColumns):
             reading = read_classification(path, self.columns, format=format, labeled=labeled)
             if self.doubts_classes and split == "train":
-                _refuse_too_many_classes(reading)
+                _refuse_too_many_classes(reading, self.columns.label)
             return reading
         if isinstance(self.columns, TaggingColumns):
             return read_tagging(path, self.columns, format=format, labeled=labeled)
         return read_questions(path, self.columns, format=format, labeled=labeled, keep_unfound=split != "train")
 
 
-def _refuse_too_many_classes(reading: Reading[ClassificationExample]) -> None:
+def _refuse_too_many_classes(reading: Reading[ClassificationExample], column: str | None) -> None:
     """Raise a DataError if the labels are probably not classes, such as whole numbers that nearly all differ."""
     classes, examples = label_counts(reading.examples), len(reading.examples)
     if len(classes) < _TOO_MANY_CLASSES or 2 * len(classes) <= examples:
         return
     numbers = all(number_in(name) is not None for name in classes)
     raise DataError(
-        f"{reading.source}: {len(classes):,} different labels in {examples:,} examples, such as '{next(iter(classes))}'; that "
-        "is too many to treat as classes",
+        f"{reading.source}: the column '{column}' has {len(classes):,} different labels in {examples:,} examples, such as "
+        f"'{next(iter(classes))}'; that is too many to treat as classes",
         hint=("--set files.label_kind=number for a score" if numbers else "choose another column: --label COLUMN")
         + "; if they are classes: --set files.label_kind=label",
     )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from discern.data.sources.table import TEXT_NAMES
 from discern.errors import ConfigError, DataError
 from discern.inference.embed import chosen_settings, text_vectors
 from discern.inference.model import Model, load
@@ -22,7 +23,7 @@ from discern.progress import Progress
 from discern.storage.guard import check_output
 from discern.tasks.readers.files import COMPRESSED
 from discern.tasks.readers.table import open_table, text_of
-from discern.tasks.readers.user_columns import TEXT_NAMES, chosen_column
+from discern.tasks.readers.user_columns import chosen_column
 
 # Texts are sorted by length in blocks of this size, and no more of them are in memory.
 _BLOCK = 2048

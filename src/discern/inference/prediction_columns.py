@@ -14,11 +14,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
+from discern.data.sources.table import NO_DELIMITER, dialect_of, excel_delimiter
 from discern.errors import ConfigError, DataError
 from discern.tasks.base import Prediction
 from discern.tasks.prediction_input import InputFormat
 from discern.tasks.readers.files import COMPRESSED, parsed_json, raw_lines
-from discern.tasks.readers.table import Table, delimiter_of, open_table
+from discern.tasks.readers.table import Table, open_table
 
 _NAMES = ("prediction", "probability")
 _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -163,9 +164,10 @@ def _csv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[
     before: list[str] = []
     for first in lines:
         before.append(first)
-        if first.strip(_BOM + " \t\r\n"):
+        if first.strip(_BOM + " \t\r\n") and excel_delimiter(first) is None:
             break
-    delimiter = delimiter_of(before[-1].lstrip(_BOM).rstrip("\r\n"))
+    delimiter = dialect_of([line.strip(_BOM + "\r\n") for line in before if line.strip(_BOM + " \t\r\n")]).delimiter
+    mark = "," if delimiter == NO_DELIMITER else delimiter
 
     def fed() -> Iterator[str]:
         for line in chain(before[-1:], lines):
@@ -174,7 +176,7 @@ def _csv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[
 
     yield from ((line, False) for line in before[:-1])
     is_header = True
-    for fields in csv.reader(fed(), delimiter=delimiter or "\x1f", strict=True):
+    for fields in csv.reader(fed(), delimiter=delimiter, strict=True):
         raw = "".join(taken)
         taken.clear()
         if not fields:
@@ -183,9 +185,9 @@ def _csv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[
         values = names if is_header else next(_paired([raw], said, path))[1]
         body = raw.rstrip("\r\n")
         # The texts of a table with one column may contain commas, which become delimiters now.
-        kept = body if delimiter is not None else _record(fields, ",")
-        cells = _record([_written(value) for value in values], delimiter or ",")
-        yield f"{kept}{delimiter or ','}{cells}{raw[len(body) :] or chr(10)}", not is_header
+        kept = body if mark == delimiter else _record(fields, mark)
+        cells = _record([_written(value) for value in values], mark)
+        yield f"{kept}{mark}{cells}{raw[len(body) :] or chr(10)}", not is_header
         is_header = False
 
 
@@ -200,7 +202,7 @@ def _tsv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[
     is_header = True
     for raw in raw_lines(path):
         body = raw.rstrip("\r\n")
-        if not (body.strip(_BOM + " \t") if is_header else body):
+        if not (body.strip(_BOM + " \t") and excel_delimiter(body) is None if is_header else body):
             yield raw, False
             continue
         values = names if is_header else next(_paired([raw], said, path))[1]

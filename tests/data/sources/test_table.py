@@ -10,6 +10,7 @@ import pytest
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog
 from discern.errors import ConfigError, DataError
+from discern.tasks.readers.table import open_table
 from tests.data.small_text import read, tar_of
 
 ROWS = ["The film was fine and long.", "A dull evening, with nobody in it.", "We liked it very much."]
@@ -93,10 +94,28 @@ def test_packed_tables_and_fields_with_line_ends(tmp_path: Path) -> None:
     assert read(tmp_path / "b.tar") == expected
 
 
-def test_an_open_quotation_mark_is_told_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('text,n\nfine,1\n"never closed,2\nmore,3\n')
-    with pytest.raises(DataError, match="line 3: the row that begins here"):
-        read(tmp_path / "a.csv")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", 'text,n\nfine,1\n"never closed,2\nmore,3\n', r"a\.csv:3: unbalanced quotation marks in the row that begins"),
+        ("a.csv", "text,label,text\nsome words,x,y\n", r"a\.csv:1: two columns are named 'text'"),
+        ("a.tsv", "id\t sentence\tsentence \n1\tsome words\tmore words\n", r"a\.tsv:1: two columns are named 'sentence'"),
+        ("a.txt", "text|n|n\na b|1|2\nc d|3|4\n", r"a\.txt:1: two columns are named 'n'"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_told_with_its_line(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "noending"])
+@pytest.mark.parametrize(("first", "mark"), [("sep=;", ";"), ('\ufeff"sep=|"\r', "|"), ("\nSEP=\t", "\t"), ("sep=,", ",")])
+def test_the_line_in_which_excel_names_the_delimiter_is_skipped(tmp_path: Path, name: str, first: str, mark: str) -> None:
+    (tmp_path / name).write_text(f"{first}\ntext{mark}label\n" + "".join(f'"{row}"{mark}1\n' for row in ROWS))
+    assert read(tmp_path / name) == DOCUMENTS
+    table = open_table(tmp_path / name)
+    assert (table.columns, [row.values["text"] for row in table.rows]) == (("text", "label"), ROWS)
 
 
 @pytest.mark.parametrize(

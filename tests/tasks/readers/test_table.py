@@ -179,11 +179,41 @@ def test_a_missing_column_names_the_nearest(tmp_path: Path) -> None:
 def test_columns_are_recognized_by_name(tmp_path: Path, header: str, expected: tuple[str, str | None, str] | None) -> None:
     path = write(tmp_path / "a.csv", header, ",".join("xyz"[: header.count(",") + 1]))
     if expected is None:
-        with pytest.raises(ConfigError, match="cannot recognize the column for --text; its columns: words, what"):
+        with pytest.raises(ConfigError, match="cannot recognize the column for --text; its columns: words, what") as error:
             classification_columns(path)
+        assert error.value.hint == "name it: --text COLUMN"
         return
     found = classification_columns(path)
     assert (found.text, found.pair, found.label) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.csv",
+            "context,question,answer\na,b,c\n",
+            "to fine-tune on answers: --question question --context context --answer answer",
+        ),
+        ("a.csv", "id,tokens,ner_tags\n1,a,O\n", "to fine-tune on tags: --words tokens --tags ner_tags"),
+        ("a.csv", "the film was very bad;bad\nthe film was good;good\n", "the first line is not a header"),
+        ("a.csv", "A fine film\t1\nA bad film\t0\n", "the first line is not a header"),
+        ("a.csv", "The only text of this file is lost.\n", "the first line is not a header"),
+        ("a.tsv", "text;label\na;b\n", "has a single column, but its first line has several separated by ';'"),
+        ("a.json", '{"version": "1.1", "data": []}\n', "is one JSON object"),
+        ("a.json", '{\n "model": "x",\n "size": 3\n}\n', "is one JSON object"),
+        (
+            "a.csv",
+            "text,labels\nx,a;b\ny,\nz,b\n",
+            r"'labels' is empty in 1 of 3 rows, and 'a;b' .*\n.*files.label_separator=';'",
+        ),
+    ],
+)
+def test_advice_follows_from_what_the_file_is(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises((ConfigError, DataError), match=message):
+        classification_columns(path)
 
 
 @pytest.mark.parametrize(

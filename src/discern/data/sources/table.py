@@ -10,7 +10,7 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice
 from typing import final
 
 from discern.data.sources.base import FileSource, ReadContext, ending
@@ -21,20 +21,24 @@ from discern.data.sources.text import text_lines
 from discern.errors import ConfigError, DataError, did_you_mean
 
 TEXT_NAMES = (
-    "text sentence content review comment document body utterance message abstract article paragraph passage question answer "
-    "tweet post description caption title headline premise hypothesis text_a text_b sentence1 sentence2 question1 question2"
+    "text sentence review content comment document body utterance message abstract title premise question text_a sentence1 "
+    "question1 text1 article paragraph passage answer tweet post description caption headline hypothesis text_b sentence2 "
+    "question2 text2"
 ).split()
-"""Usual names of text columns."""
+"""Usual names of text columns, likeliest first."""
 
-_LABEL_NAMES = (
-    "id idx index label labels class category target sentiment stars rating score intent topic language lang date author url "
-    "source split tags"
-).split()
-_ENDINGS = {"csv": ",;\t|", "tsv": "\t", "tab": "\t"}
+LABEL_NAMES = "label labels class category target sentiment stars rating score intent topic gold_label".split()
+"""Usual names of label columns, likeliest first."""
+
+_OTHER_NAMES = (*LABEL_NAMES, *"id idx index language lang date author url source split tags".split())
+DELIMITERS = ",;\t|"
+_ENDINGS = {"csv": DELIMITERS, "tsv": "\t", "tab": "\t"}
+_EXCEL = re.compile(r'\ufeff?"?sep=([^"\r\n]?)"?[\s,;|]*', re.IGNORECASE)
 NO_DELIMITER = "\x1f"
 """For a table with one column, where "great film, loved it" is one text."""
 _SAMPLE_ROWS = 100
-_LONGEST_FIELD = 10_000_000  # characters
+# In characters: longer than any text, and short enough for memory if an unclosed quotation mark takes in the rest of a file.
+_LONGEST_FIELD = 10_000_000
 _FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
 _IDEOGRAPHS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
@@ -45,11 +49,11 @@ class Dialect:
 
     Attributes:
         delimiter: character between fields.
-        by_name: whether the name of the file decided that it is a table, rather than its content.
+        tabbed: whether quotation marks are text unless they enclose a whole field, as in TSV, rather than as in CSV.
     """
 
     delimiter: str
-    by_name: bool
+    tabbed: bool = False
 
 
 @final
@@ -81,16 +85,41 @@ def table_dialect(name: str, head: bytes) -> Dialect | None:
     if not lines:
         return None
     marks = _ENDINGS.get(ending(name))
-    if marks is not None:
-        mark = max(marks, key=lambda mark: len(_fields(lines[0], mark)))
-        several = len(_fields(lines[0], mark)) > 1 or marks == "\t"
-        return Dialect(mark if several else NO_DELIMITER, by_name=True)
+    if marks is not None or excel_delimiter(lines[0]) is not None:
+        return dialect_of(lines, marks or DELIMITERS)
     for mark in "\t,;|":
         widths = {len(_fields(line, mark)) for line in lines}
-        named = {field.strip().lower() for field in _fields(lines[0], mark)} & {*TEXT_NAMES, *_LABEL_NAMES}
-        if len(widths) == 1 and widths != {1} and len(lines) > 2 and named and _is_header(_fields(lines[0], mark)):
-            return Dialect(mark, by_name=False)
+        named = {field.strip().lower() for field in _fields(lines[0], mark)} & {*TEXT_NAMES, *_OTHER_NAMES}
+        if len(widths) == 1 and widths != {1} and len(lines) > 2 and named and is_header(_fields(lines[0], mark)):
+            return Dialect(mark, mark == "\t")
     return None
+
+
+def dialect_of(lines: Sequence[str], marks: str = DELIMITERS) -> Dialect:
+    """The format of a table, by its header, or by the line `sep=;` above it.
+
+    Args:
+        lines: its first lines.
+        marks: possible delimiters. A tab alone stands for TSV.
+    """
+    excel = excel_delimiter(lines[0])
+    if excel is None and marks == "\t":
+        return Dialect("\t", tabbed=True)
+    header = lines[0] if excel is None else "".join(lines[1:2])
+    return Dialect(excel or delimiter_of(header, marks) or NO_DELIMITER, tabbed=marks == "\t" == (excel or "\t"))
+
+
+def excel_delimiter(line: str) -> str | None:
+    """The delimiter in a first line such as `sep=;`, which Excel writes; empty if it is missing; None for other lines."""
+    found = _EXCEL.fullmatch(line)
+    return found[1] if found else None
+
+
+def delimiter_of(header: str, marks: str = DELIMITERS) -> str | None:
+    """The delimiter of a CSV file, by its header; None if there is a single column."""
+    counts = {mark: len(_fields(header, mark)) for mark in marks}
+    found = max(marks, key=counts.__getitem__)
+    return found if counts[found] != 1 else None
 
 
 def table_records(
@@ -141,11 +170,27 @@ def table_rows(
     Raises:
         DataError: a quotation mark is never closed.
     """
-    rows = _rows(_strings(lines, name), name, dialect.delimiter)
+    rows = split_rows(enumerate(_strings(lines, name), start=1), name, dialect)
     number, first = next(rows, (0, list[str]()))
-    has_header = bool(first) and _is_header(first)
-    columns = tuple((text.strip() if has_header else "") or f"column {place}" for place, text in enumerate(first, start=1))
+    has_header = bool(first) and is_header(first)
+    columns = column_names(first if has_header else [""] * len(first), f"{name}:{number}")
     return columns, has_header, rows if has_header or not first else chain([(number, first)], rows)
+
+
+def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
+    """The names of the columns. One without a name, such as the index of a written table, is "column 1".
+
+    Raises:
+        DataError: two have the same name.
+    """
+    columns = [field.strip() or f"column {place}" for place, field in enumerate(header, start=1)]
+    twice = next((column for place, column in enumerate(columns) if column in columns[:place]), None)
+    if twice is not None:
+        raise DataError(
+            f"{where}: two columns are named '{twice}'",
+            hint="give every column a name of its own in the first line; if that line is not a header, write one above it",
+        )
+    return tuple(columns)
 
 
 def _chosen(columns: Sequence[str], rows: list[list[str]], field: str | None, name: str, *, required: bool) -> int | None:
@@ -175,14 +220,13 @@ def _chosen(columns: Sequence[str], rows: list[list[str]], field: str | None, na
     )
 
 
-def _is_header(fields: Sequence[str]) -> bool:
-    """Whether these look like column names: short, distinct, not numbers. The first may be empty, for an index."""
+def is_header(fields: Sequence[str]) -> bool:
+    """Whether these look like column names: short, and not numbers. The first may be empty, for an index."""
     names = [field.strip() for field in fields]
     filled = names[1:] if names and not names[0] and len(names) > 1 else names
-    if len({name.lower() for name in filled}) < len(filled) or not all(filled):
-        return False
     return all(
-        len(name) <= 40 and len(name.split()) <= 4 and not _is_number(name) and name[-1] not in ".!?。！？" for name in filled
+        name and len(name) <= 40 and len(name.split()) <= 4 and not _is_number(name) and name[-1] not in ".!?。！？"
+        for name in filled
     )
 
 
@@ -212,11 +256,9 @@ def _whole_lines(head: bytes) -> list[str]:
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
-    if delimiter == "\t":
-        return line.split("\t")
     try:
-        return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:
+        return line.split("\t") if delimiter == "\t" else next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:  # reading the rows reports it
         return []
 
 
@@ -242,31 +284,64 @@ def _strings(batches: Iterator[Lines], name: str) -> Iterator[str]:
         yield begun
 
 
-def _rows(lines: Iterator[str], name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows and the line number where each begins. In TSV, quotation marks are text unless they enclose a whole field."""
-    if delimiter == "\t":
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, [_unquoted(field) for field in line.rstrip("\r").split("\t")]
+def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+    """The rows, header included, and the line in which each begins. Skips blank lines, and a first line such as `sep=;`.
+
+    Args:
+        lines: lines and their numbers.
+
+    Raises:
+        DataError: a row cannot be read as CSV.
+    """
+    lines = dropwhile(lambda numbered: not numbered[1].strip() or excel_delimiter(numbered[1]) is not None, lines)
+    if dialect.tabbed:
+        for number, line in lines:
+            if content := line.rstrip("\r"):
+                yield number, [_unquoted(field) for field in content.split("\t")]
         return
+    begins, last = 0, 0  # the line before the row, the last line read
+
+    def fed() -> Iterator[str]:
+        nonlocal last
+        for last, line in lines:  # noqa: B007 (read outside)
+            yield line + "\n"
+
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
+    reader = csv.reader(fed(), delimiter=dialect.delimiter, strict=True)
     while True:
-        begins = reader.line_num + 1
+        begins = last
         try:
-            row = next(reader, None)
+            fields = next(reader, None)
         except csv.Error as problem:
-            raise DataError(
-                f"{name}: line {begins:,}: the row that begins here cannot be read as CSV ({problem})",
-                hint='check for an unclosed quotation mark; inside a quoted field, double it: "he said ""yes"""',
-            ) from problem
-        if row is None:
+            raise _damaged(name, begins + 1, last, problem) from problem
+        if fields is None:
             return
-        if row:
-            yield begins, row
+        if fields:
+            yield begins + 1, fields
+
+
+def _damaged(name: str, begins: int, shows: int, problem: csv.Error) -> DataError:
+    """The error for a row that begins in one line and cannot be parsed in another."""
+    if "new-line character" in str(problem):
+        return DataError(
+            f"{name}:{shows}: the line contains a carriage return outside quotation marks",
+            hint="if one ends every line: tr '\\r' '\\n' < FILE > NEW; otherwise quote the field that contains it",
+        )
+    until = f", detected in line {shows}" if shows > begins else ""
+    if "field limit" in str(problem):
+        return DataError(
+            f"{name}:{begins}: a field of more than {csv.field_size_limit():,} characters in the row that begins here{until}",
+            hint="close the quotation mark that opens there, or use JSON lines",
+        )
+    return DataError(
+        f"{name}:{begins}: unbalanced quotation marks in the row that begins here{until} ({problem})",
+        hint='double them inside a quoted field: "he said ""yes"""; an unquoted field may have them anywhere '
+        "but at its start; or use JSON lines",
+    )
 
 
 def _unquoted(field: str) -> str:
+    """A field quoted as by spreadsheets, without the quotes; any other field unchanged."""
     if len(field) < 2 or not (field.startswith('"') and field.endswith('"')):
         return field
     inner = field[1:-1].replace('""', "\0")

@@ -116,6 +116,8 @@ def open_table(path: Path, format: str | None = None) -> Table:
     found = format or _format(path, first[1])
     if found == "parquet":
         raise DataError(f"{name} is not a parquet file", hint="write the file again, or rename it with the suffix of its format")
+    if found == "jsonl" and first[1].strip() == "{":
+        raise one_object(name)
     if found in ("jsonl", "json"):
         return _json(lines, name, cast(TableFormat, found))
     excel = format is None and excel_delimiter(first[1]) is not None
@@ -167,6 +169,14 @@ def _other_width(where: str, fields: list[str], columns: tuple[str, ...], dialec
     else:
         hint = f"quote texts that contain '{dialect.delimiter}': \"like{dialect.delimiter} this\""
     return DataError(f"{where}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})", hint=hint)
+
+
+def one_object(name: str) -> DataError:
+    """The error for a JSON file that is a single object."""
+    return DataError(
+        f"{name} is one JSON object, expected one object per line, or an array of objects",
+        hint="if it is SQuAD's file: --task squad1 --data FOLDER; otherwise write its records as JSON lines: jq -c '.KEY[]' FILE",
+    )
 
 
 def _json(lines: Lines, name: str, format: TableFormat) -> Table:

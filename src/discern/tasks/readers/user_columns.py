@@ -6,25 +6,40 @@ Columns that are not given are recognized by their names; if that fails, the err
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
-from discern.errors import ConfigError, did_you_mean
+from discern.data.sources.base import ending
+from discern.data.sources.table import LABEL_NAMES, TEXT_NAMES, delimiter_of, is_header
+from discern.errors import ConfigError, DataError, did_you_mean
 from discern.tasks.conll import suffix_of
-from discern.tasks.readers.table import Table, TableFormat, list_in, number_in, open_table, value_of, written
+from discern.tasks.readers.table import (
+    Table,
+    TableFormat,
+    list_in,
+    number_in,
+    one_object,
+    open_table,
+    value_of,
+    written,
+)
 
 LabelKind = Literal["label", "labels", "number"]
+_JOINED = re.compile(r"[^;|,\s]+ ?([;|,]) ?[^;|,\s]+(?: ?\1 ?[^;|,\s]+)*")  # such as "a;b", but not "4,5, and so on"
 
-TEXT_NAMES = (
-    "text sentence review content comment document body utterance message abstract title "
-    "premise question text_a sentence1 question1 text1"
-).split()
 WORDS_NAMES = "words tokens text sentence".split()
 QUESTION_NAMES = "question query".split()
 CONTEXT_NAMES = "context passage paragraph document text".split()
-_LABEL = "label labels class category target sentiment stars rating score intent topic gold_label".split()
+_ANSWER_NAMES = "answer answers answer_text".split()
+_TAG_NAMES = "tags ner_tags labels pos_tags chunk_tags".split()
+_OTHER_TASKS = {
+    "answers": {"--question": QUESTION_NAMES, "--context": CONTEXT_NAMES, "--answer": _ANSWER_NAMES},
+    "tags": {"--words": WORDS_NAMES, "--tags": _TAG_NAMES},
+}
 _PAIRS = {"text_a": "text_b", "sentence1": "sentence2", "premise": "hypothesis", "question1": "question2", "text1": "text2"}
 
 
@@ -95,7 +110,7 @@ def classification_columns(
     text = chosen_column(table, text, TEXT_NAMES, "--text", {label, pair})
     partner = _PAIRS.get(text.lower())
     pair = table.require(pair, "--pair") if pair else _named(table, [partner] if partner else [])
-    label = chosen_column(table, label, _LABEL, "--label", {text, pair})
+    label = chosen_column(table, label, LABEL_NAMES, "--label", {text, pair})
     if kind is None:
         kind = "labels" if separator is not None else _kind(table, label)
     return ClassificationColumns(text, pair, label, kind, separator)
@@ -111,7 +126,7 @@ def tagging_columns(
     """
     table = open_table(path, format)
     words = chosen_column(table, words, WORDS_NAMES, "--words", {tags})
-    tags = chosen_column(table, tags, "tags ner_tags labels pos_tags chunk_tags".split(), "--tags", {words})
+    tags = chosen_column(table, tags, _TAG_NAMES, "--tags", {words})
     return TaggingColumns(words, tags)
 
 
@@ -155,7 +170,7 @@ def question_columns(
     question = chosen_column(table, question, QUESTION_NAMES, "--question", {context, answer, start})
     context = chosen_column(table, context, CONTEXT_NAMES, "--context", {question, answer, start})
     start = table.require(start, "--set files.start") if start else _named(table, ["answer_start", "start"])
-    answer = chosen_column(table, answer, "answer answers answer_text".split(), "--answer", {question, context, start})
+    answer = chosen_column(table, answer, _ANSWER_NAMES, "--answer", {question, context, start})
     return QuestionColumns(question, context, answer, start)
 
 
@@ -174,27 +189,60 @@ def chosen_column(table: Table, given: str | None, names: Sequence[str], option:
         return table.require(given, option)
     free = [column for column in table.columns if column not in others]
     found = _named(Table(table.name, table.format, tuple(free), table.rows), names)
-    if found is None and len(free) == 1:
-        found = free[0]
     if found is None:
+        _refuse_other_layout(table)
+        if len(free) == 1:
+            return free[0]
+        hint = f"name it: {option} COLUMN"
+        for purpose, roles in _OTHER_TASKS.items():
+            columns = {role: _named(table, known) for role, known in roles.items()}
+            if option in ("--text", "--label") and None not in columns.values():
+                hint += f"; to fine-tune on {purpose}: " + " ".join(f"{role} {column}" for role, column in columns.items())
         raise ConfigError(
-            f"{table.name}: cannot recognize the column for {option}; its columns: {', '.join(table.columns)}",
-            hint=f"name it: {option} {free[0] if free else 'COLUMN'}",
+            f"{table.name}: cannot recognize the column for {option}; its columns: {', '.join(table.columns)}", hint=hint
         )
     return found
 
 
+def _refuse_other_layout(table: Table) -> None:
+    """Raise a DataError if the first line of a table is not a header, or if a JSON file is one object."""
+    if table.format in ("csv", "tsv"):
+        first = table.columns[0]
+        mark = delimiter_of(first) if len(table.columns) == 1 else None
+        if mark is not None:
+            raise DataError(
+                f"{table.name} has a single column, but its first line has several separated by '{mark}': {first!r:.80}",
+                hint="name the file .csv, or --set files.format=csv; for prediction --format csv",
+            )
+        if not is_header(table.columns):
+            raise DataError(
+                f"{table.name}: the first line is not a header, as it is long or has numbers: {', '.join(table.columns):.80}",
+                hint="write the names of the columns above it, for example: text,label (with the delimiter of the file)",
+            )
+    elif table.format == "jsonl" and ending(table.name) == "json" and len(list(islice(table.rows, 2))) == 1:
+        raise one_object(table.name)
+
+
 def _kind(table: Table, label: str) -> LabelKind:
     """The kind of the labels, from all values of the column. NaN counts as a number, not as a class called 'nan'."""
-    numbers = whole = lists = count = 0
+    numbers = whole = lists = count = empty = 0
+    joined = None
     for row in table.rows:
         value = value_of(row, label)
         count += 1
+        empty += written(value) == ""
+        joined = joined or (_JOINED.fullmatch(value) if isinstance(value, str) else None)
         lists += isinstance(value, (list, tuple)) or (isinstance(value, str) and list_in(value) is not None)
         number = math.nan if isinstance(value, float) and math.isnan(value) else number_in(written(value) or "")
         if number is not None:
             numbers += 1
             whole += math.isfinite(number) and number.is_integer()
+    if empty and joined is not None:
+        raise DataError(
+            f"{table.name}: '{label}' is empty in {empty:,} of {count:,} rows, and '{joined[0]}' in another; are there several "
+            "labels in a cell, or none?",
+            hint=f"--set files.label_separator='{joined[1]}'; or give every row one label",
+        )
     if lists and lists == count:
         return "labels"
     return "number" if count and numbers == count and whole < count else "label"
