@@ -5,6 +5,8 @@ The names below are imported when they are first used: `import discern` loads no
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -84,3 +86,13 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+# Read by OpenMP when torch is loaded. By default, a waiting thread spins for milliseconds. If other programs need the cores as
+# well, that makes the training of small networks several times slower.
+if os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
+    os.environ["GOMP_SPINCOUNT"] = "1000"
+    if "torch" in sys.modules and sys.platform == "linux":
+        logging.getLogger("discern").warning(
+            "torch was imported before discern: its threads spin while they wait, which makes small networks several times "
+            "slower when other programs use the cores; import discern first, or set GOMP_SPINCOUNT=1000 in the environment"
+        )

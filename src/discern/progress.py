@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -97,11 +96,3 @@ class Silent:
     def note(self, message: str) -> None: ...
 
     def finish(self) -> None: ...
-
-
-class Logged(Silent):
-    """A listener for library use. Lines go to the logger `discern`; bars are not shown."""
-
-    def note(self, message: str) -> None:
-        warns = message.startswith("warning: ")
-        logging.getLogger("discern").log(logging.WARNING if warns else logging.INFO, "%s", message.removeprefix("warning: "))

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import pytest
 
 import discern
-from discern.api.arguments import checks_choices
+from discern.api.arguments import checks_choices, python_errors
 
 Fruit: TypeAlias = Literal["apple", "pear"]
 
@@ -52,3 +52,32 @@ def test_unions_have_the_values_of_all_their_parts() -> None:
     assert drink(where=Path("a")) == "None a"
     with pytest.raises(discern.ConfigError, match="what is 'wine'"):
         drink("wine")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("said", "in_python"),
+    [
+        ("--sequences is -3", "sequences is -3"),
+        ("--set: unknown key 'x' in [train]", "settings: unknown key 'x' in [train]"),
+        (
+            "--set train.max_steps=10, or --set train.compile=true",
+            'settings={"train.max_steps": 10}, or settings={"train.compile": True}',
+        ),
+        ("--set 'data.length_schedule=[[0, 1], [9, 2]]' or", 'settings={"data.length_schedule": [[0, 1], [9, 2]]} or'),
+        (
+            "--set train.parallel=ddp (--set optimizer.learning_rate=...)",
+            'settings={"train.parallel": "ddp"} (settings={"optimizer.learning_rate": ...})',
+        ),
+        ("give a dev file: --dev FILE", "give a dev file: eval_set=FILE"),
+        ("choose another --batch-size", "choose another batch_size"),
+        ("run `discern export --out DIR`; --as bert", "run `discern export --out DIR`; form bert"),
+        (
+            "prepare it again: discern prepare TEXT --out DATA; or leave out --data",
+            "prepare it again: discern prepare TEXT --out DATA; or leave out data",
+        ),
+    ],
+)
+def test_errors_name_parameters_instead_of_options(said: str, in_python: str) -> None:
+    with pytest.raises(discern.DataError) as raised, python_errors(dev="eval_set"):
+        raise discern.DataError(said, hint=said)
+    assert (raised.value.message, raised.value.hint) == (in_python, in_python)

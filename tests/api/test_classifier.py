@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fitted(model: Path) -> discern.TextClassifier:
-    return discern.TextClassifier(model, settings=FAST, device="cpu").fit(TEXTS, LABELS)
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        classifier = discern.TextClassifier(model, settings=FAST, device="cpu").fit(TEXTS, LABELS)
+    assert "seed 0: 40 steps" in stderr.getvalue()
+    assert "more examples with eval_set=FILE, or hold out more with settings={" in stderr.getvalue()
+    return classifier
 
 
 def test_it_learns_and_says_classes(fitted: discern.TextClassifier) -> None:

@@ -15,16 +15,25 @@ from jaxtyping import Float
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
+from discern.api.arguments import python_errors
 from discern.api.verbs import overrides_of
+from discern.cli.console import progress_display
+from discern.cli.progress import Listener
 from discern.errors import ConfigError, DataError
 from discern.finetune.run import finetune
 from discern.inference.model import load
-from discern.progress import Logged, Progress
+from discern.progress import Progress
 from discern.tasks.readers.table import written
-from discern.wording import counted
+from discern.wording import counted, in_python
 
+_PARAMETERS = {"dev": "eval_set"}
 # A row of input: one text or two.
 _Row = tuple[str, ...]
+
+
+class _FitProgress(Listener):
+    def note(self, message: str) -> None:
+        super().note(in_python(message, _PARAMETERS))
 
 
 @final
@@ -43,7 +52,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
         out: output folder, for `discern predict`, `report` and `export`; None: a temporary folder, which is removed with the
             estimator.
-        progress: listener, see `discern.progress.Progress`; None: the logger `discern`.
+        progress: listener, see `discern.progress.Progress`; None: the progress of the command, on stderr.
 
     Attributes:
         classes_: (C,) the labels, sorted.
@@ -137,22 +146,18 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         return chosen
 
     def _finetune(self, train: list[tuple[_Row, str]], held: list[tuple[_Row, str]] | None, out: Path) -> dict[str, Any]:
-        with _files(train, held, out) as files:
-            try:
-                return finetune(
-                    str(self.model),
-                    out=out,
-                    overrides=(*overrides_of(files), *overrides_of(self.settings)),
-                    seeds=self.seeds,
-                    untrained=self.untrained,
-                    tokenizer=None if self.tokenizer is None else Path(self.tokenizer),
-                    device=self.device,
-                    baselines=False,  # scikit-learn has its own
-                    progress=self.progress or Logged(),
-                )
-            except DataError as problem:
-                hint = problem.hint or ""
-                raise DataError(problem.message, hint=_IN_PYTHON if "--dev" in hint else hint) from None
+        with _files(train, held, out) as files, python_errors(**_PARAMETERS):
+            return finetune(
+                str(self.model),
+                out=out,
+                overrides=(*overrides_of(files), *overrides_of(self.settings)),
+                seeds=self.seeds,
+                untrained=self.untrained,
+                tokenizer=None if self.tokenizer is None else Path(self.tokenizer),
+                device=self.device,
+                baselines=False,  # scikit-learn has its own
+                progress=self.progress or _FitProgress(progress_display()),
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the temporary folder, since the network is in memory."""
@@ -163,9 +168,6 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         tags = super().__sklearn_tags__()
         tags.input_tags.string, tags.input_tags.two_d_array = True, False
         return tags
-
-
-_IN_PYTHON = "pass texts to evaluate on: fit(texts, labels, eval_set=(other_texts, other_labels))"
 
 
 def rows_of(texts: Any) -> list[_Row]:

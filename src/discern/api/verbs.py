@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from discern.api.arguments import checks_choices
+from discern.api.arguments import Logged, checks_choices
 from discern.api.exporting import serving_of
 from discern.artifacts.export_folder import check_target
 from discern.artifacts.opening import open_model
@@ -48,7 +48,7 @@ from discern.pretrain.estimate import estimate
 from discern.pretrain.refit import check_refit
 from discern.pretrain.refit import refit_head as fit_head
 from discern.pretrain.resolved_run import Replay, Resume
-from discern.progress import Logged, Progress
+from discern.progress import Progress
 from discern.tasks.base import Prediction
 from discern.tasks.prediction_input import InputFormat
 from discern.wording import counted

@@ -274,6 +274,11 @@ def _aligned(table: Table, console: Terminal) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
+def progress_display() -> Progress:
+    """Progress on stderr: a bar on a terminal, lines elsewhere."""
+    return progress_on(_rich(stderr=True))
+
+
 def _unicode(console: Terminal) -> bool:
     return console.encoding.startswith("utf")
 

@@ -58,10 +58,6 @@ def main() -> None:
     # A panic of the tokenizers library becomes an error message; its backtrace only helps with debugging.
     if "DISCERN_DEBUG" not in os.environ:
         os.environ["RUST_BACKTRACE"] = "0"
-    # Read by OpenMP when torch is loaded. By default, a waiting thread spins for milliseconds. If other programs need the
-    # cores as well, that makes the training of small networks several times slower.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     _keep_the_heap()
     follow_launcher()
     try:

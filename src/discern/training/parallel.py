@@ -139,17 +139,17 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as problem:
-        raise ConfigError(f"unknown device '{name}'", hint="use --device auto, cpu, cuda, cuda:1, ...") from problem
+        raise ConfigError(f"unknown device '{name}'", hint="devices are auto, cpu, cuda, cuda:1, ...") from problem
     there = _devices()
     if device.type == "cuda" and len(there) == 1:
         raise ConfigError(
-            f"--device {name} was requested, but torch sees no GPU for CUDA; this machine has {there[0]}",
-            hint="leave --device out, or see `nvidia-smi` and `discern doctor`",
+            f"device {name} was requested, but torch sees no GPU for CUDA; this machine has {there[0]}",
+            hint="leave the device out, or see `nvidia-smi` and `discern doctor`",
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"there is no {device}; this machine has {', '.join(there)}", hint="cuda:0 is the first GPU")
     if device.type not in ("cpu", "cuda") and not _is_usable(device):
-        raise ConfigError(f"there is no {device}; this machine has {', '.join(there)}", hint="leave --device out")
+        raise ConfigError(f"there is no {device}; this machine has {', '.join(there)}", hint="leave the device out")
     return device
 
 
@@ -177,7 +177,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     """
     own, chosen = rank_environment(), choose_device(device)
     if chosen.type not in ("cpu", "cuda"):
-        raise ConfigError(f"{chosen} cannot train: losses are added up in float64, which it lacks", hint="--device cpu")
+        raise ConfigError(f"{chosen} cannot train: losses are added up in float64, which it lacks", hint="choose the device cpu")
     if own.world_size == 1:
         if chosen.type == "cuda" and chosen.index is not None:
             torch.cuda.set_device(chosen)  # events and streams are those of the current device unless told otherwise
