@@ -1,5 +1,8 @@
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,11 +136,47 @@ def test_weights_that_do_not_fit_are_named() -> None:
         checkpoint.load_model_tensors(model, {"weight": torch.zeros(3, 3), "bias": torch.zeros(2)}, "here")
 
 
-def test_what_a_run_turned_back_from_makes_way(tmp_path: Path) -> None:
-    # Steps 20 and 30 were damaged and passed over; the run went on from 10. Its new checkpoint must not be the one pruned.
+def test_what_a_run_turned_back_from_stays_until_its_step_comes_again(tmp_path: Path) -> None:
+    # Steps 20 and 30 are damaged, and the run goes on from 10.
     for step in (10, 20, 30):
         checkpoint.save(tmp_path, contents(step), keep=3)
     for step in (20, 30):
         (tmp_path / f"step-{step:08d}" / "model.safetensors").write_bytes(b"")
-    checkpoint.save(tmp_path, contents(15), keep=2)
-    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000015", "step-00000010"]
+    for step, kept in ((15, [30, 20, 15, 10]), (17, [30, 20, 17, 15]), (20, [30, 20, 17])):
+        checkpoint.save(tmp_path, contents(step), keep=2)
+        assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == kept
+        loaded = checkpoint.load_newest(tmp_path, str)
+        assert loaded is not None
+        assert loaded.step == step
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "checksums.json", "step-00000002"])
+@pytest.mark.parametrize("verify", ["1", "0"])
+def test_what_cannot_be_read_is_not_taken_for_damaged(
+    tmp_path: Path, name: str, number: int, verify: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        checkpoint.save(tmp_path, contents(step), keep=2)
+    monkeypatch.setenv("DISCERN_VERIFY", verify)
+    real = Path.open
+
+    def refuse(self: Path, *arguments: Any, **options: Any) -> Any:
+        if name in self.parts and "step-00000002" in self.parts:
+            raise OSError(number, os.strerror(number), str(self))
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CheckpointError, match=rf"step-00000002.* cannot be read: {os.strerror(number)}\n.*restore access"):
+        checkpoint.load_newest(tmp_path, pytest.fail)
+
+
+def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save(tmp_path, contents(1), keep=2)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
+        checkpoint.load_newest(tmp_path, pytest.fail)

@@ -33,6 +33,7 @@ STATE_FILE, CHECKSUM_FILE = "state.json", CHECKSUMS_NAME
 _PART = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 """A file of one of several ranks, as torch.distributed.checkpoint names it."""
 _EARLIER = "to use the previous checkpoint, remove this folder"
+_UNREADABLE = "restore access to it, then run the same command again; nothing was changed"
 
 
 @dataclass(frozen=True)
@@ -183,19 +184,24 @@ def newest_step(folder: Path, *, up_to: int | None = None) -> int:
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    """Keep the newest checkpoints. One beyond `step` was damaged, and was skipped when the run was resumed."""
-    steps = {path: step_of(path) for path in found(folder)}
-    kept = [path for path in steps if steps[path] <= step][:keep]
-    for path in steps.keys() - set(kept):
+    """Keep the newest checkpoints up to `step`. A later one was damaged when the run was resumed; it stays until replaced."""
+    for path in [path for path in found(folder) if step_of(path) <= step][keep:]:
         with suppress(OSError):  # a remaining one is either complete or renamed, and does no harm
             _discard(path)
 
 
 def found(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first, without checking them."""
-    if not folder.is_dir():
+    """The checkpoints in a folder, newest first, without checking them.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    try:
+        return sorted((path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name)), reverse=True)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name)), reverse=True)
+    except OSError as problem:
+        raise CheckpointError(f"{folder} cannot be read: {problem.strerror or problem}", hint=_UNREADABLE) from problem
 
 
 def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True) -> Contents | None:
@@ -205,7 +211,7 @@ def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True
         carry: as in `load`.
 
     Raises:
-        CheckpointError: there are checkpoints, but none is intact.
+        CheckpointError: there are checkpoints, but none is intact; or one cannot be read, which says nothing about its content.
         NumericsError: the newest intact one has weights that are not finite. The user decides whether to go back further.
     """
     candidates, newest = found(folder), ""
@@ -213,6 +219,8 @@ def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True
         try:
             return load(path, carry=carry)
         except CheckpointError as problem:
+            if _is_unreadable(problem):
+                raise CheckpointError(problem.message, hint=_UNREADABLE) from problem
             newest = newest or problem.message
             warn(f"{problem.message}; trying the checkpoint before it")
     if candidates:
@@ -221,6 +229,13 @@ def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True
             hint="start over with --resume never, or restore the folder from a copy",
         )
     return None
+
+
+def _is_unreadable(problem: BaseException | None) -> bool:
+    """Whether an error was caused by one of the system, other than that a file does not exist."""
+    if isinstance(problem, OSError):
+        return not isinstance(problem, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+    return problem is not None and _is_unreadable(problem.__cause__)
 
 
 def load(path: Path, *, carry: bool = True) -> Contents:
@@ -275,13 +290,14 @@ def check_files(path: Path) -> bool:
         if not complete or STATE_FILE not in sums:
             raise CheckpointError(f"{path / CHECKSUM_FILE} is missing, or does not name every file", hint=_EARLIER)
         for name, expected in sums.items():
-            if not (path / name).is_file():
-                raise CheckpointError(f"{path}: {name} is missing", hint=_EARLIER)
-            if verification_is_on() and checksum(path / name) != expected:
-                raise CheckpointError(f"{path}: {name} is damaged (its checksum differs)", hint=_EARLIER)
+            with (path / name).open("rb"):  # without verification, too
+                if verification_is_on() and checksum(path / name) != expected:
+                    raise CheckpointError(f"{path}: {name} is damaged (its checksum differs)", hint=_EARLIER)
         return bool(divided)
     except DataError as problem:
         raise CheckpointError(problem.message, hint=_EARLIER) from problem
+    except FileNotFoundError as problem:
+        raise CheckpointError(f"{path}: {Path(problem.filename).name} is missing", hint=_EARLIER) from problem
     except OSError as problem:
         raise CheckpointError(
             f"{problem.filename or path} cannot be read: {problem.strerror or problem}", hint=_EARLIER
@@ -308,7 +324,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         with utf8_name(path) as readable:
             return load_file(readable)
     except (OSError, SafetensorError, ValueError) as problem:
-        raise CheckpointError(f"{path} is damaged: {problem}", hint=_EARLIER) from problem
+        raise CheckpointError(f"{path} cannot be read: {problem}", hint=_EARLIER) from problem
 
 
 def clean(folder: Path) -> None:

@@ -155,7 +155,7 @@ def read_divided(folder: Path) -> dict[str, Tensor]:
     """The whole tensors of a checkpoint that several ranks have written, by name. No process group is needed.
 
     Raises:
-        CheckpointError: a file is damaged.
+        CheckpointError: a file is damaged or cannot be read.
     """
     import torch
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -173,6 +173,6 @@ def read_divided(folder: Path) -> dict[str, Tensor]:
             state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except (OSError, ValueError, RuntimeError, CheckpointException) as problem:
         raise CheckpointError(
-            f"{folder} is damaged: {problem}", hint="to use the previous checkpoint, remove this folder"
+            f"{folder} cannot be read: {problem}", hint="to use the previous checkpoint, remove this folder"
         ) from problem
     return tensors
