@@ -56,6 +56,16 @@ def test_errors_become_exit_codes(error: BaseException, code: int):
     assert leave(error) == code
 
 
+@pytest.mark.parametrize(("already_said", "lines"), [((), 1), (("stopped and saved",), 0)])
+def test_ctrl_c_is_no_error_and_says_what_to_do_once(
+    already_said: tuple[str, ...], lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert leave(KeyboardInterrupt(*already_said)) == 130
+    told = capsys.readouterr().err
+    assert (told.count("run the same command"), len(told.splitlines())) == (lines, lines)
+    assert "error" not in told
+
+
 def test_an_error_is_its_message_and_its_hint_on_stderr(capsys: pytest.CaptureFixture[str]):
     leave(DataError("x" * 300 + " [MASK] [bold]", hint="type this"))
     captured = capsys.readouterr()

@@ -183,7 +183,8 @@ def explained(error: BaseException, console: Console) -> int:
     if os.environ.get("DISCERN_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
-        print_error("interrupted")
+        if not error.args:  # nobody has said what is saved
+            console.progress.note("interrupted; to start again, or to continue saved work, run the same command")
         return INTERRUPTED
     if isinstance(error, DiscernError):
         console.explain(error)

@@ -38,7 +38,6 @@ from discern.data.tokenizer.words import SegmenterName
 from discern.data.upload import uploaded
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
-from discern.storage.guard import check_not_inside
 from discern.storage.output import OutputFolder, StagedFolder
 
 _LONGEST_LICENSE = 200
@@ -214,7 +213,6 @@ class _Asked:
         choice.check()
         build.check()
         OutputFolder(out).check(*map(Path, inputs))
-        check_not_inside("--out", out, choice.path)
         encoder = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
         settings = configuration(choice, corpus, build, language, _one_line(license))
         target = out.resolve()
@@ -336,8 +334,9 @@ def _one_line(license: str | None) -> str | None:
 def _advising_on_interruption(out: Path, progress: Progress, *, goes_on: bool = False) -> Iterator[None]:
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as error:
         progress.finish()
         again = "continue from the finished tasks" if goes_on else "prepare it"
-        progress.note(f"interrupted: {out} is unchanged. Run the same command again to {again}.")
+        error.args = (f"interrupted: {out} is unchanged. Run the same command again to {again}.",)
+        progress.note(error.args[0])
         raise

@@ -95,7 +95,8 @@ def leave_if_stopped(stop: StopRequest, step: int, progress: Progress, *, comple
     """
     if stop.requested:
         left = "the run is complete" if complete else "run the same command to continue"
-        progress.note(f"stopped and saved at step {step}; {left}")
+        said = f"stopped and saved at step {step:,}; {left}"
+        progress.note(said)
         if stop.signal == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(said)
         raise SystemExit(128 + (stop.signal or 0))
