@@ -107,23 +107,35 @@ def test_a_sweep_measures_them_once_and_again_for_other_rows(request_: Finetunin
     assert measured == ["own", "own", "own"]
 
 
-def test_a_tie_is_not_beaten() -> None:
-    entry = {"metric": "f1", **compared(SIMPLE, "f1", 0.5)}
-    assert entry["beats_baselines"] is False
-    assert baselines_verdict(entry) == "The model does not beat a word list (0.5000)."
-    assert baselines_verdict({"metric": "f1", **compared(SIMPLE, "f1", 0.6)}) is None
-    assert baselines_verdict({"metric": "f1", **compared({}, "f1", 0.6)}) is None
-    assert baselines_verdict({"metric": "f1"}) is None
+@pytest.mark.parametrize(
+    ("baseline", "model", "verdict"),
+    [
+        ({"f1": 0.5}, {"f1": 0.5}, "0.5000"),
+        ({"f1": 0.5}, {"f1": 0.6}, None),
+        ({"f1": 0.5, "precision": 0.6, "accuracy": 0.9}, {"f1": 0.6, "precision": 0.5, "accuracy": 0.8}, None),
+        ({"matthews": 0.1, "accuracy": 0.7}, {"matthews": 0.2, "accuracy": 0.6}, None),
+        # Of two metrics that are published together, neither may be lower; for answers, F1 decides.
+        ({"exact_match": 0.0, "f1": 0.164}, {"exact_match": 0.034, "f1": 0.079}, "f1 0.1640"),
+        ({"exact_match": 0.2, "f1": 0.2}, {"exact_match": 0.1, "f1": 0.3}, "0.2000"),
+        ({"f1": 0.2, "exact_match": 0.2}, {"f1": 0.3, "exact_match": 0.1}, "exact_match 0.2000"),
+        ({"exact_match": 0.2, "f1": 0.2}, {"exact_match": 0.2, "f1": 0.3}, None),
+        ({"accuracy": 0.684, "f1": 0.812}, {"accuracy": 0.691, "f1": 0.807}, "f1 0.8120"),
+        ({"spearman": 0.7, "pearson": 0.7}, {"spearman": 0.8, "pearson": 0.6}, "pearson 0.7000"),
+    ],
+)
+def test_whether_a_model_beats_its_baselines(baseline: dict[str, float], model: dict[str, float], verdict: str | None) -> None:
+    simple = {
+        "nothing": {"title": "nothing", "metrics": dict.fromkeys(baseline, 0.0), "train_examples": 2},
+        "list": {"title": "a word list", "metrics": baseline, "train_examples": 2},
+    }
+    metric = next(iter(baseline))
+    entry = {"metric": metric, "metrics": model, **compared(simple, metric, model)}
+    assert (entry["best_baseline"], entry["beats_baselines"]) == ("list", verdict is None)
+    assert baselines_verdict(entry) == (verdict and f"The model does not beat a word list ({verdict}).")
+    assert compared({}, metric, model)["beats_baselines"] is None
 
 
-SIMPLE: dict[str, dict[str, Any]] = {
-    "nothing": {"title": "nothing", "metrics": {"f1": 0.0}, "train_examples": 2},
-    "list": {"title": "a word list", "metrics": {"f1": 0.5}, "train_examples": 2},
-}
-
-
-def test_too_many_examples_are_told(request_: Finetuning, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "EVALUATED_EXAMPLES", 1)
+def test_too_many_examples_give_no_baselines(request_: Finetuning, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("discern.tasks.baselines.base.EVALUATED_EXAMPLES", 1)
     assert run(short(request_))["baselines"] == {}
     assert json.loads((request_.out / BASELINES_FILE).read_text())["own"]["baselines"] == {}

@@ -82,6 +82,15 @@ def test_text_without_spaces_is_read_by_characters() -> None:
     assert said(TfIdf(Labels(("坏", "好"))).predict(train, asked), "label") == ["好", "坏"]
 
 
+def test_long_texts_are_left_out_but_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = families.load("classification")
+    task = kind("mine", kind.Config(), ("accuracy",), Labels(("bad", "good")))
+    examples = texts(("good", "bad"), "word " * 500 + "fine", "word " * 500 + "dull")
+    monkeypatch.setattr(base, "TRAINING_CHARACTERS", len(repr(examples)) // 2)
+    _, of_words = measure_baselines(task, examples, examples, print)
+    assert (of_words.metrics, of_words.train_examples) == ({"accuracy": 1.0}, 10)
+
+
 def test_what_cannot_be_learned_from_gives_nothing() -> None:
     signs = [ClassificationExample("1", " ", None, "a"), ClassificationExample("2", " ", None, "b")]
     assert TfIdf(Labels(("a", "b"))).predict(signs, signs) is None
@@ -187,7 +196,7 @@ class Broken(Baseline[ClassificationExample]):
         raise ValueError("no such thing")
 
 
-def test_one_that_fails_is_told_and_large_files_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_fails_is_told_and_large_files_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = families.load("classification")
     task = kind("mine", kind.Config(), ("accuracy",), Labels(("a", "b")))
     examples = texts(("a", "b"), "one", "two")
@@ -196,6 +205,10 @@ def test_one_that_fails_is_told_and_large_files_are_cut(monkeypatch: pytest.Monk
     monkeypatch.setattr(base, "TRAINING_EXAMPLES", 7)
     found = list(measure_baselines(task, examples, examples, warnings.append))
     assert [(each.name, each.train_examples) for each in found] == [("majority", 7)]
-    assert warnings == ["baseline left out: a broken one: no such thing"]
-    monkeypatch.setattr(base, "EVALUATED_EXAMPLES", 5)
-    assert not list(measure_baselines(task, examples, examples, print))
+    sample = "mine: baselines are trained on 7 of the 20 training examples"
+    assert warnings == [sample, "baseline left out: a broken one: no such thing"]
+    for limit in ("EVALUATED_EXAMPLES", "EVALUATED_CHARACTERS"):
+        with monkeypatch.context() as limited:
+            limited.setattr(base, limit, 5)
+            assert not list(measure_baselines(task, examples, examples, warnings.append))
+            assert warnings[-1].startswith("mine: no baselines: there are more than ")

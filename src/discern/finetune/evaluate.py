@@ -74,7 +74,7 @@ def evaluate_finetuned(
         found = {"task": chosen.name, "metric": headline, "score": metrics[headline], "metrics": metrics, "loss": loss}
         found |= {"examples": len(reading.examples), "split": split, "file": str(path), "seed": loaded.seed}
         simple = _baselines(loaded, chosen, reading, progress) if baselines else {}
-        found |= compared(simple, headline, metrics[headline])
+        found |= compared(simple, headline, metrics)
     return found
 
 

@@ -16,7 +16,7 @@ from discern.config.tree import flatten, plain
 from discern.finetune.task_files import TaskData
 from discern.parsing import json_value
 from discern.progress import Progress
-from discern.tasks.baselines.base import EVALUATED_EXAMPLES, TRAINING_EXAMPLES, measure_baselines
+from discern.tasks.baselines.base import deciding_metrics, measure_baselines, unbeaten_metric
 
 
 def summarize(
@@ -30,7 +30,7 @@ def summarize(
     """The contents of results.json: the metrics of one task, or those of several tasks under `tasks` with their mean headline.
 
     `baselines` holds the baselines of the task (for several tasks, by task name); it is empty if none were measured.
-    `beats_baselines` is true if the median is higher than the best baseline, for several tasks that of each.
+    `beats_baselines` is true if the median beats the best baseline (`unbeaten_metric`), for several tasks that of each.
 
     `selected_on` names the split whose scores selected the weights (finetune.keep=best) or the learning rate
     (finetune.rate_search), or is None; if it is `split`, the scores are slightly optimistic.
@@ -70,7 +70,7 @@ def _of_task(name: str, data: TaskData, scores: dict[int, dict[str, Any]], basel
     found = {seed: record["tasks"].get(name) for seed, record in scores.items()}
     values = [entry[metric] if entry else None for entry in found.values()]
     evaluated = [entry for entry in found.values() if entry]
-    names = list(evaluated[0]) if evaluated else []
+    metrics = {key: statistics.median(entry[key] for entry in evaluated) for key in (evaluated[0] if evaluated else ())}
     retried = {
         str(seed): [each["failure"] for each in record["retried"]] for seed, record in scores.items() if "retried" in record
     }
@@ -84,8 +84,8 @@ def _of_task(name: str, data: TaskData, scores: dict[int, dict[str, Any]], basel
         "examples": len(data.evaluated[data.dev_name].examples),
         **summary,
         "scores": values,
-        "metrics": {key: statistics.median(entry[key] for entry in evaluated) for key in names},
-        **compared(baselines, metric, summary["median"]),
+        "metrics": metrics,
+        **compared(baselines, metric, metrics),
         "failed_seeds": failed,
         "retried_seeds": retried,
         "files": data.files,
@@ -163,14 +163,20 @@ def measured_baselines(data: Mapping[str, TaskData], folder: Path, progress: Pro
     return {name: entry["baselines"] for name, entry in found.items()}
 
 
-def compared(baselines: Baselines, metric: str, score: float | None) -> dict[str, Any]:
-    """`baselines`, the name of the best one as `best_baseline`, and whether the score is higher as `beats_baselines`.
+def compared(baselines: Baselines, metric: str, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """`baselines`, the name of the best one as `best_baseline`, and whether the model beats it as `beats_baselines`.
 
     Args:
-        score: score of the model; None if it has none.
+        metric: headline metric of the task.
+        metrics: metrics of the model; empty if it has no score.
     """
-    best = max(baselines, key=lambda name: baselines[name]["metrics"][metric], default=None)
-    beats = None if best is None or score is None else score > baselines[best]["metrics"][metric]
+
+    def standing(name: str) -> list[float]:
+        found: Mapping[str, float] = baselines[name]["metrics"]
+        return [found[each] for each in deciding_metrics(metric, found)]
+
+    best = max(baselines, key=standing, default=None)
+    beats = None if best is None or not metrics else unbeaten_metric(metric, metrics, baselines[best]["metrics"]) is None
     return {"baselines": baselines, "best_baseline": best, "beats_baselines": beats}
 
 
@@ -187,10 +193,6 @@ def _task_baselines(data: TaskData, kept: Mapping[str, Any], progress: Progress)
         return dict(kept)
     task, train, evaluated = data.task, data.train.examples, data.evaluated[data.dev_name].examples
     found: Baselines = {}
-    if len(evaluated) > EVALUATED_EXAMPLES:
-        progress.note(f"{task.name}: no baselines: there are more than {EVALUATED_EXAMPLES:,} examples to evaluate on")
-    elif len(train) > TRAINING_EXAMPLES:
-        progress.note(f"{task.name}: baselines are trained on {TRAINING_EXAMPLES:,} of the {len(train):,} training examples")
     for score in measure_baselines(task, train, evaluated, progress.note):
         metric = task.metrics[0]
         progress.note(f"{task.name}: baseline, {score.title}: {metric} {score.metrics[metric]:.4f}")

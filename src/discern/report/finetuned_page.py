@@ -15,6 +15,7 @@ from discern.report.predictions import confusion, read_judged, reliability
 from discern.storage.files import write_text
 from discern.storage.guard import check_output
 from discern.storage.records import parse_json, read_lines, read_text, understood
+from discern.tasks.baselines.base import unbeaten_metric
 from discern.tasks.published import published_scores
 from discern.training.metrics_log import is_number
 from discern.wording import counted
@@ -110,8 +111,8 @@ def _scores(tasks: Mapping[str, Any]) -> Iterator[Table]:
     notes = []
     for name, entry in tasks.items():
         if entry["median"] is not None:
-            deviation = entry["standard_deviation"]  # 0 in the records of earlier versions for one seed
-            several = deviation is not None and len(entry["scores"]) > 1
+            deviation = entry["standard_deviation"]
+            several = deviation is not None
             shown = (f"+- {deviation:.4f}", f"{entry['worst']:.4f} to {entry['best']:.4f}") if several else ("", "")
             rows.append([name, entry["metric"], entry["median"], *shown, _split(entry)])
         rows += [
@@ -283,4 +284,6 @@ def baselines_verdict(entry: Mapping[str, Any]) -> str | None:
     if entry.get("beats_baselines") is not False:
         return None
     best = entry["baselines"][entry["best_baseline"]]
-    return f"The model does not beat {best['title']} ({best['metrics'][entry['metric']]:.4f})."
+    metric = unbeaten_metric(entry["metric"], entry["metrics"], best["metrics"]) or entry["metric"]
+    name = "" if metric == entry["metric"] else f"{metric} "
+    return f"The model does not beat {best['title']} ({name}{best['metrics'][metric]:.4f})."

@@ -24,12 +24,7 @@ from discern.tasks.examples import ClassificationExample, label_counts
 
 _WORD = re.compile(r"\w+")
 _LETTER = re.compile(r"[^\W\d_]")
-# Characters of all texts together: some 20 seconds on one core.
-_CHARACTERS = 6_000_000
-_SHORTEST_CUT = 200
 _FEATURES = 100_000
-# The features of a pair contain each n-gram three times.
-_PAIR_FEATURES = 40_000
 # Features x classes: a larger multinomial model takes minutes.
 _WEIGHTS = 3_000_000
 # Better than scikit-learn's default of 1 on single texts, and hardly worse on pairs (benchmarks/records,
@@ -71,9 +66,9 @@ class MostFrequent(Baseline[ClassificationExample]):
 
 @final
 class TfIdf(Baseline[ClassificationExample]):
-    """TF-IDF of word and character n-grams with logistic regression, or ridge regression for numbers.
+    """TF-IDF of words and pairs of words with logistic regression, or ridge regression for numbers.
 
-    Text without spaces between words has character n-grams only. The features of a pair are those of the second text, the
+    Text without spaces between words has n-grams of characters instead. The features of a pair are those of the second text, the
     products and distances of both, and their overlap.
     """
 
@@ -88,7 +83,7 @@ class TfIdf(Baseline[ClassificationExample]):
     ) -> list[Prediction] | None:
         if self._labels.kind == "single" and len(label_counts(train)) < 2:
             return None
-        features = _NGrams(self._labels, train, examples)
+        features = _NGrams(self._labels, train)
         seen = features.learned(train)
         if seen is None:
             return None
@@ -122,64 +117,49 @@ class TfIdf(Baseline[ClassificationExample]):
 
 
 class _NGrams:
-    """TF-IDF features of single texts or of pairs.
+    """TF-IDF features of single texts or of pairs."""
 
-    Args:
-        train, examples: all texts. Their total length decides how much of each text is read.
-    """
-
-    def __init__(self, labels: Labels, train: Sequence[ClassificationExample], examples: Sequence[ClassificationExample]) -> None:
-        total = sum(len(each.text) + len(each.pair or "") for part in (train, examples) for each in part)
-        pairs = train[0].pair is not None
-        texts = (len(train) + len(examples)) * (2 if pairs else 1)
-        self._longest = max(_SHORTEST_CUT, _CHARACTERS // max(texts, 1)) if total > _CHARACTERS else None
-        most = min(_PAIR_FEATURES if pairs else _FEATURES, _WEIGHTS // max(1, len(labels.names)))
-        common: dict[str, Any] = {"sublinear_tf": True, "dtype": np.float64}
-        if _is_unspaced(each.text for each in train):
-            self._parts = [TfidfVectorizer(analyzer="char", ngram_range=(1, 3), max_features=most, **common)]
-        else:
-            self._parts = [
-                TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", max_features=most // 2, **common),
-                TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4 if pairs else 5), max_features=most // 2, **common),
-            ]
+    def __init__(self, labels: Labels, train: Sequence[ClassificationExample]) -> None:
+        most = min(_FEATURES, _WEIGHTS // max(1, len(labels.names)))
+        self._unspaced = _is_unspaced(each.text for each in train)
+        of_words: dict[str, Any] = {"ngram_range": (1, 2), "token_pattern": r"(?u)\b\w+\b"}
+        n_grams: dict[str, Any] = {"analyzer": "char", "ngram_range": (1, 3)} if self._unspaced else of_words
+        self._vectorizer = TfidfVectorizer(**n_grams, max_features=most, sublinear_tf=True)
 
     def learned(self, train: Sequence[ClassificationExample]) -> sparse.csr_matrix | None:
         """Fit the n-grams, and return the features of the training examples; None if there are no n-grams."""
-        texts = [*self._cut(each.text for each in train), *self._cut(each.pair for each in train if each.pair is not None)]
-        usable = []
-        for part in self._parts:
-            try:
-                usable.append(part.fit(texts))
-            except ValueError:  # "empty vocabulary": texts of punctuation only have no words
-                continue
-        self._parts = usable
-        return self.of(train) if usable else None
+        try:
+            self._vectorizer.fit([*(each.text for each in train), *(each.pair for each in train if each.pair is not None)])
+        except ValueError:  # "empty vocabulary": texts of punctuation only have no words
+            return None
+        return self.of(train)
 
     def of(self, examples: Sequence[ClassificationExample]) -> sparse.csr_matrix:
         """The features, one row per example."""
-        first = self._transformed(each.text for each in examples)
+        first = self._vectorizer.transform(each.text for each in examples)
         if not examples or examples[0].pair is None:
             return first
-        second = self._transformed(each.pair or "" for each in examples)
+        second = self._vectorizer.transform(each.pair or "" for each in examples)
         products = first.multiply(second)
         # The overlap of two texts is more telling than their n-grams, and works for unseen words too.
-        shared = np.array([_shared(each.text, each.pair or "", unspaced=len(self._parts) == 1) for each in examples])
+        shared = np.array([_shared(each.text, each.pair or "", unspaced=self._unspaced) for each in examples])
         likeness = sparse.csr_matrix(np.column_stack([np.asarray(products.sum(1)), shared]))
         return sparse.hstack([second, products, abs(first - second), likeness], format="csr")
 
-    def _transformed(self, texts: Iterable[str]) -> sparse.csr_matrix:
-        cut = self._cut(texts)
-        return sparse.hstack([part.transform(cut) for part in self._parts], format="csr")
 
-    def _cut(self, texts: Iterable[str]) -> list[str]:
-        return [text[: self._longest] for text in texts]
+def _shared(first: str, second: str, *, unspaced: bool) -> list[float]:
+    """Fraction of the words, and of the trigrams of characters, of each text that the other contains.
 
-
-def _shared(first: str, second: str, *, unspaced: bool) -> tuple[float, float]:
-    """Fraction of the words of each text that the other contains; of the characters for text without spaces."""
-    one, other = (set(text.lower() if unspaced else _WORD.findall(text.lower())) for text in (first, second))
-    common = len(one & other)
-    return common / max(len(one), 1), common / max(len(other), 1)
+    Text without spaces has characters instead of words.
+    """
+    shares = []
+    words = [list(text.lower()) if unspaced else _WORD.findall(text.lower()) for text in (first, second)]
+    lines = [f" {' '.join(each)} " for each in words]
+    trigrams = [[line[start : start + 3] for start in range(len(line) - 2)] for line in lines]
+    for one, other in (map(set, words), map(set, trigrams)):
+        common = len(one & other)
+        shares += [common / max(len(one), 1), common / max(len(other), 1)]
+    return shares
 
 
 def _is_unspaced(texts: Iterable[str]) -> bool:
