@@ -275,6 +275,21 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         ("text".encode("utf-16"), "UTF-16"),
         (b"PK\x03\x04" + b"x" * 50, "zip"),
         (bytes(range(128, 256)) * 10, "not UTF-8"),
+        (TEXT + b"\0", "NUL bytes"),
+        ("Привет, мир!\n".encode("utf-16-le"), "UTF-16LE"),
+        ("长的句子。\nA b.\n".encode("utf-16-be"), "UTF-16BE"),
+        ("text\n".encode("utf-32-le"), "UTF-32LE"),
+        ("Привет, мир!\n".encode("cp1251"), "CP1251"),
+        (b"\xef\xbb\xbf\n<!-- a --> <!-- b -->\n<HTML><p>Text.</p>", "HTML"),
+        (b'<?xml version="1.0"?>\n<!doctype html>', "HTML"),
+        (b"<mediawiki xmlns='x'>\n<page>", "XML"),
+        (b"%PDF-1.4\n1 0 obj\n", "PDF"),
+        (b"%!PS-Adobe-3.0\n", "PostScript"),
+        (b"{\\rtf1\\ansi Text.}", "RTF"),
+        (b"% a comment\n\\documentclass{article}\n", "LaTeX"),
+        (b"From a@b.org Mon Jan  1 00:00:00 2001\nSubject: x\n", "mailbox"),
+        (b"#!/usr/bin/env python\nprint()\n", "program"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS pointer"),
     ],
 )
 def test_a_binary_file_is_refused_if_named_and_passed_over_if_found(tmp_path: Path, content: bytes, says: str) -> None:
@@ -288,6 +303,32 @@ def test_a_binary_file_is_refused_if_named_and_passed_over_if_found(tmp_path: Pa
     assert says in str(problems.summary()[0])
     (tmp_path / "c.tar").write_bytes(tar_of({"a": content, "b": TEXT}))
     assert read(tmp_path / "c.tar") == TWO
+
+
+@pytest.mark.parametrize(
+    "text", ["HTML is written as <html>.\n", "# Title\n\n<p>Text.</p>\n", "<!-- a -->\nText.\n", "From 1990 on.\n"]
+)
+def test_text_may_mention_markup(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a").write_text(text)
+    assert [line for document in read(tmp_path / "a") for line in document] == [line for line in text.split("\n") if line]
+
+
+def test_a_nul_byte_is_refused_wherever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines("x" * 100_000, "Last.\0") + b"\0")
+    (tmp_path / "b").write_bytes(TEXT + b"." * 2_000_000 + b"\0")
+    for name in ("a.jsonl", "b"):
+        with pytest.raises(DataError, match="is not text: it contains NUL bytes"):
+            read(tmp_path / name)
+    problems = ProblemLog()
+    read(tmp_path, problems=problems)
+    assert {problem.kind: problem.count for problem in problems.summary()}["file skipped, as it is not text"] == 2
+
+
+def test_the_likely_encoding_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes("Le café de la gare est fermé en été, mais le théâtre est ouvert.\n".encode("latin-1"))
+    problems = ProblemLog()
+    assert len(read(tmp_path / "a", problems=problems)) == 1
+    assert "may be CP1252: iconv -f CP1252 -t UTF-8" in problems.notes[0]
 
 
 def test_invalid_utf8_is_replaced_counted_and_placed(tmp_path: Path) -> None:

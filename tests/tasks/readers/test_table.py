@@ -121,7 +121,7 @@ def test_a_text_may_be_long(tmp_path: Path) -> None:
 
 def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("review,stars\nfine,1\ncafé,2\n".encode("cp1252"))
-    with pytest.raises(DataError, match=r"a\.csv:3: not UTF-8: byte 0xe9"):
+    with pytest.raises(DataError, match=r"a\.csv:3: not UTF-8: byte 0xe9\n.*iconv -f CP1252 -t UTF-8 a\.csv"):
         rows(tmp_path / "a.csv")
     (tmp_path / "a.csv").write_bytes("review,stars\nfine,1\n".encode("utf-16"))
     with pytest.raises(DataError, match="it is UTF-16"):
@@ -129,6 +129,12 @@ def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"PK\x03\x04\x00\x00")
     with pytest.raises(DataError, match="spreadsheet"):
         rows(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_bytes(b"review,stars\n" + 10_000 * b"fine,1\n" + b"\0,1\n")
+    with pytest.raises(DataError, match="NUL"):
+        rows(tmp_path / "a.csv")
+    (tmp_path / "a.parquet").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(DataError, match=r"Git LFS pointer.*\n.*git lfs pull"):
+        rows(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,18 @@ from typing import Any, ClassVar
 from discern.data.sources import sources
 from discern.data.sources.documents import CorpusOptions, Cut, Document, Lines, documents
 from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import BLOCK_BYTES, Expansion, HeadStream, Readable, decompressor, naming
+from discern.data.sources.streams import (
+    BLOCK_BYTES,
+    Expansion,
+    HeadStream,
+    NotTextError,
+    Readable,
+    TextStream,
+    decompressor,
+    naming,
+    other_content,
+    other_encoding,
+)
 from discern.errors import ConfigError, DataError
 
 MAX_NESTING = 8
@@ -70,7 +81,7 @@ class FileSource(abc.ABC):
     Attributes:
         is_binary: True if files of this format are not UTF-8 text. Other sources are not tried for binary files.
         priority: sources are tried in order of descending priority, those of equal priority by name; the first that
-            recognizes a file reads it.
+            recognizes a file reads it. Those below 0 read any text, but no markup such as HTML.
     """
 
     is_binary: ClassVar[bool] = False
@@ -132,48 +143,37 @@ def read_stream(stream: Readable, context: ReadContext) -> Iterator[Document]:
         if decompress := decompressor(whole.head):
             inner = replace(context, depth=context.depth + 1)
             yield from read_stream(context.expansion.watched(decompress(whole), inner.depth), inner)
-        elif source := _recognize(context.name, whole.head):
-            yield from source.documents(whole, context)
         else:
-            _leave_out(whole, context)
+            try:
+                source = _recognize(context.name, whole.head)
+                yield from source.documents(whole if source.is_binary else TextStream(whole, context.name), context)
+            except NotTextError as problem:
+                while context.depth and whole.read(BLOCK_BYTES):
+                    pass  # checksums come last: a damaged archive must be an error rather than a file left out
+                if context.explicit:
+                    raise
+                context.problems.add("file skipped, as it is not text", f"{context.name} ({problem.reason})")
+                context.problems.note(f"skipped: {problem.reason}; {problem.hint}")
 
 
-def _recognize(name: str, head: bytes) -> FileSource | None:
-    """The source that reads a file; None if the file is binary and of no known format."""
+def _recognize(name: str, head: bytes) -> FileSource:
+    """The source that reads a file.
+
+    Raises:
+        NotTextError: it is binary and of no known format, or markup that only the sources of any text would read.
+    """
     kinds = [kind for kind in map(sources.load, sources.names()) if issubclass(kind, FileSource)]
     ranked: list[FileSource] = [kind() for kind in sorted(kinds, key=lambda kind: -kind.priority)]
-    binary = next((source for source in ranked if source.is_binary and source.recognizes(name, head)), None)
-    if binary is not None or binary_reason(head) is not None:
-        return binary
-    return next(source for source in ranked if not source.is_binary and source.recognizes(name, head))
-
-
-def _leave_out(stream: HeadStream, context: ReadContext) -> None:
-    """Report a binary file, or refuse it if the user named it."""
-    while context.depth and stream.read(BLOCK_BYTES):
-        pass  # checksums come last: a damaged archive must be an error rather than a file left out
-    reason = binary_reason(stream.head)
-    if context.explicit:
-        raise DataError(
-            f"{context.name} is not text: {reason}",
-            hint="give UTF-8 text, CSV, TSV, JSON lines, parquet or a tar archive of them",
-        )
-    context.problems.add("file skipped, as it is not text", f"{context.name} ({reason})")
-
-
-def binary_reason(head: bytes) -> str | None:
-    """The reason why a file that begins with `head` is not UTF-8 text; None if it may be."""
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "it looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
-    if head.startswith(b"PK\x03\x04"):
-        return "it is a zip archive; unpack it, or convert it to tar"
-    if b"\x00" in head:
-        return "it contains NUL bytes"
-    controls = len(head) - len(head.translate(None, bytes(set(range(32)) - set(b"\t\n\r\f\v\b\x1b"))))
-    replaced = head.decode("utf-8", errors="replace").count("\ufffd") - head.count("\ufffd".encode())
-    if controls + replaced > 0.1 * len(head) + 3:
-        return f"{controls + replaced:,} of its first {len(head):,} bytes are not UTF-8; if it is text, convert it with iconv"
-    return None
+    problem = other_encoding(head)
+    for is_binary in (True, False):
+        for source in ranked:
+            if source.is_binary == is_binary and (is_binary or problem is None) and source.recognizes(name, head):
+                content = other_content(head) if source.priority < 0 else None
+                if content is not None:
+                    raise NotTextError(name, *content)
+                return source
+    assert problem is not None  # the source of plain text recognizes any
+    raise NotTextError(name, *(other_content(head) or problem))
 
 
 def record_lines(record: Mapping[str, Any], field: str, where: str, problems: ProblemLog, *, first: bool) -> Iterator[Lines]:

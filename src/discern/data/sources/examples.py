@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.data.sources.base import MAX_NESTING, binary_reason, ending
+from discern.data.sources.base import MAX_NESTING, ending
 from discern.data.sources.documents import Limits
 from discern.data.sources.jsonl import ONE_PER_LINE, byte_lines, is_json_lines, named_json, not_json_lines
 from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import CountingStream, Expansion, HeadStream, decompressor, naming
+from discern.data.sources.streams import (
+    CountingStream,
+    Expansion,
+    HeadStream,
+    NotTextError,
+    TextStream,
+    decompressor,
+    naming,
+    other_content,
+    other_encoding,
+)
 from discern.data.sources.table import Dialect, table_dialect, table_rows
 from discern.data.sources.text import text_lines
 from discern.errors import ConfigError, DataError, did_you_mean
@@ -65,8 +75,9 @@ def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[Example]:
 
 def _examples(stream: HeadStream, name: str, fields: Sequence[str]) -> Iterator[Example]:
     head = stream.head
-    if (reason := binary_reason(head)) is not None:
-        raise DataError(f"{name} is not text: {reason}", hint=_FORMATS)
+    if (problem := other_content(head) or other_encoding(head)) is not None:
+        raise NotTextError(name, *problem)
+    stream = TextStream(stream, name)
     if is_json_lines(head):
         return _objects(stream, name, fields)
     if named_json(name) and head.strip():

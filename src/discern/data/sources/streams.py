@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
 import os
+import re
 import select
 import tarfile
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -52,6 +55,114 @@ class HeadStream:
             data, self._unread = self._unread[:size], self._unread[size:]
             return data
         return self._stream.read(size)
+
+
+class NotTextError(DataError):
+    """A file is not UTF-8 text, or is markup or a program.
+
+    Args:
+        name: name of the file.
+        reason: what it is.
+    """
+
+    def __init__(self, name: str, reason: str, hint: str) -> None:
+        super().__init__(f"{name} is not text: {reason}", hint=hint)
+        self.reason = reason
+
+
+class TextStream(HeadStream):
+    """A stream of text, in which a NUL byte is an error, wherever it is."""
+
+    def __init__(self, stream: Readable, name: str) -> None:
+        super().__init__(stream)
+        self._name = name
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = super().read(size)
+        if b"\0" in data:
+            raise NotTextError(self._name, *_NUL)
+        return data
+
+
+_NUL = ("it contains NUL bytes", "if it is text, remove them: tr -d '\\0' < FILE > NEW")
+_CONVERT = "convert it: iconv -f {0} -t UTF-8 FILE > NEW"
+_CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f\v\b\x1b"))
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_CONTENTS = {
+    "a zip archive or a spreadsheet": (rb"PK\x03\x04", "unpack it; save a spreadsheet as CSV"),
+    "a Git LFS pointer instead of the file": (rb"version https://git-lfs\.github\.com/spec/", "fetch the file: git lfs pull"),
+    "PDF": (rb"%PDF-", "extract its text: pdftotext FILE FILE.txt"),
+    "PostScript": (rb"%!PS", "extract its text: ps2ascii FILE FILE.txt"),
+    "RTF": (rb"\{\\rtf", "extract its text: pandoc -f rtf -t plain FILE -o FILE.txt"),
+    "LaTeX": (
+        rb"(?:%[^\n]*\n|\s)*\\(?:documentclass|documentstyle|begin\{document)",
+        "extract its text: pandoc -f latex -t plain FILE -o FILE.txt",
+    ),
+    "HTML": (
+        rb"(?:<!--(?:(?!-->).)*-->|<\?xml[^>]*>|\s)*<(?:!doctype\s+html|(?:html|head|body|title|meta|script|style)\b)",
+        "extract its text: trafilatura < FILE > FILE.txt",
+    ),
+    "XML": (
+        rb"(?:<!--(?:(?!-->).)*-->|\s)*<(?:\?xml\b|!doctype\b|mediawiki\b|[a-z][^<>]*\sxmlns\b)",
+        "extract its text; for a dump of Wikipedia: python -m wikiextractor.WikiExtractor FILE",
+    ),
+    "a mailbox": (
+        rb"From \S+ +(?:mon|tue|wed|thu|fri|sat|sun) [^\n]*\d{4}|Return-Path: <|"
+        rb"Received: (?:from|by) |Message-ID: <|MIME-Version: 1\.0",
+        "extract the text of its messages with Python's module mailbox",
+    ),
+    "a program": (rb"#! ?/|#include *[<\"]|<\?php\b", "leave it out; to train on programs, give them as JSON lines"),
+}
+
+
+def other_content(head: bytes) -> tuple[str, str] | None:
+    """What a file that begins with `head` is, if it is a document, markup or a program rather than text, and what to do."""
+    text = head.lstrip(codecs.BOM_UTF8 + b" \t\r\n")
+    for kind, (pattern, hint) in _CONTENTS.items():
+        if re.match(pattern, text, re.IGNORECASE | re.DOTALL):
+            return f"it is {kind}", hint
+    return None
+
+
+def other_encoding(head: bytes) -> tuple[str, str] | None:
+    """Why a file that begins with `head` is not UTF-8, and what to do; None if it may be."""
+    marked = next((encoding for mark, encoding in _MARKS if head.startswith(mark)), None)
+    if marked is not None:
+        return f"it is {marked}", _CONVERT.format(marked)
+    controls = len(head) - len(head.translate(None, _CONTROLS))
+    replaced = head.decode("utf-8", errors="replace").count("\ufffd") - head.count("\ufffd".encode())
+    wrong = controls + replaced
+    if b"\0" in head:
+        encoding = likely_encoding(head) if wrong > 0.15 * len(head) else None
+        return _NUL if encoding is None else (f"it is {encoding}", _CONVERT.format(encoding))
+    if wrong <= 0.1 * len(head) + 3:
+        return None
+    encoding = likely_encoding(head)
+    reason = f"{wrong:,} of its first {len(head):,} bytes are not UTF-8" + (f"; it may be {encoding}" if encoding else "")
+    return reason, "if it is text, " + _CONVERT.format(encoding or "ENCODING")
+
+
+def likely_encoding(data: bytes) -> str | None:
+    """The likely encoding of text that is not UTF-8, as iconv names it; None if there is none."""
+    if b"\0" in data:
+        candidates = ["UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE"]
+    else:
+        runs = re.findall(rb"[\x80-\xff]+", data)
+        beyond = len(b"".join(runs))
+        if beyond < 1.5 * len(runs):  # single letters among ASCII ones
+            return "CP1252"
+        candidates = ["GB18030", "CP1251"] if beyond >= 8 else []
+    for encoding in candidates:
+        with suppress(UnicodeDecodeError):
+            letters = set(codecs.getincrementaldecoder(encoding)().decode(data)) - set("\t\n\r\f\ufeff")
+            if not {"Cc", "Cn", "Co", "Cs"}.intersection(map(unicodedata.category, letters)):
+                return encoding
+    return None
 
 
 class PipeStream:

@@ -11,7 +11,7 @@ from discern.data.sources.base import FileSource, ReadContext
 from discern.data.sources.documents import Document, Lines
 from discern.data.sources.jsonl import named_json, not_json_lines
 from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import BLOCK_BYTES, HeadStream, Readable
+from discern.data.sources.streams import BLOCK_BYTES, HeadStream, Readable, likely_encoding
 from discern.errors import DataError
 
 _MANY_LINE_ENDS = 8
@@ -83,6 +83,11 @@ def _decode(data: bytes, name: str, offset: int, problems: ProblemLog) -> str:
         text = data.decode("utf-8", errors="replace")
         replaced = text.count("\ufffd") - data.count("\ufffd".encode())
         problems.add("invalid UTF-8, replaced", f"{name}: byte {offset + error.start:,}", replaced)
+        valid = len(re.findall(r"[^\x00-\x7f\ufffd]", text))
+        if replaced > valid and (encoding := likely_encoding(data)) is not None:
+            problems.note(
+                f"bytes that are not UTF-8 are replaced; the file may be {encoding}: iconv -f {encoding} -t UTF-8 FILE > NEW"
+            )
         return text
 
 

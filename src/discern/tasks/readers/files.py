@@ -8,7 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.data.sources.streams import BLOCK_BYTES, CountingStream, Expansion, HeadStream, Readable, decompressor, naming
+from discern.data.sources.streams import (
+    BLOCK_BYTES,
+    CountingStream,
+    Expansion,
+    HeadStream,
+    NotTextError,
+    Readable,
+    TextStream,
+    decompressor,
+    likely_encoding,
+    naming,
+    other_content,
+    other_encoding,
+)
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
@@ -16,7 +29,6 @@ from discern.parsing import json_value
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
 _MAX_LAYERS = 3
 _LONGEST_LINE = 1 << 28
-_CONVERT = "save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > new-{name}"
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -185,19 +197,13 @@ def _opened(file: Readable, name: str) -> Readable:
 def _unpacked(file: Readable, name: str, expansion: Expansion, depth: int) -> Readable:
     stream = HeadStream(file)
     head = stream.head
-    for mark, encoding in ((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16")):
-        if head.startswith(mark):
-            raise DataError(
-                f"{name}: it is {encoding}, expected UTF-8", hint=_CONVERT.format(encoding=encoding, name=Path(name).name)
-            )
     if decompress := decompressor(head):
         if depth == _MAX_LAYERS:
             raise DataError(f"{name} is compressed more than {_MAX_LAYERS} times", hint="decompress it first")
         return _unpacked(expansion.watched(decompress(stream), depth + 1), name, expansion, depth + 1)
-    if b"\x00" in head:
-        kind = "a zip archive or a spreadsheet" if head.startswith(b"PK\x03\x04") else "binary"
-        raise DataError(f"{name}: it is {kind}, not text", hint="give a text file in UTF-8")
-    return stream
+    if (problem := other_content(head) or other_encoding(head)) is not None:
+        raise NotTextError(name, *problem)
+    return TextStream(stream, name)
 
 
 def _decoded(line: bytes, name: str, number: int) -> str:
@@ -215,8 +221,9 @@ def _text_of(line: bytes, name: str, number: int) -> str:
 
 def _not_utf8(name: str, number: int, problem: UnicodeDecodeError) -> DataError:
     wrong = problem.object[problem.start]
-    convert = _CONVERT.format(encoding="CP1252", name=Path(name).name)
+    encoding = likely_encoding(problem.object)
+    may_be = f"it may be {encoding}, so " if encoding else ""
     return DataError(
         f"{name}:{number}: not UTF-8: byte 0x{wrong:02x}",
-        hint=f"Western files are often Windows-1252 (CP1252), Chinese ones GB18030; {convert}",
+        hint=f"{may_be}save it as UTF-8: iconv -f {encoding or 'ENCODING'} -t UTF-8 {Path(name).name} > new-{Path(name).name}",
     )
