@@ -117,11 +117,10 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         open_model(tmp_path, warn=pytest.fail).networks()
 
 
-def test_a_network_that_is_missing_is_named_and_a_part_sends_to_its_whole(tmp_path: Path) -> None:
+def test_a_network_that_is_missing_is_named(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     folder = exported(tmp_path / "run", tmp_path / "out")
-    with pytest.raises(DataError, match=rf"generator has no tokenizer.*\n.*give {folder}"):
-        open_model(folder / "generator", warn=pytest.fail).networks()
+    assert list(open_model(folder / "generator", warn=pytest.fail).networks()) == ["generator"]
     shutil.rmtree(folder / "generator")
     assert list(open_model(folder, warn=pytest.fail).networks(beside=False)) == ["discriminator"]
     with pytest.raises(CheckpointError, match="lacks the folder 'generator'"):

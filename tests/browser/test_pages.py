@@ -111,6 +111,8 @@ def test_every_tab_answers_by_keyboard(page: Any) -> None:
         page.wait_for_selector(f"#{name} .results .card {expected}")
     said = page.text_content("#predict .results")
     assert "not been fine-tuned" in said or "Not available with this model" in said
+    page.evaluate("location.hash = '#score'")
+    page.wait_for_selector("#tab-score[aria-selected=true]")
 
 
 def test_hostile_and_huge_texts_are_text(page: Any) -> None:

@@ -82,7 +82,8 @@ def test_fill_score_and_embed_say_what_the_commands_say(client: TestClient, run_
 
 def test_predict_says_what_the_command_says(client: TestClient, tuned_folder: Path) -> None:
     wanted = load(tuned_folder, device="cpu").predict(TEXTS)
-    found = client.post("/predict", json={"texts": TEXTS, "model": 1}).json()
+    found = client.post("/predict", json={"texts": TEXTS}).json()  # of two models, the one that can
+    assert [each["row"] for each in found["predictions"]] == [0, 1, 2]
     assert found["rows"] == 3
     for one, other in zip(found["predictions"], wanted, strict=True):
         assert one["label"] == other["label"]
@@ -129,6 +130,9 @@ def test_an_exported_classifier_is_served(tmp_path: Path, tuned: ServedModel, tu
     export(tuned_folder, out=tmp_path / "exported")
     exported = load_served(tmp_path / "exported", device="cpu", warn=pytest.fail)
     assert exported.described()["can"] == ["embed", "predict"]
+    assert exported.tuned is not None
+    assert exported.reader is not None
+    assert exported.tuned.objective.encoder is exported.reader.reader.encoder, "one copy of the weights"
     assert exported.lacks["detect"] == "exported has no pre-training head: it is a bare encoder or a fine-tuned model"
     for one, other in zip(exported.predict(TEXTS, None), tuned.predict(TEXTS, None), strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-4)
@@ -140,6 +144,9 @@ def test_a_model_without_a_generator_says_so(tmp_path: Path, run_folder: Path) -
     export(run_folder, out=tmp_path / "alone", progress=Silent(), warn=pytest.fail)
     model = load_served(tmp_path / "alone", device="cpu", warn=lambda message: None)
     assert "detect" in model.described()["can"]
+    assert model.detector is not None
+    assert model.reader is not None
+    assert model.detector.network.encoder is model.reader.reader.encoder, "one copy of the weights"
     assert "no head over the vocabulary" in model.described()["lacks"]["fill"]
 
 

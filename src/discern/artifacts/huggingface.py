@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from discern.artifacts.encoder import LoadedEncoder, check_rows, loaded_encoder
@@ -16,7 +15,7 @@ from discern.artifacts.model_folder import TEXT_LICENSE, ModelFolder
 from discern.artifacts.run import build_objective
 from discern.artifacts.task_model import TASK_HEAD, TaskModel, head_kind, task_model_of
 from discern.data.language_names import LANGUAGES
-from discern.data.tokenizer import load_tokenizer, special_tokens
+from discern.data.tokenizer import special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.interop.config_json import read_huggingface_config, read_mark
 from discern.interop.families import ENCODER_TYPES, NETWORK_TYPES, family_in, family_of, name_of
@@ -92,21 +91,6 @@ class HuggingFaceFolder(ModelFolder):
     def tokenizer_path(self) -> Path:
         return self.folder
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
-        names = ("tokenizer.json", "vocab.txt")
-        if not any((self.folder / name).is_file() for name in names):
-            above = self.folder.resolve().parent
-            whole = any((above / name).is_file() for name in names) and (above / CONFIG_NAME).is_file()
-            hint = f"it is part of a model that has one: give {above}" if whole else f"put the model's own {names[0]} there"
-            raise DataError(f"{self.folder} has no tokenizer: neither {' nor '.join(names)}", hint=hint)
-        return load_tokenizer(self.folder)
-
     @property
     def trained_with(self) -> str | None:
         return self.mark.get("tokenizer_fingerprint")
@@ -136,7 +120,8 @@ class HuggingFaceFolder(ModelFolder):
     @cached_property
     def encoder(self) -> LoadedEncoder:
         read_huggingface_config(self.folder, ENCODER_TYPES)  # refuses two towers, which cannot be fine-tuned
-        found = family_in(self.folder).encoder_from(self.folder)
+        # If the pre-trained network has been read, its encoder has the same weights.
+        found = self._root.encoder if "_root" in vars(self) else family_in(self.folder).encoder_from(self.folder)
         began = None if self.config is None else getattr(self.config.model, "initialization", None)
         if began is not None:  # config.json has only the scale of the initialization
             found.config = found.config.model_copy(update={"initialization": began})
@@ -183,9 +168,7 @@ class HuggingFaceFolder(ModelFolder):
                 f"{self.folder} has no task head (config.json names {named})",
                 hint=f"fine-tune it first: discern finetune {self.folder} --train FILE --out OUT",
             )
-        encoder = family_in(self.folder).encoder_from(self.folder)
-        check_rows(self.tokenizer, encoder.embeddings.vocab_size, self.folder)
-        return task_model_of(self.folder, config, encoder, self.tokenizer)
+        return task_model_of(self.folder, config, self.encoder.encoder, self.tokenizer)
 
     @cached_property
     def _root(self) -> Network:

@@ -12,15 +12,16 @@ from discern.artifacts.run import RunFolder, is_finetuned
 from discern.artifacts.run_record import is_run
 from discern.errors import DataError
 from discern.interop.names import CONFIG_NAME
+from discern.storage.checksums import has_file
 
 
 def holds_model(folder: Path) -> bool:
     """Whether `open_model` can open a folder."""
-    return is_run(folder) or is_finetuned(folder) or (folder / CONFIG_NAME).is_file()
+    return is_run(folder) or is_finetuned(folder) or has_file(folder, CONFIG_NAME)
 
 
-def open_model(folder: Path, *, warn: Callable[[str], None]) -> ModelFolder:
-    """Open a run, an export, an import, a fine-tuned model, or a Hugging Face folder of transformers.
+def open_model(folder: Path | ModelFolder, *, warn: Callable[[str], None]) -> ModelFolder:
+    """Open a run, an export, an import, a fine-tuned model, or a Hugging Face folder of transformers; one that is open stays so.
 
     Args:
         warn: called with a message about each damaged checkpoint that is skipped.
@@ -28,11 +29,13 @@ def open_model(folder: Path, *, warn: Callable[[str], None]) -> ModelFolder:
     Raises:
         DataError: the folder does not exist or holds no model.
     """
+    if isinstance(folder, ModelFolder):
+        return folder
     if is_run(folder):
         return RunFolder(folder, warn=warn)
     if is_finetuned(folder):
         return FinetunedFolder(folder)
-    if (folder / CONFIG_NAME).is_file():
+    if has_file(folder, CONFIG_NAME):
         return HuggingFaceFolder(folder)
     state = "does not exist" if not folder.exists() else f"holds neither a run nor a {CONFIG_NAME}"
     raise DataError(

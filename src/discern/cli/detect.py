@@ -11,7 +11,7 @@ from rich.table import Table
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.detection_text import Shown
-from discern.cli.options import refuse_text_as_file, typed_text
+from discern.cli.options import DeviceOption, refuse_text_as_file, typed_text
 from discern.errors import ConfigError
 from discern.wording import counted
 
@@ -123,6 +123,7 @@ def detect(
             show_default=False,
         ),
     ] = None,
+    device: DeviceOption = "auto",
     json_output: JsonOption = False,
 ) -> None:
     """Predict, for each token of a text, the probability that it was replaced. Reads stdin if neither --text nor INPUT is given.
@@ -149,14 +150,14 @@ def detect(
             for option, value in {"--threshold": threshold, "--text-field": text_field}.items():
                 if value is not None:
                     raise ConfigError(f"{option} cannot be combined with --calibrate", hint="give only one of them")
-            _calibrate(console, model, calibrate, options)
+            _calibrate(console, model, calibrate, {**options, "device": device})
         elif evaluate is not None:
-            _evaluate(console, model, evaluate, text_field, threshold)
+            _evaluate(console, model, evaluate, text_field, threshold, device)
         else:
             source = input or file
             refuse_text_as_file(source)
             texts = _texts(text, source, text_field)
-            _detect(console, model, texts, threshold, out, html, source, single=len(text or ()) == 1)
+            _detect(console, model, texts, threshold, out, html, source, device, single=len(text or ()) == 1)
 
 
 def _detect(
@@ -167,6 +168,7 @@ def _detect(
     out: Path | None,
     html: Path | None,
     source: Path | None,
+    device: str,
     *,
     single: bool,
 ) -> None:
@@ -184,7 +186,16 @@ def _detect(
             shown.add(detection, chosen.value)
 
     done = detect_texts(
-        model, texts, show, console.progress, console.warn, threshold=threshold, out=out, page=html, source=source
+        model,
+        texts,
+        show,
+        console.progress,
+        console.warn,
+        threshold=threshold,
+        out=out,
+        page=html,
+        source=source,
+        device=device,
     )
     shown.finish()
     if not done.texts:
@@ -239,10 +250,12 @@ def _calibrate(console: Console, model: Path, data: Path, options: dict[str, Any
         raise SystemExit(1)
 
 
-def _evaluate(console: Console, model: Path, sentences: Path, field: str | None, threshold: float | None) -> None:
+def _evaluate(console: Console, model: Path, sentences: Path, field: str | None, threshold: float | None, device: str) -> None:
     from discern.inference.detection_evaluation import evaluate_detection
 
-    found = evaluate_detection(model, sentences, console.progress, console.warn, text_field=field, threshold=threshold)
+    found = evaluate_detection(
+        model, sentences, console.progress, console.warn, text_field=field, threshold=threshold, device=device
+    )
     area = "-" if found["auc"] is None else f"{found['auc']:.4f}"
     read = f"{counted(found['sentences'], 'sentence')}, {counted(found['words'], 'word')}"
     console.result(found, text=f"{read}, {found['wrong']:,} of them wrong; AUC {area}")

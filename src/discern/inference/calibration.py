@@ -24,7 +24,7 @@ from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, DataError
 from discern.inference.detection import DetectionModel, Detector, load_detection_model
 from discern.inference.proposals import Proposer
-from discern.inference.rows import TOKENS_PER_BATCH
+from discern.inference.rows import TOKENS_PER_BATCH, device_of
 from discern.inference.threshold_curve import Rates, ThresholdCurve, rate_values
 from discern.interop.names import CALIBRATION_NAME
 from discern.models.base import Network
@@ -108,12 +108,13 @@ def detect_corrupted(
     count = min(sequences, stream.num_rows) if sequences else stream.num_rows
     chosen = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))
     size = max(1, tokens_per_batch // stream.batch(chosen[:1], chosen[:1]).input_ids.shape[1])
+    device = device_of(discriminator)
     probability, is_replaced = [], []
     for start in range(0, len(chosen), size):
         rows = chosen[start : start + size]
         batch = stream.batch(rows, rows)
         corrupted = _corrupted(proposer, batch, corruption)
-        logits = discriminator.token_logits(corrupted, *batch.context)
+        logits = discriminator.token_logits(corrupted.to(device), *batch.to(device).context).cpu()
         predicted = maskable_positions(batch)
         probability.append(logits[predicted].sigmoid().numpy())
         is_replaced.append((corrupted != batch.input_ids)[predicted].numpy())
@@ -126,7 +127,7 @@ def head_fingerprint(network: Network) -> str:
     digest = hashlib.sha256()
     parts = [part for part in (network.head, network.bilinear) if part is not None]
     for tensor in (tensor for part in parts for tensor in part.parameters()):
-        digest.update(tensor.detach().float().contiguous().numpy().tobytes())
+        digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -136,7 +137,7 @@ def _corrupted(proposer: Proposer, batch: TokenBatch, corruption: float) -> Tens
     places = uniform(batch, MaskingContext(corruption, randomness)).positions
     uniforms = randomness.uniforms("replacements", places.shape[1])[places]
     sampled, at = [], 0
-    for logits in proposer.logits(batch.input_ids, places, *batch.context):
+    for logits in proposer.logits(batch.input_ids, places, *batch.to(device_of(proposer.network)).context):
         sampled.append(sample_tokens(logits, uniforms[at : at + len(logits)]))
         at += len(logits)
     return replace_positions(batch.input_ids, places, torch.cat(sampled)) if sampled else batch.input_ids
@@ -175,6 +176,7 @@ def calibrate(
     precision: float = 0.9,
     corruption: float = 0.15,
     sequences: int = 2000,
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Find the threshold that reaches a precision on held-out text that the model's own generator corrupted.
 
@@ -194,7 +196,7 @@ def calibrate(
         DataError: the folder has no model; the data set is missing, has another tokenizer, or too little held-out text.
         CheckpointError: the weights are missing or damaged.
     """
-    loaded = load_detection_model(model, warn)
+    loaded = load_detection_model(model, warn, device)
     if loaded.proposer is None:
         raise ConfigError(
             f"{model} has no generator, which is needed to corrupt the calibration text",

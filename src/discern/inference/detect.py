@@ -52,6 +52,7 @@ def detect_texts(
     out: Path | None = None,
     page: Path | None = None,
     source: Path | None = None,
+    device: str = "auto",
 ) -> Detected:
     """Detect replaced tokens in texts, in order, in float32. Memory is bounded, unless a page is written.
 
@@ -75,8 +76,8 @@ def detect_texts(
     check_output("--html", page, "page.html", model, source)
     if out is not None and page is not None and out.resolve() == page.resolve():
         raise ConfigError(f"--out and --html both name {out}", hint="give the page another name")
-    with_generator = load_detection_model(model, warn) if page is not None else None
-    detector = load_detector(model, warn) if with_generator is None else with_generator.detector
+    with_generator = load_detection_model(model, warn, device) if page is not None else None
+    detector = load_detector(model, warn, device) if with_generator is None else with_generator.detector
     chosen = chosen_threshold(model, detector, threshold, warn)
     page_texts = PageTexts()
     num_texts = tokens = marked = 0

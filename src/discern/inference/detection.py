@@ -17,11 +17,12 @@ from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import CheckpointError, ConfigError
 from discern.inference.proposals import Proposer, proposer_of
-from discern.inference.rows import TOKENS_PER_BATCH, batches, best_places, finite, framed, windows_of
+from discern.inference.rows import TOKENS_PER_BATCH, batches, best_places, device_of, finite, framed, moved, windows_of
 from discern.inference.texts import InputText
 from discern.models.base import Network
 from discern.models.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.progress import Progress
+from discern.training.parallel import choose_device
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,7 @@ def detect_replaced(
 @torch.inference_mode()
 def _probabilities(detector: Detector, texts: Sequence[Sequence[int]]) -> list[list[float]]:
     """Probabilities of the tokens of texts that fit in one window, given as ids."""
-    device = detector.network.encoder.embeddings.weights.device
-    input_ids, mask = framed(texts, special_tokens(detector.tokenizer), device)
+    input_ids, mask = framed(texts, special_tokens(detector.tokenizer), device_of(detector.network))
     logits = finite(detector.network.token_logits(input_ids, mask), mask)
     return [row[1 : len(ids) + 1] for row, ids in zip(logits.sigmoid().tolist(), texts, strict=True)]
 
@@ -184,27 +184,27 @@ def detect_each(
     unknown.report(progress.note, warn)
 
 
-def load_detector(model: Path, warn: Callable[[str], None]) -> Detector:
+def load_detector(model: Path | ModelFolder, warn: Callable[[str], None], device: str = "auto") -> Detector:
     """Load the discriminator of a model folder; raises the errors of `detect`."""
-    loaded = open_model(model, warn=warn)
-    return _detector(loaded, loaded.networks(beside=False))
+    place, loaded = choose_device(device), open_model(model, warn=warn)
+    return _detector(loaded, loaded.networks(beside=False), place)
 
 
-def load_detection_model(model: Path, warn: Callable[[str], None]) -> DetectionModel:
+def load_detection_model(model: Path, warn: Callable[[str], None], device: str = "auto") -> DetectionModel:
     """Load the discriminator of a model folder, and its generator if there is one; raises the errors of `detect`."""
-    loaded = open_model(model, warn=warn)
+    place, loaded = choose_device(device), open_model(model, warn=warn)
     networks, fingerprints = loaded.networks(), loaded.tokenizer_fingerprints
-    detector = _detector(loaded, networks)
+    detector = _detector(loaded, networks, place)
     generator = networks.get(_GENERATOR)
     if generator is None or not isinstance(generator.head, MaskedLMHead):
         return DetectionModel(detector, None, 0, fingerprints)
     _check_vocabularies(model, detector.network, generator)
     window_size = min(detector.max_length, generator.encoder.config.max_positions) - 2
-    proposer = proposer_of(generator, special_tokens(detector.tokenizer))
+    proposer = proposer_of(moved(generator, place), special_tokens(detector.tokenizer))
     return DetectionModel(detector, proposer, window_size, fingerprints)
 
 
-def _detector(model: ModelFolder, networks: Mapping[str, Network]) -> Detector:
+def _detector(model: ModelFolder, networks: Mapping[str, Network], device: torch.device) -> Detector:
     discriminators = [network for network in networks.values() if isinstance(network.head, ReplacedTokenHead)]
     if not discriminators:
         energies = any(isinstance(network.head, EnergyHead) for network in networks.values())
@@ -213,7 +213,7 @@ def _detector(model: ModelFolder, networks: Mapping[str, Network]) -> Detector:
             f"{model.folder} has no discriminator: its {' and '.join(networks)} {does}",
             hint="give a run of objective 'rtd', or its export: discern export RUN --out DIR --network discriminator",
         )
-    return Detector(discriminators[0], model.tokenizer, model.max_length)
+    return Detector(moved(discriminators[0], device), model.tokenizer, model.max_length)
 
 
 def _check_vocabularies(model: Path, discriminator: Network, generator: Network) -> None:

@@ -54,6 +54,7 @@ def evaluate_detection(
     *,
     text_field: str | None = None,
     threshold: float | None = None,
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Precision, recall and F1 by word, at many thresholds and at the model's own.
 
@@ -70,7 +71,7 @@ def evaluate_detection(
         DataError: the folder has no model, or the file has no sentence, no wrong word, or a line that cannot be read.
         CheckpointError: the weights are missing or damaged.
     """
-    detector = load_detector(model, warn)
+    detector = load_detector(model, warn, device)
     chosen = chosen_threshold(model, detector, threshold, warn)
     gathered = _Words()
     for each, detection in detect_each(detector, read_checked(sentences, text_field), progress, warn):

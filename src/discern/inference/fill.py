@@ -12,12 +12,13 @@ from jaxtyping import Float
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
+from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
 from discern.data.tokenizer import SPECIAL_TOKENS, TokenTexts, shown_as, special_names, special_tokens
 from discern.data.tokenizer.plain_text import separating
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
-from discern.inference.rows import read
+from discern.inference.rows import moved, read
 from discern.models.base import Network
 from discern.models.heads import CopyMLMHead, LanguageHead, TiedLMHead
 from discern.models.two_tower import TwoTowerEncoder
@@ -228,7 +229,7 @@ def filled(filler: Filler, text: str, top: int, warn: Callable[[str], None]) -> 
     return found
 
 
-def load_filler(model: Path, warn: Callable[[str], None], device: str = "auto") -> Filler:
+def load_filler(model: Path | ModelFolder, warn: Callable[[str], None], device: str = "auto") -> Filler:
     """Load the masked language model of a folder, preferably its generator; raises the errors of `fill`."""
     place = choose_device(device)
     loaded = open_model(model, warn=warn)
@@ -237,16 +238,14 @@ def load_filler(model: Path, warn: Callable[[str], None], device: str = "auto") 
     permuted = objective is None or objective.permutes
     if permuted and any(isinstance(network.head, TiedLMHead) for network in fillers.values()):
         raise ConfigError(
-            f"{model} is an XLNet: it predicts by its query stream and was trained without [MASK]",
-            hint=f"discern score {model} FILE scores sentences; a model trained with objective 'mlm' fills masks",
+            f"{loaded.folder} is an XLNet: it predicts by its query stream and was trained without [MASK]",
+            hint=f"discern score {loaded.folder} FILE scores sentences; a model trained with objective 'mlm' fills masks",
         )
     if not fillers:
         raise ConfigError(
-            f"{model} has no head over the vocabulary to fill masks with; it only has the {' and the '.join(networks)}",
+            f"{loaded.folder} has no head over the vocabulary to fill masks with; it only has the {' and the '.join(networks)}",
             hint="give the run, or export it again: discern export RUN --out DIR --all-networks (or --network generator)",
         )
     # If both have such a head, the encoder was trained on samples in place of [MASK], so only the generator knows [MASK].
-    network = fillers.get("generator") or next(iter(fillers.values()))
-    network.encoder.to(place)
-    network.head.to(place)
+    network = moved(fillers.get("generator") or next(iter(fillers.values())), place)
     return Filler(network, loaded.tokenizer, reading_masks(loaded.tokenizer), loaded.max_length)

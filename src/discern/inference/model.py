@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from discern.artifacts.encoder import fingerprint_weights
 from discern.artifacts.finetuned import FinetunedFolder
+from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
 from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer import fingerprint as tokenizer_fingerprint
@@ -55,22 +56,25 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
         CheckpointError: the weights are missing or damaged.
         ConfigError: there is no such device.
     """
-    folder = local_model(path, Silent().note)
     place = str(choose_device(device))
-    opened = open_model(folder, warn=_warn)
+    return model_of(open_model(local_model(path, Silent().note), warn=_warn), place)
+
+
+def model_of(opened: ModelFolder, place: str) -> Model:
+    """The model of a folder that is open, on a device; raises the errors of `load`."""
     if isinstance(opened, FinetunedFolder):
         tuned = opened.task_model()
         reader = Reader(tuned.objective.encoder.to(place), tuned.tokenizer, opened.max_length)
-        model = Model(folder, reader, place, _trained_vectors(tuned))
+        model = Model(opened, reader, place, _trained_vectors(tuned))
         model._task_models[None] = tuned
         return model
     loaded = opened.encoder
-    found = read_pooling(folder)
+    found = read_pooling(opened.folder)
     stated = None if found is None else found.max_length
     max_length = min(loaded.max_length, stated or loaded.max_length)
     reader = Reader(loaded.encoder.to(place), load_tokenizer(loaded.tokenizer_path), max_length)
     vectors = VectorSettings() if found is None else VectorSettings(found.pooling, found.normalize, trained=True)
-    return Model(folder, reader, place, vectors)
+    return Model(opened, reader, place, vectors)
 
 
 def _trained_vectors(tuned: TaskModel) -> VectorSettings:
@@ -94,8 +98,9 @@ class Model:
         vectors: what `encode` returns by default.
     """
 
-    def __init__(self, path: Path, reader: Reader, device: str, vectors: VectorSettings = VectorSettings()) -> None:
-        self.path = path
+    def __init__(self, opened: ModelFolder, reader: Reader, device: str, vectors: VectorSettings = VectorSettings()) -> None:
+        self.path = opened.folder
+        self._opened = opened
         self.device = device
         self.vectors = vectors
         self._reader = reader
@@ -199,7 +204,7 @@ class Model:
     def score_tokens(self, texts: Sequence[str], scorer: str | None = None) -> list[Score]:
         """Like `score`, with the score of each token."""
         if scorer not in self._scorers:
-            self._scorers[scorer] = load_scorer(self.path, scorer, self.device, warn=_warn)
+            self._scorers[scorer] = load_scorer(self._opened, scorer, self.device, warn=_warn)
         found = self._by_blocks(texts, self._scorers[scorer].score)
         if (long := sum(score.windows > 1 for score in found)) > 0:
             _warn(f"{long} of {len(found)} texts are longer than {self._scorers[scorer].window_size} tokens: read in windows")
@@ -238,7 +243,7 @@ class Model:
             ConfigError: there is no such task or seed, or an item of `texts` is not what the task reads.
             DataError: the model has not been fine-tuned.
         """
-        model = self._task_model(seed)
+        model = self.task_model(seed)
         chosen = model.task(task)
         examples = examples_of(chosen, model.record["tasks"][chosen.name], texts)
         unknown = UnknownTokens(model.tokenizer)
@@ -249,26 +254,22 @@ class Model:
 
     def labels(self, task: str | None = None) -> tuple[str, ...]:
         """The classes or tags of a fine-tuned model, in the order of its outputs; empty if the task has none."""
-        return self._task_model(None).task(task).labels.names
+        return self.task_model(None).task(task).labels.names
 
-    def _task_model(self, seed: int | None) -> TaskModel:
+    def task_model(self, seed: int | None = None) -> TaskModel:
+        """The fine-tuned model of a seed, on the device; None: the best seed."""
         if seed not in self._task_models:
-            self._task_models[seed] = open_model(self.path, warn=_warn).task_model(seed)
-        model = self._task_models[seed]
-        model.objective.to(self.device)
-        return model
+            self._task_models[seed] = self._opened.task_model(seed)
+        self._task_models[seed].objective.to(self.device)
+        return self._task_models[seed]
 
     @cached_property
     def _detector(self) -> Detector:
-        detector = load_detector(self.path, _warn)
-        for part in (detector.network.encoder, detector.network.head, detector.network.bilinear):
-            if part is not None:
-                part.to(self.device)
-        return detector
+        return load_detector(self._opened, _warn, self.device)
 
     @cached_property
     def _filler(self) -> Filler:
-        return load_filler(self.path, _warn, self.device)
+        return load_filler(self._opened, _warn, self.device)
 
     def _by_blocks(self, texts: Sequence[str], work: Callable[[Sequence[str]], list[T]]) -> list[T]:
         """Results of blocks of texts, so that little more than the results is held in memory."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discern.inference.rows import TOKENS_PER_BATCH, best_places, windows_of
+from discern.inference.rows import TOKENS_PER_BATCH, best_places, device_of, windows_of
 from discern.models.base import Network
 from discern.models.heads import gather_positions
 from discern.models.two_tower import TwoTowerEncoder
@@ -59,10 +59,12 @@ class Proposer(abc.ABC):
     def logits(
         self, input_ids: Int[Tensor, "B L"], places: Bool[Tensor, "B L"], *context: Tensor | None
     ) -> Iterator[Float[Tensor, "n V"]]:
-        """Logits over the vocabulary at the places, row by row, in blocks; `context` are the encoder's further arguments."""
-        states = gather_positions(self.network.encoder(self.reads(input_ids, places), *context), places)
+        """Logits over the vocabulary at the places, row by row, in blocks, on the CPU; `context` are
+        the encoder's further arguments, on its device."""
+        device = device_of(self.network)
+        states = gather_positions(self.network.encoder(self.reads(input_ids, places).to(device), *context), places.to(device))
         for some in torch.split(states, _PLACES_AT_ONCE):
-            yield self.network.head(some).float()
+            yield self.network.head(some).float().cpu()
 
 
 @final

@@ -149,6 +149,13 @@ def finite(values: Tensor, mask: Bool[Tensor, "B L"] | None = None) -> Tensor:
     return values
 
 
+def moved(network: Network, device: torch.device) -> Network:
+    """The network, after moving it to a device, in evaluation mode."""
+    for part in network.parts():
+        part.to(device).eval()
+    return network
+
+
 def device_of(network: Network) -> torch.device:
     """The device of the network."""
     return network.encoder.embeddings.weights.device

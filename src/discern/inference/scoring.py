@@ -21,7 +21,7 @@ from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.words import Sentences, word_finder
 from discern.errors import ConfigError, NumericsError
 from discern.inference import PREFERRED, scorers
-from discern.inference.rows import best_places, windows_of
+from discern.inference.rows import best_places, moved, windows_of
 from discern.models.base import Network
 from discern.models.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.models.two_tower import TwoTowerEncoder
@@ -268,7 +268,7 @@ _RELEASED_ROW_LENGTH = 512
 
 
 def load_scorer(
-    model: Path,
+    model: Path | ModelFolder,
     name: str | None = None,
     device: str = "auto",
     *,
@@ -292,18 +292,18 @@ def load_scorer(
     place = choose_device(device)
     loaded = open_model(model, warn=warn)
     for network in loaded.networks().values():
-        for part in (network.encoder, network.head, network.bilinear):
-            if part is not None:
-                part.to(place).eval()
+        moved(network, place)
     tokenizer = loaded.tokenizer
     served = _served(loaded, special_tokens(tokenizer))
     chosen = name or next((known for known in preferred if _method(known).lacks(served) is None), None)
     if chosen is None or (lack := _method(chosen).lacks(served)) is not None:
         needs = "no scorer can use it" if chosen is None else f"scorer '{chosen}' needs {lack}"
-        raise ConfigError(f"{model}: {needs}; it has {_described(served, loaded.pretraining_objective)}", hint=_others(served))
+        raise ConfigError(
+            f"{loaded.folder}: {needs}; it has {_described(served, loaded.pretraining_objective)}", hint=_others(served)
+        )
     if loaded.pretraining_objective is None and _method(chosen).needs_chosen_share:
         share = f"{served.chosen_share:.3g}, that of the released ELECTRAs of this width,"
-        warn(f"{model} does not record the fraction of tokens that were masked in training: {share} is assumed")
+        warn(f"{loaded.folder} does not record the fraction of tokens that were masked in training: {share} is assumed")
     return TextScorer(chosen, _method(chosen).of(served), tokenizer, loaded.max_length, loaded.step)
 
 

@@ -20,7 +20,7 @@ from discern.report.page import embedded, package_text, render_template, script_
 from discern.serve.access import Access, Gate, problem
 from discern.serve.batching import Batcher, BusyError
 from discern.serve.limits import Limits
-from discern.serve.model import ServedModel, predicted
+from discern.serve.model import ServedModel, Verb, predicted
 from discern.serve.openapi import document, reference
 from discern.serve.requests import (
     AlternativesRequest,
@@ -54,7 +54,7 @@ class Api:
     async def detect(self, request: Request) -> Response:
         """POST /detect."""
         asked = await self._bodies.read(request, TextsRequest)
-        model = self._model(asked.model)
+        model = self._model(asked.model, "detect")
         found = await self._computed(request, model, "detect", (), model.detect, asked.items)
         if asked.texts is None:
             return JSONResponse(found[0])
@@ -64,7 +64,7 @@ class Api:
     async def fill(self, request: Request) -> Response:
         """POST /fill."""
         asked = await self._bodies.read(request, FillRequest)
-        model = self._model(asked.model)
+        model = self._model(asked.model, "fill")
         self._limit_masks(model, asked.items)
         found = await self._computed(request, model, "fill", (asked.top,), partial(model.fill, top=asked.top), asked.items)
         return JSONResponse(found[0] if asked.texts is None else {"texts": found})
@@ -72,7 +72,7 @@ class Api:
     async def alternatives(self, request: Request) -> Response:
         """POST /alternatives."""
         asked = await self._bodies.read(request, AlternativesRequest)
-        model = self._model(asked.model)
+        model = self._model(asked.model, "fill")
         self._limit_masks(model, [text for text, _, _ in asked.items])
         work = partial(model.alternatives, top=asked.top)
         return JSONResponse((await self._computed(request, model, "alternatives", (asked.top,), work, asked.items))[0])
@@ -85,14 +85,14 @@ class Api:
     async def score(self, request: Request) -> Response:
         """POST /score."""
         asked = await self._bodies.read(request, ScoreRequest)
-        model = self._model(asked.model)
+        model = self._model(asked.model, "score")
         found = await self._computed(request, model, "score", (), model.score, asked.items)
         return JSONResponse(model.scores(found, tokens=asked.tokens))
 
     async def embed(self, request: Request) -> Response:
         """POST /embed."""
         asked = await self._bodies.read(request, EmbedRequest)
-        model = self._model(asked.model)
+        model = self._model(asked.model, "embed")
         work = partial(model.embed, pooling=asked.pooling)
         found = await self._computed(request, model, "embed", (asked.pooling,), work, asked.items)
         size = 0 if model.reader is None else model.reader.hidden_size
@@ -102,7 +102,7 @@ class Api:
         """POST /predict."""
         started = time.perf_counter()
         asked = await self._bodies.read(request, PredictRequest)
-        model = self._model(asked.model)
+        model = self._model(asked.model, "predict")
         found = await self._computed(
             request, model, "predict", (asked.task,), partial(model.predict, task=asked.task), asked.items
         )
@@ -117,7 +117,9 @@ class Api:
         """GET /models."""
         return JSONResponse({"models": [model.described() for model in self.models]})
 
-    def _model(self, asked: int | str) -> ServedModel:
+    def _model(self, asked: int | str | None, verb: Verb) -> ServedModel:
+        if asked is None:
+            return next((model for model in self.models if verb not in model.lacks), self.models[0])
         found = [model for number, model in enumerate(self.models) if asked in (number, model.name)]
         if not found:
             names = ", ".join(f"{number} ({model.name})" for number, model in enumerate(self.models))

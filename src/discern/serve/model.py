@@ -19,7 +19,7 @@ from discern.inference.calibration import ChosenThreshold, chosen_threshold
 from discern.inference.detect import detection_values
 from discern.inference.detection import Detector, detect_replaced, load_detector
 from discern.inference.fill import MASK, FilledToken, Filler, filled, load_filler
-from discern.inference.model import Model, load
+from discern.inference.model import Model, model_of
 from discern.inference.predict import examples_of, predictions_of
 from discern.inference.scoring import UNIT, CorpusScore, Score, TextScorer, load_scorer
 from discern.interop.hub import local_model
@@ -201,7 +201,7 @@ def load_served(path: Path, *, name: str | None = None, device: str = "auto", wa
     """
     place = str(choose_device(device))
     folder = local_model(path, Silent().note)
-    open_model(folder, warn=warn)  # a folder without any model is an error, not a model that lacks everything
+    opened = open_model(folder, warn=warn)  # what reads it shares its weights
     name = name or folder.resolve().name
     lacks: dict[str, str] = {}
 
@@ -212,29 +212,22 @@ def load_served(path: Path, *, name: str | None = None, device: str = "auto", wa
             lacks[verb] = problem.message.replace(str(folder), name)
             return None
 
-    reader = tried("embed", lambda: load(folder, device=place))
-
-    def detector() -> Detector:
-        found = load_detector(folder, warn)
-        for part in (found.network.encoder, found.network.head, found.network.bilinear):
-            if part is not None:
-                part.to(place)
-        return found
-
     def tuned() -> TaskModel:
-        found = open_model(folder, warn=warn).task_model(None)
+        found = opened.task_model() if reader is None else reader.task_model()
         if all(found.task(each).labels.kind == "vectors" for each in found.record["tasks"]):
             raise DataError("it was trained for text embeddings, so it predicts no labels")
-        found.objective.to(place)
         return found
 
-    found = tried("detect", detector)
+    found = tried("detect", lambda: load_detector(opened, warn, place))
+    filler = tried("fill", lambda: load_filler(opened, warn, place))
+    scorer = tried("score", lambda: load_scorer(opened, None, place, warn=warn))
+    reader = tried("embed", lambda: model_of(opened, place))
     model = ServedModel(
         name=name,
         detector=found,
         threshold=None if found is None else chosen_threshold(folder, found, None, warn),
-        filler=tried("fill", lambda: load_filler(folder, warn, place)),
-        scorer=tried("score", lambda: load_scorer(folder, None, place, warn=warn)),
+        filler=filler,
+        scorer=scorer,
         reader=reader,
         tuned=tried("predict", tuned),
         lacks=lacks,

@@ -27,6 +27,9 @@ class RefusedError(DiscernError):
         self.status = status
 
 
+_MODEL = "Number of the model, from 0 as in GET /models, or its name there; by default the first that can answer."
+
+
 class ApiRequest(BaseModel, abc.ABC):
     """The body of a request."""
 
@@ -43,7 +46,7 @@ class TextsRequest(ApiRequest):
 
     text: str | None = Field(None, description="One text.")
     texts: list[str] | None = Field(None, description="Several texts, instead of `text`.")
-    model: int | str = Field(0, description="Number of the model, from 0 as in GET /models, or its name there.")
+    model: int | str | None = Field(None, description=_MODEL)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> TextsRequest:
@@ -102,7 +105,7 @@ class AlternativesRequest(ApiRequest):
     start: int = Field(ge=0, description="Where the word starts, in characters (code points).")
     end: int = Field(ge=1, description="Where it ends.")
     top: int = Field(8, ge=1, le=100, description="Number of alternatives.")
-    model: int | str = Field(0, description="Number of the model, or its name, as in GET /models.")
+    model: int | str | None = Field(None, description=_MODEL)
 
     @model_validator(mode="after")
     def _inside(self) -> AlternativesRequest:

@@ -338,7 +338,8 @@
   text.value = models.some((_, place) => can(place, "detect")) ? "The station was opened on 1 May 1895 and the was closed in 1964. The book became one of the most popular songs of the author because century." : "";
   keep(Array.from(text.value));
   check();
-  const named = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash);
-  const useful = tabs.find((tab) => tab.dataset.lacks === undefined);
-  if (named || (useful && useful !== tabs[0])) select(named || useful);
+  const useful = tabs.find((tab) => tab.dataset.lacks === undefined) || tabs[0];
+  const follow = () => select(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) || useful);
+  addEventListener("hashchange", follow);
+  follow();
 })();
