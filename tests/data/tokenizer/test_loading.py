@@ -68,7 +68,8 @@ def test_a_model_folder(tmp_path: Path) -> None:
     other.save(str(tmp_path / "tokenizer.json"))
     assert lowercases(load_tokenizer(tmp_path))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"neither tokenizer\.json nor vocab\.txt"):
+    (tmp_path / "empty" / "spiece.model").touch()
+    with pytest.raises(DataError, match=r"neither tokenizer\.json nor vocab\.txt, but spiece\.model[\s\S]*save_pretrained"):
         load_tokenizer(tmp_path / "empty")
 
 
@@ -96,7 +97,18 @@ def test_padding_may_have_any_id(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"{}", "is not a tokenizer.json"), (b"\x80\x81", "is not text"), (b"", "has no"), (None, "does not exist")],
+    [
+        (b'{"model": {"type": "BPE"}}', "is not a tokenizer.json"),
+        (b"\x80\x81", "is not UTF-8 text"),
+        (b"", "empty"),
+        (None, "does not exist"),
+        (b"<unk>\t0\n<s>\t0\nthe\t-3.1\n", r"a SentencePiece vocabulary \(word, tab, score\)[\s\S]*tokenizer\.json"),
+        (b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\n\x99", r"a SentencePiece model[\s\S]*save_pretrained"),
+        (b"#version: 0.2\nt h\nth e\n", r"merges\.txt"),
+        (b'{"<s>": 0, "model": 1}', r"vocab\.json"),
+        (b'{"do_lower_case": true}', r"tokenizer_config\.json"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
+    ],
 )
 def test_what_is_no_tokenizer(tmp_path: Path, content: bytes | None, says: str) -> None:
     if content is not None:

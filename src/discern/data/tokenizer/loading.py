@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,19 @@ END_OF_DOCUMENT = "<eod>"  # as in XLNet's vocabulary; of tokenizers trained her
 PANIC = "PanicException"
 """Name of the class that Rust code raises when it panics. It cannot be imported from pyo3."""
 _DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
+_CONVERT = (
+    "give the tokenizer.json of the same model; where there is none, this writes it: "
+    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER)"
+)
+# What models come with that is no tokenizer by itself, by how the file begins.
+_OTHER_FILES = {
+    rb"\s*\Z": ("empty", "copy it again from where the model came from"),
+    rb"version https://git-lfs": ("a Git LFS pointer, which stands for the file", "download the file: git lfs pull"),
+    rb"[^\t\n]+\t-?\d": ("a SentencePiece vocabulary (word, tab, score)", _CONVERT),
+    rb"\n.{1,2}\n.[<\[]": ("a SentencePiece model", _CONVERT),
+    rb"#version|\S+ \S+\r?\n\S+ \S+\r?\n": ("pairs of words, such as the merges.txt that is a part of a BPE", _CONVERT),
+    rb'\s*\{(?!.*"model"\s*:\s*\{)': ("JSON without a model, such as vocab.json or tokenizer_config.json", _CONVERT),
+}
 
 
 def load_tokenizer(path: Path, lowercase: bool | None = None) -> Tokenizer:
@@ -179,9 +193,10 @@ def _tokenizer_file(path: Path) -> Path:
     for name in ("tokenizer.json", "vocab.txt"):
         if (path / name).is_file():
             return path / name
+    others = sorted(file.name for file in path.iterdir() if file.suffix == ".model" or file.name in ("merges.txt", "vocab.json"))
     raise DataError(
-        f"tokenizer folder {path} has neither tokenizer.json nor vocab.txt",
-        hint=f"give the path of the tokenizer file, {TRAIN_HINT}",
+        f"tokenizer folder {path} has neither tokenizer.json nor vocab.txt{f', but {others[0]}' if others else ''}",
+        hint=_CONVERT if others else f"give the path of the tokenizer file, {TRAIN_HINT}",
     )
 
 
@@ -192,12 +207,14 @@ def _read(file: Path) -> str:
         reason = problem.strerror or problem
         raise DataError(f"tokenizer {file} cannot be read: {reason}", hint="check its permissions") from problem
     verify(file, content)
+    for beginning, (kind, hint) in _OTHER_FILES.items():
+        if re.match(beginning, content, re.DOTALL):
+            raise DataError(f"{file} is not a tokenizer.json or a vocab.txt, but {kind}", hint=hint)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise DataError(
-            f"tokenizer {file} is not text; a SentencePiece .model is not read directly",
-            hint="convert it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER) writes a tokenizer.json",
+            f"tokenizer {file} is not UTF-8 text", hint=f"give a tokenizer.json or a vocab.txt, {TRAIN_HINT}"
         ) from problem
 
 
@@ -239,9 +256,8 @@ def _from_json(content: str, file: Path) -> Tokenizer:
     except DataError:
         raise
     except Exception as problem:  # the library raises bare Exception
-        found = f"{file} is not a tokenizer.json: {problem}" if content.strip() else f"{file} is empty"
         raise DataError(
-            found, hint="copy it again from where the model came from, or give the file that save_pretrained writes"
+            f"{file} is not a tokenizer.json: {problem}", hint=f"copy it again from where the model came from, or {_CONVERT}"
         ) from problem
 
 
