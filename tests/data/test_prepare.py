@@ -389,7 +389,41 @@ def test_a_small_heldout_part_and_many_unknown_tokens_are_warned_of(text: Path) 
     (warning,) = warnings_of(few)
     assert warning.startswith(("only one document is", f"only {few.splits['heldout'].num_documents} documents are"))
     strange = text.parent / "strange.txt"
-    strange.write_text("☂ ☃\n\n☄ ★\n\n" * 20)
+    strange.write_text("☂ ☃\n\n☂ ★\n\n" * 20)
     unknown, *_ = warnings_of(prepare(**request(strange, "strange"), progress=Silent()).manifest)
     assert unknown.startswith("80 of 80 tokens (100.0%) are unknown to the vocabulary")
-    assert "--train-tokenizer" in unknown
+    assert "unknown are '☂' (U+2602): 50.0%, '☃' (U+2603): 25.0%, '★' (U+2605): 25.0%; " in unknown
+    assert "--train-tokenizer bpe" in unknown
+
+
+def test_words_that_are_too_long_are_the_cause_that_is_named(text: Path) -> None:
+    protein = text.parent / "protein.txt"
+    protein.write_text("".join(f"{'ACDEFGHIKL' * 21}{number}\n" for number in range(40)))
+    asked = request(protein, tokenizer=TokenizerChoice(train="wordpiece", vocab_size=100), corpus=CorpusOptions("line"))
+    unknown, few = warnings_of(prepare(**asked, progress=Silent()).manifest)
+    assert "unknown are words of more than 200 characters: 100.0%" in unknown
+    assert "wordpiece" not in unknown
+    assert few.startswith("only")
+    assert "--documents line" not in few
+
+
+def test_copies_that_fill_the_held_out_part_are_warned_of(text: Path) -> None:
+    copies = text.parent / "copies.txt"
+    copies.write_text("a red cat.\n\n" * 300 + "the old dog.\n")
+    (warning,) = warnings_of(prepare(**request(copies, seed=4, heldout=0.01), progress=Silent()).manifest)
+    assert warning.startswith("300 of 301 documents (99.7% of the tokens) are held out, although --heldout is 0.01")
+    assert "299 documents are copies of others" in warning
+    assert "--near-duplicates" in warning
+
+
+def test_why_nothing_is_held_out(text: Path) -> None:
+    (warning,) = warnings_of(prepare(**request(text, heldout=0), progress=Silent()).manifest)
+    assert "give a --heldout fraction above 0" in warning
+    one = text.parent / "one.txt"
+    for content, reason in (
+        ("a red cat.\n", "the text is a single document"),
+        ("a red cat.\n\n" * 9, "all documents are copies of one"),
+    ):
+        one.write_text(content)
+        (warning,) = warnings_of(prepare(**request(one, reason), progress=Silent()).manifest)
+        assert f"because {reason}: use more text, or with --documents line" in warning

@@ -81,13 +81,14 @@ def _overlap_lines(overlap: tuple[FileOverlap, ...] | None) -> list[str]:
 
 def show_check(report: CheckReport, console: Console) -> None:
     """Print the result of a check. Fails if `prepare` would."""
-    from discern.data.reports import overlap_values
+    from discern.data.reports import overlap_values, unknown_tokens_warning
     from discern.errors import DataError
 
     found = [f"error: {error}" for error in report.errors] + [str(problem) for problem in report.problems]
     amounts = {"document": report.documents, "sentence": report.sentences, "character": report.characters}
     summary = ", ".join(counted(amount, unit) for unit, amount in amounts.items())
     if report.statistics is not None:
+        found += [warning] if (warning := unknown_tokens_warning(report.statistics)) else []
         summary += f", {counted(report.statistics.tokens, 'token')} ({report.statistics.unknown_fraction:.3%} unknown)"
         summary += f", {counted(report.statistics.duplicates, 'exact duplicate')}"
     left_out = [f"left out {counted(count, 'document')}, {reason}" for reason, count in (report.filtered or {}).items()]

@@ -9,10 +9,12 @@ from typing import Any
 from discern.data.dataset.manifest import Manifest, Statistics
 from discern.data.overlap import FileOverlap
 from discern.data.sources.problems import Problem
-from discern.data.tokenizer.unknown import OTHER_TOKENIZER, unknown_warning
+from discern.data.tokenizer.unknown import OTHER_TOKENIZER, percent, unknown_warning
 
 FEW_HELDOUT_DOCUMENTS = 10
 """With fewer held-out documents, metrics depend on which documents are held out."""
+_LEAST_TRAINED_ON = 0.8
+"""Fraction of the text to train on, of the fraction that was asked for, below which the held-out part is too large."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +110,37 @@ def overlap_values(overlap: tuple[FileOverlap, ...] | None) -> list[dict[str, An
     return None if overlap is None else [each.model_dump(mode="json") for each in overlap]
 
 
+def unknown_tokens_warning(statistics: Statistics) -> str | None:
+    """A warning about the unknown tokens of a text, with their causes; None if they are few."""
+    return unknown_warning(statistics.unknown_tokens, statistics.tokens, OTHER_TOKENIZER, statistics.unknown_causes)
+
+
 def warnings_of(manifest: Manifest) -> list[str]:
     """Warnings to read before training on a data set."""
-    found = []
-    unknown = unknown_warning(manifest.statistics.unknown_tokens, manifest.statistics.tokens, OTHER_TOKENIZER)
-    if unknown is not None:
-        found.append(unknown)
-    heldout = manifest.splits["heldout"]
-    if not heldout.num_tokens:
-        found.append("no document is held out, so no evaluation is possible: use more text, or --documents line")
+    statistics, heldout, asked = manifest.statistics, manifest.splits["heldout"], manifest.configuration
+    unknown, fraction, copies = unknown_tokens_warning(statistics), float(asked["heldout"] or 0), statistics.duplicates
+    found = [unknown] if unknown is not None else []
+    by_line = "" if asked["documents"] == "line" else ", or with --documents line"
+    part = heldout.num_tokens / statistics.tokens
+    trained_on = 1 - max(part, heldout.num_documents / statistics.documents)
+    if not fraction:
+        found.append("no document is held out, so no evaluation is possible: give a --heldout fraction above 0, such as 0.01")
+    elif not heldout.num_tokens:
+        text = "all documents are copies of one" if copies else "the text is a single document"
+        found.append(f"no document is held out, so no evaluation is possible, because {text}: use more text{by_line}")
     elif heldout.num_documents < FEW_HELDOUT_DOCUMENTS:
         number = "one document is" if heldout.num_documents == 1 else f"{heldout.num_documents} documents are"
         found.append(
-            f"only {number} held out ({heldout.num_tokens:,} tokens), so held-out metrics depend more on that text than on the "
-            f"model: hold out more documents with a larger --heldout fraction, or with --documents line"
+            f"only {number} held out ({heldout.num_tokens:,} tokens, {percent(part)} of the text), so held-out metrics depend "
+            f"more on that text than on the model: hold out more documents with a larger --heldout fraction{by_line}"
+        )
+    elif trained_on < _LEAST_TRAINED_ON * (1 - fraction):
+        why, advice = "the documents are few or very long", f"give more text{by_line}"
+        if 2 * copies >= heldout.num_documents:
+            why = f"{copies:,} documents are copies of others, and all copies of a text are held out together"
+            advice = "remove them with --near-duplicates 0.8, or choose other documents with another --seed"
+        found.append(
+            f"{heldout.num_documents:,} of {statistics.documents:,} documents ({percent(part)} of the tokens) are held out, "
+            f"although --heldout is {fraction:g}, because {why}: {advice}"
         )
     return found

@@ -16,6 +16,7 @@ import pytest
 
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import merge, prepare, prepare_part
+from discern.data.reports import warnings_of
 from discern.data.stages import plan as planning
 from discern.data.stages.plan import read_plan, work_folder
 from discern.data.stages.run import Work
@@ -82,10 +83,12 @@ def do(text: Path, *tasks: Any, out: str = "parts") -> None:
     ids=["shards", "nothing held out", "one held out, tiny shards", "trained tokenizer"],
 )
 def test_parts_in_any_order_are_the_bytes_of_one_process(text: Path, changes: dict[str, Any]) -> None:
-    prepare(**request(text, "whole", **changes))
+    (text / "unknown.txt").write_text("a ☂ ☃\n\nthe ☂\n")
+    whole = prepare(**request(text, "whole", **changes))
     for part in (2, 0, 1):
         run_part(text, part, **changes)
     report = merge(text.parent / "parts", workers=1, progress=Silent())
+    assert warnings_of(report.manifest) == warnings_of(whole.manifest)
     assert contents(text.parent / "parts") == contents(text.parent / "whole")
     assert [problem.kind for problem in report.manifest.problems] == [
         "invalid UTF-8, replaced",

@@ -87,7 +87,7 @@ class StatisticsCounter:
         self._document_lengths, self._sentence_lengths = LengthHistogram(), LengthHistogram()
         self.documents = self.sentences = self.tokens = self.words = 0
         self.unknown = self.empty = self.characters = 0
-        self.filtered: Counter[str] = Counter()
+        self.unknown_causes, self.filtered = Counter[str](), Counter[str]()
 
     def __enter__(self) -> StatisticsCounter:
         return self
@@ -106,6 +106,7 @@ class StatisticsCounter:
         self.unknown += int((block.tokens == self._unknown_id).sum())
         self.empty += chunk.empty_documents
         self.characters += chunk.characters
+        self.unknown_causes.update(chunk.unknown)
         self.filtered.update(chunk.filtered)
         self._document_lengths.add(block.document_lengths)
         self._sentence_lengths.add(block.sentence_lengths)
@@ -121,6 +122,7 @@ class StatisticsCounter:
             words=self.words,
             unknown_tokens=self.unknown,
             unknown_fraction=self.unknown / max(self.tokens, 1),
+            unknown_causes=self.unknown_causes,
             tokens_per_word=self.tokens / max(self.words, 1),
             duplicates=self._duplicates(),
             empty_documents=self.empty,

@@ -18,6 +18,7 @@ from discern.data.overlap import FileOverlap
 from discern.data.sources.problems import Problem
 from discern.errors import DataError
 from discern.parsing import json_value
+from discern.storage.checksums import known_checksums
 from discern.storage.records import read_object, understood
 
 FORMAT = "discern-data"
@@ -118,6 +119,7 @@ class Statistics(Section):
     words: int
     unknown_tokens: int
     unknown_fraction: float
+    unknown_causes: dict[str, int] = Field({}, exclude=True, description="Unknown tokens by cause, of some; not written.")
     tokens_per_word: float
     duplicates: int = Field(description="Documents with exactly the text of an earlier one.")
     empty_documents: int = Field(description="Documents left out because they have no tokens.")
@@ -230,7 +232,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def is_data_set(folder: Path) -> bool:
-    """Whether a folder has the manifest of a data set, of any version and possibly damaged."""
+    """Whether a folder holds a data set of any version, whose manifest may be damaged or lost."""
+    if MANIFEST_NAME in known_checksums(folder):
+        return True
     try:
         raw = json_value((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -50,7 +50,7 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
     encoder = _encoder(tokenizer.to_str(), plan.segmenter)
     text, problems = Corpus.of(plan.pieces[index], plan.corpus), ProblemLog()
     bytes_read = characters = empty = 0
-    rules, filtered = Rules(plan.filters), Counter[str]()
+    rules, unknown, filtered = Rules(plan.filters), Counter[str](), Counter[str]()
 
     def count(size: int) -> None:
         nonlocal bytes_read
@@ -74,6 +74,7 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
                     columns["signatures"].write(with_checks(signer.sign(documents)[chunk.kept]).tobytes())
                 characters += chunk.characters
                 empty += chunk.empty_documents
+                unknown += chunk.unknown
             check_unchanged(work, plan.pieces[index])
             for column in columns.values():
                 sync_file(column)
@@ -86,7 +87,8 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
             "characters": characters,
             "empty": empty,
             "bytes_read": bytes_read,
-            "filtered": dict(filtered),
+            "unknown": unknown,
+            "filtered": filtered,
             "problems": [problem.model_dump(mode="json") for problem in problems.summary()],
             "notes": list(problems.notes),
         }

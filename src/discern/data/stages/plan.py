@@ -31,7 +31,7 @@ from discern.storage.files import partial_name, write_bytes
 
 PLAN_NAME = "plan.json"
 TOKENIZER_NAME = "tokenizer.json"
-_FORMAT = "discern-plan-3"  # changes with the files of the tasks, too
+_FORMAT = "discern-plan-4"  # changes with the files of the tasks, too
 
 # A piece is what one task reads: small enough that many machines have work, large enough that starting it costs little.
 SMALLEST_PIECE, LARGEST_PIECE, _PIECES = 1 << 20, 1 << 28, 256

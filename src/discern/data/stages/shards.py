@@ -187,6 +187,7 @@ def join(work: Path, plan: Plan, tokenizer: Tokenizer, folder: Path) -> Built:
         words=sums["words"],
         unknown_tokens=sums["unknown"],
         unknown_fraction=sums["unknown"] / max(sums["tokens"], 1),
+        unknown_causes=_added(pieces, "unknown"),
         tokens_per_word=sums["tokens"] / max(sums["words"], 1),
         duplicates=placed["duplicates"],
         empty_documents=sum(found["empty"] for found in pieces.values),
@@ -196,13 +197,17 @@ def join(work: Path, plan: Plan, tokenizer: Tokenizer, folder: Path) -> Built:
         sentence_lengths=sentences.quantiles(),
     )
     splits = {split: SplitInfo.of(shards[split]) for split in SPLITS}
-    filtered = sum((Counter(found["filtered"]) for found in pieces.values), Counter[str]())
     return Built(
         splits,
         FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest()),
         statistics,
-        filtered=in_order(filtered) if plan.filters else None,
+        filtered=in_order(_added(pieces, "filtered")) if plan.filters else None,
     )
+
+
+def _added(pieces: Pieces, name: str) -> Counter[str]:
+    """The sums of what all pieces counted under a name."""
+    return sum((Counter(found[name]) for found in pieces.values), Counter[str]())
 
 
 def joined_problems(work: Path, plan: Plan, tokenizer: Tokenizer) -> tuple[tuple[Problem, ...], tuple[str, ...]]:

@@ -18,6 +18,7 @@ from discern.data.filters import Rules
 from discern.data.sources.documents import Document
 from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
 from discern.data.tokenizer.plain_text import PlainText
+from discern.data.tokenizer.unknown import causes_of_unknown
 from discern.data.tokenizer.words import SegmenterName, Sentences, word_finder
 
 DIGEST_BYTES = 16
@@ -140,6 +141,7 @@ class WordCache:
 
 BATCH_CHARACTERS = 1 << 18
 """Characters per batch. An encoding of the library takes about 150 bytes per token, so text is encoded in batches."""
+_EXAMINED = 20  # sentences with unknown tokens, per batch
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class EncodedChunk:
         characters: number of characters of all documents.
         empty_documents: number of documents without tokens.
         kept: for each document, whether it has tokens.
+        unknown: number of unknown tokens by cause, in a sample of the sentences.
         filtered: number of documents that filters left out before, by filter and reason.
     """
 
@@ -158,6 +161,7 @@ class EncodedChunk:
     characters: int
     empty_documents: int
     kept: Bool[np.ndarray, " N"]
+    unknown: Counter[str]
     filtered: Counter[str] = field(default_factory=Counter)
 
 
@@ -167,6 +171,7 @@ class _Batch(NamedTuple):
     tokens: np.ndarray
     word_starts: np.ndarray
     lengths: np.ndarray
+    unknown: Counter[str]
 
 
 class DocumentEncoder:
@@ -188,7 +193,7 @@ class DocumentEncoder:
         # A data set must not hold special tokens, even if a vocabulary builds one where nobody expects it.
         special = special_ids(self._tokenizer)
         self._written = np.arange(size, dtype=self._dtype)
-        self._written[list(special.values())] = special["unk"]
+        self._written[list(special.values())] = self._unknown = special["unk"]
 
     def encode(self, documents: Sequence[Document]) -> EncodedChunk:
         """The documents in order, without those that have no tokens."""
@@ -209,11 +214,16 @@ class DocumentEncoder:
             digests=_digests(documents)[kept],
         )
         characters = sum(map(len, sentences))
-        return EncodedChunk(block, characters, len(documents) - block.num_documents, kept)
+        unknown = sum((batch.unknown for batch in batches), Counter[str]())
+        return EncodedChunk(block, characters, len(documents) - block.num_documents, kept, unknown)
 
     def _encode_batch(self, texts: list[str]) -> _Batch:
         sentences = self._sentences(texts)
-        return _Batch(self._written[sentences.ids], self._words.starts(sentences), sentences.lengths)
+        # The first sentences with unknown tokens are encoded again, with offsets, to tell why.
+        rows = np.repeat(np.arange(len(texts)), sentences.lengths)[sentences.ids == self._unknown]
+        examined = [texts[row] for row in np.unique(rows)[:_EXAMINED]]
+        causes = causes_of_unknown(self._tokenizer, examined, self._text.encode(examined))
+        return _Batch(self._written[sentences.ids], self._words.starts(sentences), sentences.lengths, causes)
 
     def _sentences(self, texts: list[str]) -> Sentences:
         if self._cache is not None and (found := self._cache.encode(texts)) is not None:

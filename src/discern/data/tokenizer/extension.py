@@ -85,7 +85,7 @@ def word_form(tokenizer: Tokenizer, word: str) -> str:
             f"'{word}' cannot be added as a token: the tokenizer splits it into {len(found)} words ({parts})",
             hint="give one word per line, without spaces or punctuation inside",
         )
-    if _is_too_long(tokenizer, found[0]):
+    if is_too_long(tokenizer, found[0]):
         raise ConfigError(
             f"'{word[:40]}{'...' if len(word) > 40 else ''}' cannot be added as a token: it has {len(found[0])} characters, and "
             f"this tokenizer encodes words with more than {tokenizer.model.max_input_chars_per_word} as [UNK]",
@@ -122,7 +122,7 @@ def frequent_splits(counts: Mapping[str, int], tokenizer: Tokenizer, number: int
         shown = form if decoder is None else decoder.decode([form])
         if count < _FEWEST or not any(letter.isalpha() for letter in shown) or tokenizer.token_to_id(form) is not None:
             continue
-        if _is_too_long(tokenizer, form):
+        if is_too_long(tokenizer, form):
             continue
         pieces = pieces_of(tokenizer, form)
         number_of_pieces = len(shown) if unknown in pieces else len(pieces)
@@ -140,7 +140,7 @@ def pieces_of(tokenizer: Tokenizer, token: str) -> list[int]:
     return found or [special_ids(tokenizer)["unk"]]
 
 
-def _is_too_long(tokenizer: Tokenizer, form: str) -> bool:
+def is_too_long(tokenizer: Tokenizer, form: str) -> bool:
     """Whether WordPiece encodes a word as [UNK] because of its length."""
     model = tokenizer.model
     return isinstance(model, models.WordPiece) and len(form) > model.max_input_chars_per_word
@@ -150,7 +150,7 @@ def _longest_first(tokenizer: Tokenizer, token: str, prefix: str) -> list[int]:
     """Pieces by WordPiece's rule, longest match first. Unlike in the library, the token may be a continuation of a word."""
     continues = token.startswith(prefix) and token != prefix
     rest, ids = (token.removeprefix(prefix) if continues else token), list[int]()
-    if _is_too_long(tokenizer, rest):
+    if is_too_long(tokenizer, rest):
         return [special_ids(tokenizer)["unk"]]
     while rest:
         sign = prefix if ids or continues else ""

@@ -1,32 +1,55 @@
-"""Fraction of unknown tokens, counted and reported in the same way wherever text is encoded."""
+"""Unknown tokens: their fraction and their causes, counted and reported in the same way wherever text is encoded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from discern.data.tokenizer import special_ids, special_names
+from discern.data.tokenizer.extension import is_too_long, word_forms
 
 MANY_UNKNOWN = 0.05
 """Fraction of unknown tokens above which results are unreliable."""
+
+_MANY_OF_SEVERAL_CAUSES, _MANY_OF_ONE_CAUSE = 0.005, 0.001
+"""Fractions worth a warning where the causes are known: a single one is often a mistake, and is easy to mend."""
 
 _UNKNOWN = "unknown to the vocabulary ([UNK]), so the model cannot tell them apart"
 
 OTHER_MODEL = (
     "use a model whose vocabulary fits this text, or train one: "
-    "discern prepare TEXT --train-tokenizer wordpiece --out DATA, then discern pretrain --data DATA --out RUN"
+    "discern prepare TEXT --train-tokenizer bpe --out DATA, then discern pretrain --data DATA --out RUN"
 )
 """Advice for a model whose vocabulary is fixed."""
 
-OTHER_TOKENIZER = "train a tokenizer on this text instead: --train-tokenizer wordpiece (for Chinese: --language zh)"
+OTHER_TOKENIZER = "train a byte-level tokenizer on this text instead, to which no character is unknown: --train-tokenizer bpe"
 """Advice while a data set is prepared."""
 
 MORE_TOKENS = "add the missing words to its vocabulary (--add-tokens 1000), or train a model with a tokenizer of its own"
 """Advice where a vocabulary can be extended."""
+
+
+def causes_of_unknown(tokenizer: Tokenizer, texts: Sequence[str], encodings: Sequence[Encoding]) -> Counter[str]:
+    """Number of unknown tokens by cause: a character that the vocabulary lacks, or words that are too long for it."""
+    unknown, found = special_ids(tokenizer)["unk"], Counter[str]()
+    for text, encoding in zip(texts, encodings, strict=True):
+        for number, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if number != unknown:
+                continue
+            word = "".join(word_forms(tokenizer, text[start:stop]))
+            lacking = (letter for letter in word if all(tokenizer.token_to_id(mark + letter) is None for mark in ("", "##")))
+            if is_too_long(tokenizer, word):
+                found[f"words of more than {tokenizer.model.max_input_chars_per_word} characters"] += 1
+            elif letter := next(lacking, None):
+                found[f"{letter!r} (U+{ord(letter):04X})"] += 1
+            else:
+                found["other words"] += 1
+    return found
 
 
 class UnknownTokens:
@@ -83,9 +106,18 @@ def report_unknown(
         note(f"{before}unknown tokens: {_counted(unknown, tokens)}")
 
 
-def unknown_warning(unknown: int, tokens: int, advice: str = OTHER_MODEL) -> str | None:
-    """A warning about the fraction of unknown tokens, with advice; None if the fraction is low."""
-    return f"{_counted(unknown, tokens)} are {_UNKNOWN}; {advice}" if unknown > MANY_UNKNOWN * tokens else None
+def unknown_warning(unknown: int, tokens: int, advice: str = OTHER_MODEL, causes: Mapping[str, int] | None = None) -> str | None:
+    """A warning about the fraction of unknown tokens, with advice; None if the fraction is low.
+
+    Args:
+        causes: number of unknown tokens by cause, of those that were examined.
+    """
+    least, because = MANY_UNKNOWN, ""
+    if causes:
+        total, frequent = sum(causes.values()), Counter(causes).most_common(3)
+        least = _MANY_OF_ONE_CAUSE if 2 * frequent[0][1] > total else _MANY_OF_SEVERAL_CAUSES
+        because = f"; unknown are {', '.join(f'{cause}: {percent(count / total)}' for cause, count in frequent)}"
+    return f"{_counted(unknown, tokens)} are {_UNKNOWN}{because}; {advice}" if unknown > least * tokens else None
 
 
 def _counted(unknown: int, tokens: int) -> str:
