@@ -54,6 +54,27 @@ def test_words_are_found_with_jieba(chinese: Path, tmp_path: Path, monkeypatch: 
     assert manifest["statistics"]["words"] < manifest["statistics"]["tokens"]
 
 
+def test_accents_that_a_tokenizer_removes_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("Ich möchte.\n\nEr mochte.\n", encoding="utf-8")
+    for kind, size, noted in (("wordpiece", 60, True), ("bpe", 300, False)):
+        asked = ("--out", tmp_path / kind, "--train-tokenizer", kind, "--vocab-size", size, "--lowercase", "--workers", 1)
+        assert call(monkeypatch, tmp_path / "text.txt", *asked) == 0
+        assert ("'möchte.' and 'mochte.' become one word; to keep accents: --cased, or" in capsys.readouterr().err) is noted
+
+
+def test_a_check_names_what_is_unknown_to_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("a ☂ cat\n", encoding="utf-8")
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    assert call(monkeypatch, tmp_path / "text.txt", "--check", "--workers", 1, "--tokenizer", vocabulary) == 0
+    said = capsys.readouterr().out
+    assert "unknown are '☂' (U+2602): 100.0%" in said
+    assert "no problems found" not in said
+
+
 def test_an_unknown_language_is_refused(
     chinese: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from discern.data.filters import Rules
 from discern.data.processes import WorkerProcess
@@ -19,6 +19,9 @@ from discern.errors import ConfigError
 from discern.progress import Progress
 
 DEFAULT_VOCAB_SIZE = 30522
+_EXAMINED = 2000  # sentences
+_MANY_ACCENTS = 0.01  # fraction of accented words; in English fewer, in languages in which accents distinguish words more
+_without_accents = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]).normalize_str
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,13 @@ def train_on(
     texts = sample.sentences()
     progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "")
     lowercase = choice.train == "wordpiece" if choice.lowercase is None else choice.lowercase
+    words = " ".join(texts[:_EXAMINED]).lower().split()
+    accented = [word for word in words if _without_accents(word) != word]
+    if choice.train == "wordpiece" and lowercase and len(accented) > _MANY_ACCENTS * len(words):
+        progress.note(
+            f"a wordpiece tokenizer that lower-cases also removes accents, as in BERT: '{accented[0]}' and "
+            f"'{_without_accents(accented[0])}' become one word; to keep accents: --cased, or --train-tokenizer bpe --lowercase"
+        )
     # In a separate process, because the library cannot be interrupted while it trains.
     with WorkerProcess[Any, Any](training_service, (choice.train, choice.size, lowercase), threads) as process:
         tokenizer = prepared(Tokenizer.from_str(process.ask(texts)), f"the trained {choice.train} tokenizer")
