@@ -20,7 +20,7 @@ def report(
     """Write a self-contained HTML page about a run or a fine-tuned model.
 
     For a run: curves, held-out metrics with their meaning, sizes, data and the full configuration. For a fine-tuned model:
-    scores of all seeds, baselines and published scores, and the worst mistakes.
+    scores of all seeds, baselines, and the worst mistakes.
 
     Example: discern report runs/first --out first.html
     """

@@ -1,4 +1,4 @@
-"""The page of a fine-tuned model: scores with their spread, baselines, published scores, and the worst mistakes."""
+"""The page of a fine-tuned model: scores with their spread, baselines, and the worst mistakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from discern.storage.files import write_text
 from discern.storage.guard import check_output
 from discern.storage.records import parse_json, read_lines, read_text, understood
 from discern.tasks.baselines.base import unbeaten_metric
-from discern.tasks.published import published_scores
 from discern.training.metrics_log import is_number
 from discern.wording import counted
 
@@ -43,7 +42,7 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
     tasks: Mapping[str, Any] = results.get("tasks", {results["task"]: results})
     hint = "remove it, then run the same `discern finetune` command: it writes it again"
     with understood(folder / RESULTS_FILE, hint=hint):
-        facts, tables = _facts(results), [*_scores(tasks), *_baselines(tasks), *_published(tasks)]
+        facts, tables = _facts(results), [*_scores(tasks), *_baselines(tasks)]
     mistakes = {name: _mistakes(folder, results["best_seed"], name) for name in tasks}
     with understood(folder / RESULTS_FILE, hint=hint):
         verdict = [
@@ -144,30 +143,6 @@ def _split(entry: Mapping[str, Any]) -> str:
     return f"{entry['split']}, {counted(entry['examples'], 'example')}{chosen}"
 
 
-def _published(tasks: Mapping[str, Any]) -> Iterator[Table]:
-    rows: list[list[str | float]] = []
-    for name, entry in tasks.items():
-        rows += [
-            [
-                each.model,
-                name,
-                each.metric,
-                each.value,
-                each.split,
-                each.seeds,
-                f"{each.flops:.1e}" if each.flops else "-",
-                each.source,
-                each.note,
-            ]
-            for each in published_scores(name)
-            if each.metric in entry["metrics"]
-        ]
-    if rows:
-        columns = ("Model", "Task", "Metric", "Score", "Split", "Seeds", "FLOPs of pre-training", "Source", "Note")
-        note = "Scores on other splits, or with other seeds, data or compute, are not comparable; they show the scale."
-        yield Table("Published scores", columns, rows, note)
-
-
 @dataclass(frozen=True)
 class _Mistakes:
     """Mistakes of a seed, worst first; the worst as a table or, for tagging, as texts with their entities.
@@ -238,18 +213,7 @@ def task_verdict(name: str, entry: Mapping[str, Any], mistakes: Sequence[Mapping
         found += f", which beats every simple baseline (the best, {best['title']}: {best['metrics'][metric]:.3f})."
     else:
         found += "."
-    usual = _smallest_published(name, metric)
-    return [found + (f" {usual}" if usual else ""), *_kinds_of_mistakes(entry, mistakes)]
-
-
-def _smallest_published(name: str, metric: str) -> str | None:
-    """A sentence about the smallest network with a published score; None if there is none."""
-    known = [each for each in published_scores(name) if each.metric == metric and each.parameters is not None]
-    if not known:
-        return None
-    each = min(known, key=lambda score: (score.parameters or 0, score.split != "dev"))
-    size = f"{(each.parameters or 0) / 1e6:,.0f} M parameters"
-    return f"The smallest network with a published score, {each.model} ({size}): {each.value:.3f} on {each.split}."
+    return [found, *_kinds_of_mistakes(entry, mistakes)]
 
 
 def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from discern.errors import ConfigError, DataError
-from discern.tasks.metrics.classification import class_scores, label_set_scores, majority_baseline, number_scores
+from discern.tasks.metrics.classification import class_scores, label_set_scores, number_scores
 
 ALL = ("accuracy", "f1", "macro_f1", "matthews")
 
@@ -81,8 +81,3 @@ def test_wrong_calls() -> None:
         class_scores(["1", "0"], ["1"])
     with pytest.raises(DataError, match="0 labels"):
         class_scores([], [])
-
-
-def test_majority() -> None:
-    assert majority_baseline(["b", "a", "b"]) == ("b", pytest.approx(2 / 3))
-    assert majority_baseline(["b", "a"]) == ("a", 0.5)

@@ -105,18 +105,6 @@ def label_set_scores(
     return _collect(known, names)
 
 
-def majority_baseline(gold: Sequence[str]) -> tuple[str, float]:
-    """The most frequent class (of several, the first by name) and the accuracy of always predicting it.
-
-    Raises:
-        DataError: there are no examples.
-    """
-    _check(len(gold), len(gold))
-    counts = {name: gold.count(name) for name in sorted(set(gold))}
-    best = max(counts, key=lambda name: counts[name])
-    return best, counts[best] / len(gold)
-
-
 def _indicators(rows: Sequence[Sequence[str]], classes: dict[str, int]) -> np.ndarray:
     table = np.zeros((len(rows), len(classes)), dtype=np.int64)
     for place, row in enumerate(rows):
