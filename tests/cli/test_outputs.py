@@ -16,11 +16,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from discern.api.verbs import prepare
 from discern.cli.main import VERBS, application
 from discern.cli.outputs import OUTPUTS, guarded, inputs_of, outputs_of
 from discern.convert.export import export
+from discern.errors import ConfigError
 from discern.progress import Silent
 from discern.report.run_page import report
+from discern.storage.guard import check_output
 from tests.small.finetuned import SINGLE, make_finetuned
 from tests.small.run import make_run
 
@@ -44,13 +47,14 @@ def contents(folder: Path) -> Mapping[str, bytes]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, an export of it and a fine-tuning."""
+    """A run, an export of it, a fine-tuned model and a data set."""
     folder = tmp_path_factory.mktemp("models")
     make_run(folder / "run")
     export(folder / "run", out=folder / "exported", all_networks=True, progress=Silent(), warn=str)
     make_finetuned(folder / "tuned", stars=SINGLE)
     (folder / "t.txt").write_text("The old town.\n")
     (folder / "t.csv").write_text("review\nThe old town.\n")
+    prepare([folder / "t.txt"], out=folder / "data", tokenizer=folder / "run" / "tokenizer.json", heldout=0)
     return folder
 
 
@@ -77,6 +81,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "pretrain --preset tiny --data exported --out exported/run",
         "pretrain --preset tiny --init-from run --data t --out run/next",
         "adapt run --data t --out run/adapted",
+        "predict tuned t.csv --out data/train-0.tokens",
+        "detect exported t.txt --html data/token-counts.txt",
+        "prepare t.txt --out tuned/data",
     ],
 )
 def test_what_a_verb_reads_is_never_written_over(command: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +98,15 @@ def test_what_a_verb_reads_is_never_written_over(command: str, models: Path, mon
     assert "hint: " in said
     assert any(word in said for word in ("inside", "same file", "cannot replace itself", "holds")), said
     assert contents(models) == before
+
+
+@pytest.mark.parametrize("kind", ["data", "run", "exported", "tuned"])
+def test_no_file_of_a_result_is_an_output_of_another_verb(kind: str, models: Path) -> None:
+    places = [path for path in (models / kind).rglob("*") if path.is_file()]
+    assert len(places) > 4
+    for out in [*places, *{path.with_name("new.jsonl") for path in places}]:
+        with pytest.raises(ConfigError, match=rf"lies inside .*{kind}, which is"):
+            check_output("--out", out, "found.jsonl", models / "t.csv")
 
 
 def test_every_verb_is_guarded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

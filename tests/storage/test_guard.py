@@ -1,8 +1,9 @@
-"""Where results may be written: never over, into or around what the command reads."""
+"""Where results may be written: never over or around what the command reads, and in no data set, run or model."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,15 +67,43 @@ def test_the_file_that_is_made_for_a_folder(run: Path, tmp_path: Path) -> None:
         check_output("--out", run / "report.html", "report.html", run, own=("report.html",))
 
 
-def test_no_part_of_another_model_is_replaced_either(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(run / "run.json")
-    for out in (run / "run.json", run / "checkpoints" / "model.safetensors", tmp_path / "link"):
-        with pytest.raises(ConfigError, match="is part of the model, run or data set"):
-            check_output("--out", out, "found.jsonl", None)
-    (run / "scores.jsonl").touch()
-    check_output("--out", run / "scores.jsonl", "found.jsonl", None)
-    (tmp_path / "results.json").touch()
-    check_output("--out", tmp_path / "results.json", "found.jsonl", None)
+@pytest.mark.parametrize(
+    "marks",
+    [
+        ("manifest.json", "tokenizer.json"),
+        ("plan.json", "tokenizer.json"),
+        ("run.json",),
+        ("finetuned.json",),
+        ("comparison.json",),
+        ("model.safetensors",),
+    ],
+)
+def test_nothing_is_written_inside_any_result_though_it_is_not_read(marks: tuple[str, ...], tmp_path: Path) -> None:
+    made, elsewhere = tmp_path / "project" / "made", tmp_path / "elsewhere"
+    (made / "parts" / "step-1").mkdir(parents=True)
+    elsewhere.mkdir()
+    (elsewhere / "shard").touch()
+    (made / "shard").symlink_to(elsewhere / "shard")
+    for name in marks:
+        (made / name).touch()
+    (made.parent / "link").symlink_to(made / "parts")
+    names = (*marks, "new.jsonl", "parts/step-1/state.json", "not/there/yet", "shard", "report.html", "../link/new.jsonl")
+    for out in [made / name for name in names]:
+        with pytest.raises(ConfigError, match=r"lies inside .*made, which is"):
+            check_output("--out", out, "found.jsonl", None, own=("report.html",))
+        with pytest.raises(ConfigError, match=r"lies inside .*\n.*hint: .*project/made-"):
+            check_apart("--out", out)
+    for out in (made.parent / "results.json", made / ".." / "shard", elsewhere / "new.jsonl"):
+        check_output("--out", out, "found.jsonl", None)
+        check_apart("--out", out, made)
+
+
+def test_what_cannot_be_reached_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for check in (partial(check_output, "--out", example="found.jsonl"), partial(check_apart, "--out")):
+        for out in (tmp_path / "loop", tmp_path / "loop" / "run"):
+            with pytest.raises(ConfigError, match=r"cannot write to .*loop.*: Too many levels of symbolic links\n.*hint: "):
+                check(out=out)
 
 
 def test_a_plain_folder_is_no_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from discern.cli.console import print_error
 from discern.errors import ConfigError
-from discern.storage.guard import check_apart, check_not_inside
+from discern.storage.guard import check_apart
 
 OUTPUTS = {"out": "--out", "html": "--html", "submission": "--submission"}
 """Parameters that name outputs. All other paths are inputs."""
@@ -25,7 +25,7 @@ _READ_BEFORE = ("config", "tokenizer")
 
 
 def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb, preceded by a check that no output is an input, lies inside one, or contains one."""
+    """The verb, preceded by a check that no output is an input, contains one, or lies inside a data set, a run or a model."""
 
     @wraps(verb)
     def checked(**values: Any) -> Any:
@@ -34,9 +34,6 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
             for name, option in OUTPUTS.items():
                 for out in _paths(values.get(name)):
                     check_apart(option, out, *reads, own=OWN)
-                    for name in _READ_BEFORE:
-                        for read in _paths(values.get(name)):
-                            check_not_inside(option, out, read)
         except ConfigError as error:
             print_error(error.message, error.hint)
             raise SystemExit(error.exit_code) from None

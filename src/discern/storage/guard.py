@@ -1,12 +1,12 @@
-"""Checks of output paths: a command never replaces what it reads, and never writes into a model, run or data set that it reads.
+"""Checks of output paths: a command replaces nothing that it reads, and writes into no data set, run or model.
 
-Paths are compared by the files that they refer to (device and inode), so `..`, links, bind mounts and letter case don't matter.
+Paths are compared by the files that they refer to, so `..`, links and letter case don't matter.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from discern.errors import ConfigError
@@ -15,6 +15,7 @@ from discern.storage.files import is_stream
 _COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _MARKS = (
     {"manifest.json", "tokenizer.json"},
+    {"plan.json", "tokenizer.json"},
     {"run.json"},
     {"finetuned.json"},
     {"comparison.json"},
@@ -22,11 +23,7 @@ _MARKS = (
     {"model.safetensors.index.json"},
     {"pytorch_model.bin"},
 )
-"""Files that identify a data set, a run, a fine-tuned model, a comparison or a model."""
-
-
-_ESSENTIAL = frozenset().union(*_MARKS) | {"config.json", "config.toml", "metrics.jsonl", "results.json", "checksums.json"}
-"""Files that such a folder requires. Results never overwrite one, in any folder."""
+"""Files that identify a data set, one that is being prepared in parts, a run, a fine-tuned model, a comparison or a model."""
 
 
 def check_output(option: str, out: Path | None, example: str, *reads: Path | None, own: Collection[str] = ()) -> None:
@@ -37,11 +34,10 @@ def check_output(option: str, out: Path | None, example: str, *reads: Path | Non
         out: the file; None is accepted.
         example: a file name to suggest.
         reads: files and folders that the command reads; those that do not exist are ignored.
-        own: names of files that belong in a folder of `reads` and may be written there.
+        own: names of files that the command may write into the folder of a run or a model.
 
     Raises:
-        ConfigError: `out` is a folder or a block device, is an input or in an input folder, is write-protected, or has the name
-            of another kind of file.
+        ConfigError: `out` is a folder, is write-protected, or is refused by `check_apart`.
     """
     if out is None:
         return
@@ -49,100 +45,61 @@ def check_output(option: str, out: Path | None, example: str, *reads: Path | Non
         raise ConfigError(f"{option} - would create a file named '-'", hint=f"without {option} results go to standard output")
     if out.suffix in _COMPRESSED:
         raise ConfigError(f"{out} would contain plain text", hint=f"leave out {out.suffix}, and compress the file afterwards")
-    if out.is_dir():
+    if os.path.isdir(out):
         raise ConfigError(f"{out} is a folder", hint=f"give a file: {option} {out / example}")
     elsewhere = f"write to another file: {option} {example}"
-    try:
-        if is_stream(out):
-            return
-    except OSError as problem:
-        raise ConfigError(f"cannot write to {out}: {problem.strerror or problem}", hint=elsewhere) from None
-    if out.exists() and not os.access(out, os.W_OK):
-        raise ConfigError(f"{out} is write-protected", hint=f"chmod u+w {out}, or {elsewhere}")
     check_apart(option, out, *reads, own=own, hint=elsewhere)
-    target = Path(os.path.realpath(out))
-    if target.name in _ESSENTIAL and target.exists() and is_kept_whole(target.parent):
-        raise ConfigError(f"{out} is part of the model, run or data set in {target.parent}", hint=elsewhere)
+    if os.path.exists(out) and not os.access(out, os.W_OK):
+        raise ConfigError(f"{out} is write-protected", hint=f"chmod u+w {out}, or {elsewhere}")
 
 
 def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str] = (), hint: str | None = None) -> None:
-    """Check that writing to `out` does not damage what the command reads.
+    """Check that writing to `out` damages neither what the command reads, nor any data set, run or model.
 
-    A new file or folder is allowed in an ordinary folder of the user, but not in a model, a run or a data set.
+    A new file or folder is allowed in an ordinary folder of the user, also beside a run or a data set.
 
     Args:
         option: the option for the output, such as "--out".
         out: file or folder, which need not exist.
         reads: files and folders that the command reads; those that do not exist are ignored.
-        own: names of files that belong in a folder of `reads` and may be written there.
-        hint: hint of the error; None: suggest a path beside the input.
+        own: names of files that the command may write into the folder of a run or a model.
+        hint: hint of the error; None: suggest a path beside the folder.
 
     Raises:
-        ConfigError: `out` is an input, is inside a model, run or data set that is read, or contains an input.
+        ConfigError: `out` is an input or contains one, is inside a data set, run or model, or cannot be written to.
     """
-    if os.path.exists(out) and not (out.is_file() or out.is_dir()):  # a device or a pipe, whose content is not replaced
-        return
-    for read in existing(reads):
+    try:
+        if not os.path.isdir(out) and is_stream(out):  # its content is not replaced
+            return
+    except OSError as problem:
+        raise ConfigError(
+            f"cannot write to {out}: {problem.strerror or problem}", hint=hint or f"choose another path for {option}"
+        ) from None
+    existing = [read for read in reads if read is not None and os.path.exists(read)]
+    owned = {Path(os.path.realpath(read), name) for read in existing for name in own}
+    # A link is checked on both sides: it may be a file of a data set that is stored elsewhere.
+    place = Path(os.path.normpath(Path(os.path.realpath(out.parent), out.name)))
+    for path in {place, Path(os.path.realpath(out))} - owned:
+        for folder in filter(is_kept_whole, reversed(path.parents)):  # the outermost one, beside which there is room
+            raise ConfigError(
+                f"{out} lies inside {folder}, which is a data set, a run or a model", hint=hint or _elsewhere(option, out, folder)
+            )
+    for read in existing:
         instead = hint or _elsewhere(option, out, read)
         if os.path.exists(out) and out.samefile(read):
             what = "is read by the command, and cannot replace itself" if read.is_dir() else "is the input"
             raise ConfigError(f"{out} {what}", hint=instead)
-        check_not_inside(option, out, read, own=own, hint=instead)
-        if out.is_dir() and is_inside(read, out):
+        if out.is_dir() and any(out.samefile(parent) for parent in Path(os.path.realpath(read)).parents):
             raise ConfigError(f"{out} holds {read}, which the command reads", hint=instead)
-
-
-def check_not_inside(option: str, out: Path, read: Path | None, *, own: Collection[str] = (), hint: str | None = None) -> None:
-    """Check that `out` is not inside a model, run or data set that the command reads, and is not a hard link to one of its files.
-
-    Raises:
-        ConfigError: it is.
-    """
-    if read is None or not read.is_dir() or not is_kept_whole(read) or _is_own(out, read, own):
-        return
-    hint = hint or _elsewhere(option, out, read)
-    if is_inside(out, read):
-        raise ConfigError(f"{out} lies inside {read}, which the command reads", hint=hint)
-    _refuse_linked(out, read, hint)
-
-
-def existing(paths: Collection[Path | None]) -> Iterator[Path]:
-    """The paths that exist; a name such as `-` does not."""
-    for path in paths:
-        if path is not None and os.path.exists(path):
-            yield path
-
-
-def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, which need not exist, is inside a folder, in any spelling of the two paths."""
-    wanted = folder.stat()
-    for parent in Path(os.path.realpath(path)).parents:
-        try:
-            if os.path.samestat(parent.stat(), wanted):
-                return True
-        except OSError:  # it does not exist yet, or is a file
-            continue
-    return False
+        if out.is_file() and place not in owned and is_kept_whole(read):
+            for path in read.rglob("*"):
+                if os.path.exists(path) and out.samefile(path):
+                    raise ConfigError(f"{out} is the same file as {path}, which the command reads", hint=instead)
 
 
 def is_kept_whole(folder: Path) -> bool:
     """Whether a folder is a data set, a run, a fine-tuned model, a comparison or a model."""
-    return any(all((folder / name).exists() for name in mark) for mark in _MARKS)
-
-
-def _is_own(out: Path, folder: Path, own: Collection[str]) -> bool:
-    """Whether a path is one of the files that commands write for the folder."""
-    target = Path(os.path.realpath(out))
-    return target.name in own and target.parent.is_dir() and target.parent.samefile(folder)
-
-
-def _refuse_linked(out: Path, folder: Path, hint: str) -> None:
-    """Raise an error if a file is a hard link to one in the folder."""
-    if not out.is_file() or (status := out.stat()).st_nlink == 1:
-        return
-    for path in folder.rglob("*"):
-        if path.exists() and os.path.samestat(path.stat(), status):
-            raise ConfigError(f"{out} is the same file as {path}, which the command reads", hint=hint)
+    return any(all(os.path.exists(folder / name) for name in mark) for mark in _MARKS)
 
 
 def _elsewhere(option: str, out: Path, read: Path) -> str:

@@ -2,7 +2,7 @@
 
 All commands that write a folder follow the same steps:
 
-1. `check`: reject a folder that overlaps with what the command reads, before any work is done.
+1. `check`: reject a folder that overlaps with what the command reads or is inside another result, before any work is done.
 2. `foreign` or `refuse_others`: reject a folder that contains something else.
 3. Claim it, so that no other process writes it at the same time. A data set or an export is `staged`: written under a temporary
    name and published as a whole. A run or a fine-tuned model grows in place: `acquire` and `make` lock the folder. A
@@ -53,14 +53,14 @@ class OutputFolder:
         self._locked.clear()
 
     def check(self, *reads: Path | None, option: str = "--out") -> None:
-        """Raise if the folder overlaps with what the command reads; see `check_apart`.
+        """Raise if the folder overlaps with what the command reads, or is inside a data set, run or model; see `check_apart`.
 
         Args:
             reads: files and folders; those that do not exist are skipped.
             option: the option that names the folder, for messages.
 
         Raises:
-            ConfigError: the folder is an input, is inside a model, run or data set that is read, or contains an input.
+            ConfigError: the folder is an input or contains one, is inside a data set, run or model, or cannot be written to.
         """
         check_apart(option, self.path, *reads)
 
