@@ -75,6 +75,17 @@ def test_a_check_names_what_is_unknown_to_the_vocabulary(
     assert "no problems found" not in said
 
 
+@pytest.mark.parametrize("content", ["", " \n\n"])
+def test_a_check_of_an_empty_file_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "text.txt").write_text(content)
+    assert call(monkeypatch, tmp_path / "text.txt", "--check", "--workers", 1) == 1
+    said = capsys.readouterr()
+    assert "no problems found" not in said.out
+    assert "error: `discern prepare` would stop: the input contains no text\n  hint: give files with UTF-8 text" in said.err
+
+
 def test_an_unknown_language_is_refused(
     chinese: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

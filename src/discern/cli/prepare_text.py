@@ -103,10 +103,13 @@ def show_check(report: CheckReport, console: Console) -> None:
         "filtered": report.filtered,
         "overlap": overlap_values(report.overlap),
     }
-    lines = [summary, *left_out, *(found or ["no problems found"]), *_overlap_lines(report.overlap)]
+    is_empty = report.documents == sum((report.filtered or {}).values())
+    lines = [summary, *left_out, *(found or ["no problems found"] * (not is_empty)), *_overlap_lines(report.overlap)]
     console.result(values, text="\n".join(lines))
-    if report.errors or report.documents == sum((report.filtered or {}).values()):
-        reason = "the filters leave out every document" if report.documents else "the input contains no text"
+    if report.errors or is_empty:
+        reason, hint = "the input contains no text", "give files with UTF-8 text"
         if report.errors:
-            reason = f"{len(report.errors)} of the inputs cannot be read"
-        raise DataError(f"`discern prepare` would stop: {reason}", hint="see the problems listed above")
+            reason, hint = f"{len(report.errors)} of the inputs cannot be read", "mend them, or leave them out"
+        elif report.documents:
+            reason, hint = "the filters leave out every document", "leave out a --filter"
+        raise DataError(f"`discern prepare` would stop: {reason}", hint=hint)

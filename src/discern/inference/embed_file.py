@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from discern.data.sources.table import TEXT_NAMES
+from discern.data.sources.base import TEXT_NAMES
 from discern.errors import ConfigError, DataError
 from discern.inference.embed import chosen_settings, text_vectors
 from discern.inference.model import Model, load

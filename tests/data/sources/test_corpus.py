@@ -79,8 +79,9 @@ def test_parquet(tmp_path: Path, compression: str) -> None:
     found = read(tmp_path / "data", options=CorpusOptions(text_field="body"), problems=problems)
     assert found == [["One.", "Two."], ["Three."]]
     assert "row 2" in str(problems.summary()[0])
-    with pytest.raises(ConfigError, match="fields: id, body"):
-        read(tmp_path / "data")
+    assert read(tmp_path / "data") == found
+    with pytest.raises(ConfigError, match="no column 'boby'; its columns: id, body"):
+        read(tmp_path / "data", options=CorpusOptions(text_field="boby"))
 
 
 def test_a_damaged_parquet_file(tmp_path: Path) -> None:
@@ -441,10 +442,29 @@ def test_json_lines(tmp_path: Path) -> None:
     assert read(tmp_path / "rows", options=options, problems=problems) == [["First."], ["a?b"]]
     assert [problem.count for problem in problems.summary()] == [1, 1, 1, 1]
     for before in (b"", b"\n"):
-        (tmp_path / "rows").write_bytes(before + json_lines("First.", field="body"))
-        with pytest.raises(ConfigError, match="fields: body, n") as error:
+        (tmp_path / "rows").write_bytes(before + json_lines("First.", field="key"))
+        with pytest.raises(ConfigError, match="not clear which column holds the text; its columns: key, n") as error:
             read(tmp_path / "rows")
-        assert "--text-field" in str(error.value)
+        assert error.value.hint == "name it: --text-field NAME"
+    (tmp_path / "rows.json").write_text('{"version": "1.1", "data": []}\n')
+    with pytest.raises(DataError, match="is one JSON object"):
+        read(tmp_path / "rows.json")
+
+
+@pytest.mark.parametrize("name", ["content", "Review", "body", "text", "some_words"])
+def test_the_text_is_found_by_the_same_names_in_every_format(tmp_path: Path, name: str) -> None:
+    records = [{"id": f"a{number}", name: f"Some words of row {number}.", "stars": "5"} for number in range(30)]
+    header = "\t".join(records[0])
+    rows = ["\t".join(record.values()) for record in records]
+    (tmp_path / "a.tsv").write_text("\n".join([header, *rows]) + "\n")
+    (tmp_path / "a.csv").write_text("\n".join([header, *rows]).replace("\t", ",") + "\n")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    files = ["a.tsv", "a.csv", "a.jsonl"]
+    if name != "some_words" and (parquet := pytest.importorskip("pyarrow.parquet")):
+        parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(records), tmp_path / "a.parquet")
+        files.append("a.parquet")
+    for file in files:
+        assert read(tmp_path / file) == [[record[name]] for record in records], file
 
 
 def test_json_that_is_not_lines_is_text(tmp_path: Path) -> None:

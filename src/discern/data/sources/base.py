@@ -7,8 +7,10 @@ register it in `discern.data.sources`, or from another package under the entry p
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 from discern.data.sources import sources
@@ -26,10 +28,19 @@ from discern.data.sources.streams import (
     other_content,
     other_encoding,
 )
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, did_you_mean
 
 MAX_NESTING = 8
 _COMPRESSED = {"gz", "xz", "zst", "bz2"}
+TEXT_NAMES = (
+    "text sentence review content comment document body utterance message abstract title premise question text_a sentence1 "
+    "question1 text1 article paragraph passage answer tweet post description caption headline hypothesis text_b sentence2 "
+    "question2 text2"
+).split()
+"""Usual names of text columns, likeliest first."""
+_SAMPLE_RECORDS = 20
+_FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
+_IDEOGRAPHS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 
 @dataclass(frozen=True)
@@ -176,10 +187,35 @@ def _recognize(name: str, head: bytes) -> FileSource:
     raise NotTextError(name, *(other_content(head) or problem))
 
 
-def record_lines(record: Mapping[str, Any], field: str, where: str, problems: ProblemLog, *, first: bool) -> Iterator[Lines]:
-    text = record.get(field)
-    if first and field not in record:
-        raise missing_field(field, where, list(record))
+def record_texts(
+    records: Iterator[tuple[str, Mapping[str, Any]]], field: str | None, name: str, problems: ProblemLog
+) -> Iterator[Lines]:
+    """The text of each record, one at a time.
+
+    Args:
+        records: records, each with its place for messages.
+        field: name of the field; if None, it is chosen by the names and the texts of the first records.
+
+    Raises:
+        ConfigError: there is no such field, or it is not clear which one holds the text.
+    """
+    sample = list(islice(records, 1))
+    if sample and field is None and "text" not in sample[0][1]:
+        sample += islice(records, _SAMPLE_RECORDS)
+    names = list(dict.fromkeys(key for _, record in sample for key in record))
+    if not names:
+        return
+    rows = [[text if isinstance(text := record.get(key), str) else "" for key in names] for _, record in sample]
+    place = text_column(names, rows, field, name)
+    assert place is not None
+    if names[place] not in ("text", field):
+        problems.note(f"records: the text is read from '{names[place]}'")
+    for where, record in chain(sample, records):
+        yield from text_of(record.get(names[place]), names[place], where, problems)
+
+
+def text_of(text: Any, field: str, where: str, problems: ProblemLog) -> Iterator[Lines]:
+    """The text of one record, if it has some."""
     if not isinstance(text, str):
         problems.add(f"record skipped, as it has no text in '{field}'", where)
         return
@@ -191,11 +227,59 @@ def record_lines(record: Mapping[str, Any], field: str, where: str, problems: Pr
     yield Lines(text.split("\n"), ends_record=True)
 
 
-def missing_field(field: str, where: str, names: list[str]) -> ConfigError:
-    return ConfigError(
-        f"{where} has no field '{field}'; its fields: {', '.join(names) or 'none'}",
-        hint="name the field that holds the text: --text-field NAME",
+def text_column(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], field: str | None, name: str, *, required: bool = True
+) -> int | None:
+    """Index of the column that holds the text; None if no column does and none is required.
+
+    Args:
+        rows: some rows.
+        field: its name; if None, it is `text`, the only one with a usual name, or the only one with several words in a cell.
+
+    Raises:
+        ConfigError: there is no such column, or it is not clear which one it is.
+    """
+    listed = ", ".join(columns)
+    if field is not None:
+        if field not in columns:
+            raise ConfigError(
+                f"{name} has no column '{field}'; its columns: {listed}",
+                hint=f"--text-field NAME; {did_you_mean(field, columns)}",
+            )
+        return columns.index(field)
+    lowered = [column.lower() for column in columns]
+    if len(columns) == 1 or "text" in lowered:
+        return lowered.index("text") if "text" in lowered else 0
+    cells = [[row[place] for row in rows if row[place].strip()] for place in range(len(columns))]
+    named = [place for place, column in enumerate(lowered) if column in TEXT_NAMES and (cells[place] or not rows)]
+    plausible = named or [place for place, texts in enumerate(cells) if _are_texts(texts)]
+    if len(plausible) == 1:
+        return plausible[0]
+    if not plausible and not required:
+        return None
+    found = f": {' or '.join(repr(columns[place]) for place in plausible)}" if plausible else ""
+    raise ConfigError(
+        f"{name}: it is not clear which column holds the text{found}; its columns: {listed}",
+        hint=f"name it: --text-field '{columns[plausible[0]]}'" if plausible else "name it: --text-field NAME",
     )
+
+
+def _are_texts(filled: Sequence[str]) -> bool:
+    """Whether the cells of a column contain several words on average."""
+    if not filled or all(map(is_number, filled)):
+        return False
+    words = sum(len(value.split()) for value in filled) / len(filled)
+    ideographs = sum(len(_IDEOGRAPHS.findall(value)) for value in filled) / len(filled)
+    return words >= _FEWEST_WORDS or ideographs >= _FEWEST_CHARACTERS
+
+
+def is_number(value: str) -> bool:
+    """Whether a cell is a number."""
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def ending(name: str) -> str:

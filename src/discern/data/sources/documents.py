@@ -31,7 +31,7 @@ class CorpusOptions:
 
     Attributes:
         documents: the separator of documents. With 'auto', the end of a record or `<doc>`, and in running text a blank line.
-        text_field: name of the field or column that holds the text. If None, it is 'text', or the only text column of a table.
+        text_field: name of the field or column that holds the text. If None, it is chosen by `text_column`.
         limits: limits of the text in memory at one time.
     """
 
@@ -41,7 +41,7 @@ class CorpusOptions:
 
     @property
     def record_field(self) -> str:
-        """Name of the field in JSON lines, parquet files and data sets of the hub."""
+        """Name of the field in records of data sets."""
         return self.text_field or "text"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from discern.data.sources.base import MAX_NESTING, ending
 from discern.data.sources.documents import Limits
-from discern.data.sources.jsonl import ONE_PER_LINE, byte_lines, is_json_lines, named_json, not_json_lines
+from discern.data.sources.jsonl import byte_lines, is_json_lines, named_json, not_json_lines, one_object
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import (
     CountingStream,
@@ -122,7 +122,7 @@ def _objects(stream: HeadStream, name: str, fields: Sequence[str]) -> Iterator[E
         yield Example(number, tuple(text for value in chosen for text in _strings(value)))
     if count == 1 and ending(name) == "json":
         # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
-        raise DataError(f"{name} is one JSON object, expected one object per line", hint=ONE_PER_LINE)
+        raise one_object(name)
 
 
 def _check_fields(fields: Sequence[str], known: Sequence[str], name: str) -> None:

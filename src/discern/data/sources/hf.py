@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any, final
 
-from discern.data.sources.base import NamedSource, ReadContext, record_lines
+from discern.data.sources.base import NamedSource, ReadContext, record_texts
 from discern.data.sources.documents import Document, Lines
 from discern.data.sources.problems import ProblemLog
 from discern.errors import ConfigError, DataError, DiscernError
@@ -18,10 +19,10 @@ class HubSource(NamedSource):
     """The rows of a data set on the hub, streamed; each row is a record."""
 
     def documents(self, address: str, context: ReadContext) -> Iterator[Document]:
-        return context.cut_records(hub_records(address, context.options.record_field, context.problems))
+        return context.cut_records(hub_records(address, context.options.text_field, context.problems))
 
 
-def hub_records(name: str, field: str, problems: ProblemLog) -> Iterator[Lines]:
+def hub_records(name: str, field: str | None, problems: ProblemLog) -> Iterator[Lines]:
     """The text of each row of a data set `NAME[:CONFIGURATION[:SPLIT]]` on the hub, streamed. The default split is `train`.
 
     Raises:
@@ -40,8 +41,8 @@ def hub_records(name: str, field: str, problems: ProblemLog) -> Iterator[Lines]:
         rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
             path, configuration or None, split=split or "train", streaming=True
         )
-        for number, row in enumerate(rows, start=1):
-            yield from record_lines(row, field, f"hf:{name}: row {number:,}", problems, first=number == 1)
+        places = (f"hf:{name}: row {number:,}" for number in count(1))
+        yield from record_texts(zip(places, rows, strict=False), field, f"hf:{name}", problems)
     except DiscernError:
         raise
     except Exception as problem:  # the library passes on any error of its many back ends

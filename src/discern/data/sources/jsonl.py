@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import final
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, final
 
-from discern.data.sources.base import FileSource, ReadContext, ending, record_lines
-from discern.data.sources.documents import Document, Limits, Lines
+from discern.data.sources.base import FileSource, ReadContext, ending, record_texts
+from discern.data.sources.documents import Document, Limits
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import BLOCK_BYTES, HeadStream, Readable
 from discern.errors import DataError
@@ -24,8 +25,14 @@ class JsonLinesSource(FileSource):
         return is_json_lines(head) or (named_json(name) and is_json_lines(head.partition(b"\n")[2]))
 
     def documents(self, stream: HeadStream, context: ReadContext) -> Iterator[Document]:
-        field, limits = context.options.record_field, context.options.limits
-        return context.cut_records(json_records(stream, context.name, field, limits, context.problems))
+        options, problems = context.options, context.problems
+        records = json_records(stream, context.name, options.limits, problems)
+        if options.text_field is None and ending(context.name) == "json":
+            begin = list(islice(records, 2))
+            if len(begin) == 1 and "text" not in begin[0][1]:
+                raise one_object(context.name)
+            records = chain(begin, records)
+        return context.cut_records(record_texts(records, options.text_field, context.name, problems))
 
 
 def named_json(name: str) -> bool:
@@ -52,14 +59,17 @@ def is_json_lines(head: bytes) -> bool:
         return False
 
 
-def json_records(stream: Readable, name: str, field: str, limits: Limits, problems: ProblemLog) -> Iterator[Lines]:
-    """The text of each JSON object, one per line. Other lines are left out and reported.
+def one_object(name: str) -> DataError:
+    """The error of a file that is a single JSON object."""
+    return DataError(f"{name} is one JSON object, expected one object per line", hint=ONE_PER_LINE)
+
+
+def json_records(stream: Readable, name: str, limits: Limits, problems: ProblemLog) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The JSON objects of a file, one per line, each with its place. Other lines are left out and reported.
 
     Raises:
-        ConfigError: the first record has no such field.
         DataError: a line is longer than a record may be.
     """
-    first = True
     for number, line in byte_lines(stream, name, limits.record_bytes):
         where = f"{name}: line {number:,}"
         try:
@@ -67,11 +77,10 @@ def json_records(stream: Readable, name: str, field: str, limits: Limits, proble
         except ValueError:
             problems.add("line skipped, as it is not JSON", where)
             continue
-        if not isinstance(record, dict):
+        if isinstance(record, dict):
+            yield where, record
+        else:
             problems.add("record skipped, as it is not a JSON object", where)
-            continue
-        yield from record_lines(record, field, where, problems, first=first)
-        first = False
 
 
 def byte_lines(stream: Readable, name: str, limit: int) -> Iterator[tuple[int, bytes]]:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO, final
 
-from discern.data.sources.base import FileSource, ReadContext, missing_field, record_lines
+from discern.data.sources.base import FileSource, ReadContext, text_column, text_of
 from discern.data.sources.documents import Document, Lines
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import BLOCK_BYTES, Expansion, HeadStream, Readable
@@ -30,12 +30,12 @@ class ParquetSource(FileSource):
         return head.startswith(b"PAR1")
 
     def documents(self, stream: HeadStream, context: ReadContext) -> Iterator[Document]:
-        field = context.options.record_field
+        field = context.options.text_field
         return context.cut_records(parquet_records(stream, context.name, field, context.expansion, context.problems))
 
 
 def parquet_records(
-    stream: Readable | BinaryIO, name: str, field: str, expansion: Expansion, problems: ProblemLog
+    stream: Readable | BinaryIO, name: str, field: str | None, expansion: Expansion, problems: ProblemLog
 ) -> Iterator[Lines]:
     """The text of each row of a parquet file, which is copied to a temporary file, because it is not read in order.
 
@@ -60,11 +60,14 @@ def parquet_records(
         spool.seek(0)
         try:
             schema = parquet.read_schema(spool)
-            if field not in schema.names:
-                raise missing_field(field, name, schema.names)
+            kinds = (arrow.types.is_string, arrow.types.is_large_string)
+            strings = [column.name for column in schema if any(is_kind(column.type) for is_kind in kinds)]
+            columns = strings if strings and field is None else schema.names
+            place = text_column(columns, [], field, name)
+            assert place is not None
+            field = columns[place]
             # In a dictionary array, text that is repeated in many rows is stored once.
-            strings = arrow.types.is_string(schema.field(field).type) or arrow.types.is_large_string(schema.field(field).type)
-            table = parquet.ParquetFile(spool, read_dictionary=[field] if strings else None)
+            table = parquet.ParquetFile(spool, read_dictionary=[field] if field in strings else None)
             number = 0
             for rows, group in _row_groups(table, field, expansion):
                 for batch in table.iter_batches(batch_size=rows, row_groups=[group], columns=[field]):
@@ -72,7 +75,7 @@ def parquet_records(
                         number += 1
                         text = value.as_py()
                         expansion.count_made(_BYTES_PER_ROW + (len(text) if isinstance(text, str) else 0), _PARQUET)
-                        yield from record_lines({field: text}, field, f"{name}: row {number:,}", problems, first=number == 1)
+                        yield from text_of(text, field, f"{name}: row {number:,}", problems)
         except (arrow.ArrowException, OSError) as problem:
             raise DataError(f"{name} is a damaged parquet file: {problem}", hint="fetch it again, or leave it out") from problem
 

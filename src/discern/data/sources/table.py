@@ -13,19 +13,12 @@ from dataclasses import dataclass
 from itertools import chain, dropwhile, islice
 from typing import final
 
-from discern.data.sources.base import FileSource, ReadContext, ending
+from discern.data.sources.base import TEXT_NAMES, FileSource, ReadContext, ending, is_number, text_column
 from discern.data.sources.documents import Document, Lines
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import HeadStream
 from discern.data.sources.text import text_lines
-from discern.errors import ConfigError, DataError, did_you_mean
-
-TEXT_NAMES = (
-    "text sentence review content comment document body utterance message abstract title premise question text_a sentence1 "
-    "question1 text1 article paragraph passage answer tweet post description caption headline hypothesis text_b sentence2 "
-    "question2 text2"
-).split()
-"""Usual names of text columns, likeliest first."""
+from discern.errors import DataError
 
 LABEL_NAMES = "label labels class category target sentiment stars rating score intent topic gold_label".split()
 """Usual names of label columns, likeliest first."""
@@ -39,8 +32,6 @@ NO_DELIMITER = "\x1f"
 _SAMPLE_ROWS = 100
 # In characters: longer than any text, and short enough for memory if an unclosed quotation mark takes in the rest of a file.
 _LONGEST_FIELD = 10_000_000
-_FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
-_IDEOGRAPHS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 
 @dataclass(frozen=True)
@@ -142,7 +133,7 @@ def table_records(
         return
     sample = list(islice(rows, _SAMPLE_ROWS))
     fitting = [row for _, row in sample if len(row) == len(columns)]
-    chosen = _chosen(columns, fitting, field, name, required=required)
+    chosen = text_column(columns, fitting, field, name, required=required)
     if chosen is None:
         problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", name)
         return
@@ -193,59 +184,14 @@ def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _chosen(columns: Sequence[str], rows: list[list[str]], field: str | None, name: str, *, required: bool) -> int | None:
-    """Index of the column that holds the text; None if no column does and none is required."""
-    listed = ", ".join(columns)
-    if field is not None:
-        if field not in columns:
-            raise ConfigError(
-                f"{name} has no column '{field}'; its columns: {listed}",
-                hint=f"--text-field NAME; {did_you_mean(field, columns)}",
-            )
-        return columns.index(field)
-    lowered = [column.lower() for column in columns]
-    if len(columns) == 1 or "text" in lowered:
-        return lowered.index("text") if "text" in lowered else 0
-    named = [place for place, column in enumerate(lowered) if column in TEXT_NAMES]
-    wordy = [place for place in range(len(columns)) if _is_text([row[place] for row in rows])]
-    plausible = named or wordy
-    if len(plausible) == 1:
-        return plausible[0]
-    if not plausible and not required:
-        return None
-    found = f": {' or '.join(repr(columns[place]) for place in plausible)}" if plausible else ""
-    raise ConfigError(
-        f"{name} is a table, and it is not clear which column holds the text{found}; its columns: {listed}",
-        hint=f"name it, for example: --text-field '{columns[plausible[0]] if plausible else columns[0]}'",
-    )
-
-
 def is_header(fields: Sequence[str]) -> bool:
     """Whether these look like column names: short, and not numbers. The first may be empty, for an index."""
     names = [field.strip() for field in fields]
     filled = names[1:] if names and not names[0] and len(names) > 1 else names
     return all(
-        name and len(name) <= 40 and len(name.split()) <= 4 and not _is_number(name) and name[-1] not in ".!?。！？"
+        name and len(name) <= 40 and len(name.split()) <= 4 and not is_number(name) and name[-1] not in ".!?。！？"
         for name in filled
     )
-
-
-def _is_text(values: Sequence[str]) -> bool:
-    """Whether the cells of a column contain several words on average."""
-    filled = [value for value in values if value.strip()]
-    if not filled or all(_is_number(value) for value in filled):
-        return False
-    words = sum(len(value.split()) for value in filled) / len(filled)
-    ideographs = sum(len(_IDEOGRAPHS.findall(value)) for value in filled) / len(filled)
-    return words >= _FEWEST_WORDS or ideographs >= _FEWEST_CHARACTERS
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _whole_lines(head: bytes) -> list[str]:

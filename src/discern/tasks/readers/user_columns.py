@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
-from discern.data.sources.base import ending
-from discern.data.sources.table import LABEL_NAMES, TEXT_NAMES, delimiter_of, is_header
+from discern.data.sources.base import TEXT_NAMES, ending
+from discern.data.sources.table import LABEL_NAMES, delimiter_of, is_header
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.tasks.conll import suffix_of
 from discern.tasks.readers.table import (
