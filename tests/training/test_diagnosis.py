@@ -52,6 +52,14 @@ def test_a_discriminator_that_answers_original_to_everything() -> None:
     assert verdicts(discriminator_recall=0.05) == {"discriminator_recall": "fine"}
 
 
+@pytest.mark.parametrize(("recall", "auc", "verdict"), [(0.56, 0.51, "low"), (0.05, 0.57, "fine"), (0.1, 0.76, "fine")])
+def test_a_discriminator_that_marks_tokens_at_random(recall: float, auc: float, verdict: str) -> None:
+    found = diagnose_metrics({"discriminator_recall": recall, "discriminator_auc": auc}, RTD)
+    assert [each.verdict for each in found] == ["fine", verdict]
+    assert too_early(found[1], 99, 100).verdict == ("unknown" if verdict == "low" else "fine")
+    assert ("another optimizer.learning_rate" in found[1].knob) is (verdict == "low")
+
+
 def test_what_was_chosen_is_no_ailment() -> None:
     figures = {"replaced_fraction": 0.149, "sampled_accuracy": 0.001, "discriminator_recall": 0.5}
     chosen = Expectations(generator_learns=False)

@@ -35,6 +35,8 @@ _STRONG_SAMPLES = 0.6
 _WEAK_SAMPLES = 0.02
 # A discriminator that answers "original" everywhere: 0.000; one that learns: 0.045 and more.
 _LEAST_RECALL = 0.02
+# Guessing: 0.50; runs whose discriminator did not begin to learn: 0.54 and 0.548; those that did: 0.57 and more.
+_LEAST_AUC = 0.55
 # Terms that train the generator: its own loss or, in adversarial training, a surrogate whose value has no meaning.
 _GENERATOR_TERMS = ("generator", "adversarial")
 _SURROGATES = ("adversarial",)
@@ -101,7 +103,7 @@ def diagnose_metrics(metrics: Mapping[str, float], expected: Expectations) -> li
     replaced, sampled = metrics.get("replaced_fraction"), metrics.get("sampled_accuracy")
     if expected.generator_learns and replaced is not None and sampled is not None and sampled < 1:
         found.append(_replaced_fraction(replaced, replaced / (1 - sampled), expected.settings))
-    recall = metrics.get("discriminator_recall")
+    recall, auc = metrics.get("discriminator_recall"), metrics.get("discriminator_auc")
     if recall is not None and not expected.detects_every_token:
         cause = "fraction of the replaced tokens that are detected; a usual range is known for objective 'rtd' only"
         found.append(Finding("discriminator_recall", recall, None, "unknown", cause))
@@ -113,10 +115,24 @@ def diagnose_metrics(metrics: Mapping[str, float], expected: Expectations) -> li
                 (_LEAST_RECALL, 1.0),
                 fine="the discriminator detects some of the replaced tokens",
                 low=(
-                    f"the discriminator predicts 'original' everywhere (AUC {metrics.get('discriminator_auc', 0.0):.2f}; 0.5 "
+                    f"the discriminator predicts 'original' everywhere (AUC {auc or 0.0:.2f}; 0.5 "
                     "is guessing): this is usual early in a run; otherwise the learning rate is too high, or the network too "
                     "small to learn",
                     advise((LOWER_RATE, SMALL_NETWORK), expected.settings),
+                ),
+            )
+        )
+    if auc is not None and expected.detects_every_token and (recall or 0.0) >= _LEAST_RECALL:
+        found.append(
+            finding_in_range(
+                "discriminator_auc",
+                auc,
+                (_LEAST_AUC, 1.0),
+                fine="the discriminator tells replaced tokens from original ones better than by guessing, which is 0.5",
+                low=(
+                    "the discriminator has learned nothing: it marks tokens hardly better than by guessing, which is 0.5; this "
+                    "is usual early in a run; otherwise the learning rate is too low or too high, or the network too small",
+                    advise((Advice("another optimizer.learning_rate"), LONGER, SMALL_NETWORK), expected.settings),
                 ),
             )
         )

@@ -14,7 +14,7 @@ from discern.training.diagnosis import (
 )
 from discern.training.expectations import Expectations
 
-_OF_PROGRESS = ("replaced_fraction", "discriminator_recall", "embedding_norm_drift")
+_OF_PROGRESS = ("replaced_fraction", "discriminator_recall", "discriminator_auc", "embedding_norm_drift")
 _OF_PROGRESS_ENDINGS = ("_gain", "_loss_share")
 # Networks that learn showed it within 1,400 steps (docs/howto/doctor.md); a run of fewer steps is diagnosed after a tenth of it.
 _EARLY_STEPS = 1000
