@@ -157,6 +157,30 @@ def test_a_file_to_predict_is_read_without_its_labels_and_never_evaluated(reques
         assert list(plan.data["own"].unlabeled) == ["test"]
 
 
+@pytest.mark.parametrize(
+    ("tags", "warned"),
+    [
+        ("b-PER i-PER O", True),
+        ("B-PER I-PER 0", True),
+        ("B_PER I_PER o", True),
+        ("PER PER O O O", True),
+        ("B-PER I-PER O", False),
+        ("PER-x NOUN VERB", False),
+        ("DT NN -LRB- O", False),
+    ],
+)
+def test_tags_that_nearly_mark_spans_are_told(request_: Finetuning, tmp_path: Path, tags: str, warned: bool) -> None:
+    train = tmp_path / "train.conll"
+    train.write_text("".join(f"word {tag}\n" for tag in tags.split()) + "\n")
+    heard: list[str] = []
+    listener = Silent()
+    listener.note = heard.append  # type: ignore[method-assign]
+    prepare_finetuning(replace(request_, overrides=(f"files.train='{train}'", f"files.dev='{train}'")), listener)
+    found = [line for line in heard if line.startswith("warning: own: tags such as")]
+    assert len(found) == warned
+    assert all(tag in line for tag in tags.split() for line in found)
+
+
 def test_further_splits_are_predicted_too(request_: Finetuning, tmp_path: Path) -> None:
     for name in ("train", "dev", "test"):
         lines = ["the DT B-NP", "model NN I-NP", "reads VB O", ""]

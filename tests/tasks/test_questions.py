@@ -92,12 +92,20 @@ def test_short_rows_say_what_was_cut() -> None:
     features = make(sequence_length=24).encode([example], text, labeled=True)
     assert features.input_ids.lengths.max() == 24
     assert features.notes[1:] == (
-        "1 of 1 questions were cut to 8 tokens or fewer",
-        "rows of 24 tokens are too short for a doc_stride of 128: the windows are closer together in 1 context",
-        "1 of 1 answers do not fit into any window",
+        "1 of 1 questions were cut to 8 tokens or fewer (task.max_query_length is 64, and a question has at most a third of the "
+        "row)",
+        "rows of 24 tokens are too short for a doc_stride of 128: the windows of 1 context start closer together, up to every 6 "
+        "tokens. If the model has the positions, longer rows are fewer: --set task.sequence_length=48; otherwise --set "
+        "task.doc_stride=6",
+        "1 of 1 answers do not fit into any window; longer rows may have room for them: --set task.sequence_length=48",
+    )
+    assert not any(
+        "doc_stride" in note for note in make(sequence_length=24, doc_stride=6).encode([example], text, labeled=True).notes
     )
     (note,) = make(max_answer_length=19).encode([example], text, labeled=True).notes
-    assert note == "1 of 1 answers are longer than max_answer_length 19 and cannot be predicted"
+    assert note == (
+        "1 of 1 answers are longer than max_answer_length 19 and cannot be predicted: --set task.max_answer_length=20"
+    )
     assert make(max_answer_length=20).encode([example], text, labeled=True).notes == ()
     assert make(max_answer_length=19).encode([example], text, labeled=False).notes == ()
     assert not np.asarray(features.targets["start"]).any()

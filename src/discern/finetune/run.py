@@ -20,7 +20,7 @@ from discern.config.presets import preset_names
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, nearest
-from discern.finetune.folder import complete_seeds, keep_earlier_settings, keep_precision, prepare_folder
+from discern.finetune.folder import complete_seeds, keep_precision, prepare_folder
 from discern.finetune.length import with_steps
 from discern.finetune.rates import at_rate, check_selection, search_rate
 from discern.finetune.results import measured_baselines, summarize
@@ -34,8 +34,10 @@ from discern.progress import Progress, warning_to
 from discern.storage.output import OutputFolder
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, TextEncoder
+from discern.tasks.examples import tag_counts
 from discern.tasks.frames import FRAMES
 from discern.tasks.glue import GLUE
+from discern.tasks.tags import resemble_marks
 from discern.training.agreement import check_ranks
 from discern.training.interrupt import stop_on_signals
 from discern.training.parallel import Ranks, join_ranks
@@ -224,8 +226,6 @@ def prepare_finetuning(
     Raises:
         ConfigError, DataError: a file does not fit its task, or is not the whole test file that a submission needs.
     """
-    names = [files.definition.name for files in resolved.files]
-    resolved = replace(resolved, config=keep_earlier_settings(resolved.config, out, names, resolved.user_set))
     if resolved.config.finetune.layers is not None:
         loaded = first_layers(loaded, resolved.config.finetune.layers)
     tokenizer = load_tokenizer(loaded.tokenizer_path)
@@ -367,6 +367,14 @@ def _note_data(data: TaskData, text: TextEncoder, progress: Progress) -> None:
             + "; ".join(["unreliable", *([", or ".join(ways)] if ways else [])])
         )
     labels = data.task.labels.names
+    if data.task.labels.kind == "tags" and data.task.labels.scheme == "none":
+        tags = list(tag_counts(data.train.examples))
+        if resemble_marks(tags):
+            warning_to(progress)(
+                f"{name}: tags such as {', '.join(tags[:5])} mark no spans, so the score is the accuracy over words, not the F1 "
+                "of spans. For F1, write B-TYPE for the first word of a span, I-TYPE for its other words, and O (the letter) "
+                "outside of spans"
+            )
     if labels:
         progress.note(f"{name}: {counted(len(labels), 'label')}: {', '.join(labels[:12])}{', ...' if len(labels) > 12 else ''}")
 

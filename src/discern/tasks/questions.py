@@ -261,7 +261,9 @@ class _Rows:
         self.seen += 1
         self._count(len(question), shares, len(windows))
         self.counts["lost"] += bool(example.answers) and not impossible and not any(whole)
-        self.counts["long"] += answer is not None and answer[1] - answer[0] >= settings.max_answer_length
+        if answer is not None and (length := answer[1] - answer[0] + 1) > settings.max_answer_length:
+            self.counts["long"] += 1
+            self.counts["longest answer"] = max(self.counts["longest answer"], length)
 
     def _add_window(
         self,
@@ -290,7 +292,9 @@ class _Rows:
     def _count(self, question: int, shares: RowBudget, windows: int) -> None:
         self.counts["cut"] += question > shares.question
         self.counts["several"] += windows > 1
-        self.counts["strides"] += windows > 1 and shares.stride < self.settings.doc_stride
+        if windows > 1 and shares.stride < self.settings.doc_stride:
+            self.counts["strides"] += 1
+            self.counts["stride"] = min(self.counts["stride"] or shares.stride, shares.stride)
         if question > shares.question:
             self.counts["longest"] = max(self.counts["longest"], shares.question)
 
@@ -299,12 +303,16 @@ class _Rows:
         total, several, cut = self.seen, counts["several"], counts["cut"]
         lines = {
             f"{several:,} of {total:,} contexts do not fit into a row: {len(self.ids):,} rows in total": several,
-            f"{cut:,} of {total:,} questions were cut to {counts['longest']} tokens or fewer": cut,
-            f"rows of {settings.sequence_length} tokens are too short for a doc_stride of {settings.doc_stride}: "
-            f"the windows are closer together in {counted(counts['strides'], 'context')}": counts["strides"],
-            f"{counts['lost']:,} of {total:,} answers do not fit into any window": counts["lost"] * labeled,
+            f"{cut:,} of {total:,} questions were cut to {counts['longest']} tokens or fewer (task.max_query_length is "
+            f"{settings.max_query_length}, and a question has at most a third of the row)": cut,
+            f"rows of {settings.sequence_length} tokens are too short for a doc_stride of {settings.doc_stride}: the windows "
+            f"of {counted(counts['strides'], 'context')} start closer together, up to every {counts['stride']} tokens. If the "
+            f"model has the positions, longer rows are fewer: --set task.sequence_length={2 * settings.sequence_length}; "
+            f"otherwise --set task.doc_stride={counts['stride']}": counts["strides"],
+            f"{counts['lost']:,} of {total:,} answers do not fit into any window; longer rows may have room for them: --set "
+            f"task.sequence_length={2 * settings.sequence_length}": counts["lost"] * labeled,
             f"{counts['long']:,} of {total:,} answers are longer than max_answer_length {settings.max_answer_length} and "
-            "cannot be predicted": counts["long"] * labeled,
+            f"cannot be predicted: --set task.max_answer_length={counts['longest answer']}": counts["long"] * labeled,
         }
         return tuple(line for line, count in lines.items() if count)
 

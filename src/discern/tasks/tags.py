@@ -8,6 +8,7 @@ Reference: Tjong Kim Sang and Buchholz 2000; the script conlleval; BIOES as in i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,9 @@ from discern.errors import DataError
 
 Scheme = Literal["iob1", "iob2", "bioes", "none"]
 
+# The tag of words outside of spans, as some files write it, and a prefix that is in lower case or lacks its hyphen.
+_OUTSIDE = frozenset({"O", "0", "-", "_", "NONE", "OTHER"})
+_LIKE_A_MARK = re.compile("[bi][-_:/|].+", re.IGNORECASE)
 _PREFIXES = {"B": "B", "I": "I", "O": "O", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I"}
 
 
@@ -86,6 +90,16 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
     if prefixes & set("ESLUM"):
         return "bioes"
     return "iob1" if inside_begins and not needless_begin else "iob2"
+
+
+def resemble_marks(tags: Iterable[str]) -> bool:
+    """Whether tags look as if they should mark spans, though `detect_scheme` says 'none'.
+
+    Args:
+        tags: different tags of a file, the most frequent first.
+    """
+    usual, *others = tags
+    return usual.upper() in _OUTSIDE or any(map(_LIKE_A_MARK.fullmatch, (usual, *others)))
 
 
 def broken_starts(sentences: Iterable[Sequence[str]]) -> int:
