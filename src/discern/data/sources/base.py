@@ -18,6 +18,7 @@ from discern.data.sources.documents import CorpusOptions, Cut, Document, Lines, 
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import (
     BLOCK_BYTES,
+    MAX_NESTING,
     Expansion,
     HeadStream,
     NotTextError,
@@ -30,7 +31,6 @@ from discern.data.sources.streams import (
 )
 from discern.errors import ConfigError, DataError, did_you_mean
 
-MAX_NESTING = 8
 _COMPRESSED = {"gz", "xz", "zst", "bz2"}
 TEXT_NAMES = (
     "text sentence review content comment document body utterance message abstract title premise question text_a sentence1 "

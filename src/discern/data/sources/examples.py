@@ -8,21 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.data.sources.base import MAX_NESTING, ending
+from discern.data.sources.base import ending
 from discern.data.sources.documents import Limits
 from discern.data.sources.jsonl import byte_lines, is_json_lines, named_json, not_json_lines, one_object
 from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import (
-    CountingStream,
-    Expansion,
-    HeadStream,
-    NotTextError,
-    TextStream,
-    decompressor,
-    naming,
-    other_content,
-    other_encoding,
-)
+from discern.data.sources.streams import HeadStream, naming, open_text
 from discern.data.sources.table import Dialect, table_dialect, table_rows
 from discern.data.sources.text import text_lines
 from discern.errors import ConfigError, DataError, did_you_mean
@@ -59,13 +49,9 @@ def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[Example]:
         raise DataError(
             f"{name} is a folder, expected a file with examples", hint="name each file: --against FILE --against FILE"
         )
-    expansion, found = Expansion(name), False
+    found = False
     with naming(name), path.open("rb") as file:
-        stream = HeadStream(CountingStream(file, expansion.count_read))
-        for layer in range(1, MAX_NESTING + 1):
-            if (decompress := decompressor(stream.head)) is None:
-                break
-            stream = HeadStream(expansion.watched(decompress(stream), layer))
+        stream = open_text(file, name)
         for example in _examples(stream, name, fields):
             found = True
             yield example
@@ -75,9 +61,6 @@ def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[Example]:
 
 def _examples(stream: HeadStream, name: str, fields: Sequence[str]) -> Iterator[Example]:
     head = stream.head
-    if (problem := other_content(head) or other_encoding(head)) is not None:
-        raise NotTextError(name, *problem)
-    stream = TextStream(stream, name)
     if is_json_lines(head):
         return _objects(stream, name, fields)
     if named_json(name) and head.strip():

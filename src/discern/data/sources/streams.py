@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import zstandard
 
@@ -25,6 +25,7 @@ from discern.errors import DataError, nearest
 
 BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 16
+MAX_NESTING = 8
 
 
 @runtime_checkable
@@ -187,74 +188,24 @@ class PipeStream:
         self._file.close()
 
 
-def _taken(buffer: bytearray, size: int) -> bytes:
-    """The first `size` bytes, or all if it is negative; they are removed from the buffer."""
-    size = len(buffer) if size < 0 else size
-    data = bytes(buffer[:size])
-    del buffer[:size]
-    return data
-
-
-class ZstdStream:
-    """Decompresses zstd frames. Unlike the reader of the library, it detects a last frame that is cut short."""
-
-    # A block of 4 compressed bytes may hold 128 KiB, so small reads limit what one call can return.
-    _BITE = 2048
-
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._input = b""
-        self._output = bytearray()
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes.
-
-        Raises:
-            EOFError: the stream ends inside a frame.
-        """
-        while size < 0 or len(self._output) < size:
-            if not self._input:
-                self._input = self._stream.read(self._BITE)
-                if not self._input:
-                    if self._frame is not None:
-                        raise EOFError("zstd stream ends inside a frame")
-                    break
-            if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-            self._output += self._frame.decompress(self._input)
-            self._input = b""
-            if self._frame.eof:
-                self._input, self._frame = self._frame.unused_data, None
-        return _taken(self._output, size)
-
-
-class _Decompressor(Protocol):
-    """What the decompressors of `bz2` and `lzma` have in common."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
 class ManyStreams:
-    """Decompresses bz2 or xz streams that follow each other.
+    """Decompresses bz2 streams, xz streams or zstd frames that follow each other.
 
-    Unlike the readers of the library, it detects damage at the beginning of a stream, which they take for the end of the file,
-    and skips the zero bytes that may follow an xz stream.
+    Unlike the readers of the libraries, it detects damage at the beginning of a stream, which they take for the end of the file,
+    and a last frame that is cut short; and it skips the zero bytes that may follow an xz stream.
 
     Args:
         start: makes the decompressor of one stream.
+        block: number of bytes to decompress at a time.
+        limit: largest output of one call, if the decompressor takes it.
     """
 
-    def __init__(self, stream: Readable, start: Callable[[], _Decompressor]) -> None:
+    def __init__(self, stream: Readable, start: Callable[[], Any], block: int = BLOCK_BYTES, *limit: int) -> None:
         self._stream = stream
         self._start = start
-        self._current: _Decompressor | None = None
+        self._block = block
+        self._limit = limit
+        self._current: Any = None
         self._input = b""
         self._output = bytearray()
 
@@ -263,11 +214,11 @@ class ManyStreams:
 
         Raises:
             EOFError: the file ends inside a stream.
-            OSError, lzma.LZMAError: it is damaged.
+            OSError, lzma.LZMAError, zstandard.ZstdError: it is damaged.
         """
         while size < 0 or len(self._output) < size:
-            if not self._input and (self._current is None or self._current.needs_input):
-                self._input = self._stream.read(BLOCK_BYTES)
+            if not self._input and getattr(self._current, "needs_input", True):
+                self._input = self._stream.read(self._block)
                 if not self._input:
                     if self._current is not None:
                         raise EOFError("the file ends inside a compressed stream")
@@ -277,18 +228,24 @@ class ManyStreams:
                 if not self._input:
                     continue
                 self._current = self._start()
-            self._output += self._current.decompress(self._input, BLOCK_BYTES)
+            self._output += self._current.decompress(self._input, *self._limit)
             self._input = b""
             if self._current.eof:
                 self._input, self._current = self._current.unused_data, None
-        return _taken(self._output, size)
+        size = len(self._output) if size < 0 else size
+        data = bytes(self._output[:size])
+        del self._output[:size]
+        return data
 
 
 _COMPRESSIONS: dict[bytes, Callable[[Readable], Readable]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=_as_file(stream), mode="rb"),
-    b"\xfd7zXZ\x00": lambda stream: ManyStreams(stream, lzma.LZMADecompressor),
-    b"BZh": lambda stream: ManyStreams(stream, bz2.BZ2Decompressor),
-    b"\x28\xb5\x2f\xfd": ZstdStream,
+    b"\xfd7zXZ\x00": lambda stream: ManyStreams(stream, lzma.LZMADecompressor, BLOCK_BYTES, BLOCK_BYTES),
+    b"BZh": lambda stream: ManyStreams(stream, bz2.BZ2Decompressor, BLOCK_BYTES, BLOCK_BYTES),
+    # A block of 4 compressed bytes may hold 128 KiB, so small reads limit what one call can return.
+    b"\x28\xb5\x2f\xfd": lambda stream: ManyStreams(
+        stream, zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj, 2048
+    ),
 }
 
 
@@ -417,3 +374,22 @@ class CountingStream:
         data = self._stream.read(size)
         self._report(len(data))
         return data
+
+
+def open_text(file: Readable, name: str) -> TextStream:
+    """A file of UTF-8 text, decompressed.
+
+    Raises:
+        DataError: it decompresses to too much data, or is not text.
+    """
+    expansion = Expansion(name)
+    stream = HeadStream(CountingStream(file, expansion.count_read))
+    layer = 0
+    while decompress := decompressor(stream.head):
+        layer += 1
+        if layer > MAX_NESTING:
+            raise DataError(f"{name} is compressed more than {MAX_NESTING} times", hint="decompress it first")
+        stream = HeadStream(expansion.watched(decompress(stream), layer))
+    if (problem := other_content(stream.head) or other_encoding(stream.head)) is not None:
+        raise NotTextError(name, *problem)
+    return TextStream(stream, name)

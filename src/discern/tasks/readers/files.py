@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.data.sources.streams import (
-    BLOCK_BYTES,
-    CountingStream,
-    Expansion,
-    HeadStream,
-    NotTextError,
-    Readable,
-    TextStream,
-    decompressor,
-    likely_encoding,
-    naming,
-    other_content,
-    other_encoding,
-)
+from discern.data.sources.streams import BLOCK_BYTES, Readable, likely_encoding, naming, open_text
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
 # Suffixes of compression, which do not tell the format of the content.
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
-_MAX_LAYERS = 3
 _LONGEST_LINE = 1 << 28
 
 
@@ -43,18 +28,24 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def stream_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
     """Like `numbered_lines`, for a stream such as standard input, with bounded memory."""
+    for number, line in _whole_lines(file, name):
+        yield number, (line.removeprefix("\ufeff") if number == 1 else line).removesuffix("\n").removesuffix("\r")
+
+
+def _whole_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
+    """The lines with their ends and numbers, and with a byte order mark if there is one."""
     rest, number = b"", 0
     with naming(name):
-        stream = _opened(file, name)
+        stream = open_text(file, name)
         while block := stream.read(BLOCK_BYTES):
             *whole, rest = (rest + block).split(b"\n")
             for line in whole:
                 number += 1
-                yield number, _decoded(line, name, number) if line else ""
+                yield number, _text_of(line + b"\n", name, number)
             if len(rest) > _LONGEST_LINE:
                 raise DataError(f"{name}:{number + 1}: a line of more than {_LONGEST_LINE >> 20} MiB", hint="is it a text file?")
         if rest:
-            yield number + 1, _decoded(rest, name, number + 1)
+            yield number + 1, _text_of(rest, name, number + 1)
 
 
 def without_blank_end(
@@ -85,16 +76,8 @@ def raw_lines(path: Path) -> Iterator[str]:
     Raises:
         DataError: the file is missing, damaged or not UTF-8.
     """
-    rest, number = b"", 0
     with naming(str(path)), path.open("rb") as file:
-        stream = _opened(file, str(path))
-        while block := stream.read(BLOCK_BYTES):
-            *whole, rest = (rest + block).split(b"\n")
-            for line in whole:
-                number += 1
-                yield _text_of(line + b"\n", str(path), number)
-        if rest:
-            yield _text_of(rest, str(path), number + 1)
+        yield from (line for _, line in _whole_lines(file, str(path)))
 
 
 def whole_text(path: Path) -> str:
@@ -104,11 +87,9 @@ def whole_text(path: Path) -> str:
         DataError: the file is missing, damaged or not UTF-8.
     """
     with naming(str(path)), path.open("rb") as file:
-        data = _opened(file, str(path)).read()
-    if data.startswith(codecs.BOM_UTF8):
-        data = data[len(codecs.BOM_UTF8) :]
+        data = open_text(file, str(path)).read()
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as problem:
         raise _not_utf8(str(path), data.count(b"\n", 0, problem.start) + 1, problem) from problem
 
@@ -187,29 +168,6 @@ def existing_splits(folder: Path, names: Mapping[str, tuple[str, ...]]) -> dict[
     """
     found = {split: optional_split_file(folder, candidates) for split, candidates in names.items()}
     return {split: path for split, path in found.items() if path is not None}
-
-
-def _opened(file: Readable, name: str) -> Readable:
-    expansion = Expansion(name)
-    return _unpacked(CountingStream(file, expansion.count_read), name, expansion, 0)
-
-
-def _unpacked(file: Readable, name: str, expansion: Expansion, depth: int) -> Readable:
-    stream = HeadStream(file)
-    head = stream.head
-    if decompress := decompressor(head):
-        if depth == _MAX_LAYERS:
-            raise DataError(f"{name} is compressed more than {_MAX_LAYERS} times", hint="decompress it first")
-        return _unpacked(expansion.watched(decompress(stream), depth + 1), name, expansion, depth + 1)
-    if (problem := other_content(head) or other_encoding(head)) is not None:
-        raise NotTextError(name, *problem)
-    return TextStream(stream, name)
-
-
-def _decoded(line: bytes, name: str, number: int) -> str:
-    if number == 1 and line.startswith(codecs.BOM_UTF8):
-        line = line[len(codecs.BOM_UTF8) :]
-    return _text_of(line, name, number).removesuffix("\r")
 
 
 def _text_of(line: bytes, name: str, number: int) -> str:
