@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -213,20 +213,13 @@ def prepare(
         cores = workers or available_cores()
         rules = tuple(filters or ())
         build = BuildOptions(chosen, heldout, seed, workers=cores, near_duplicates=near_duplicates, filters=rules)
+        shared: dict[str, Any] = {"tokenizer": choice, "corpus": corpus, "build": build, "progress": console.progress}
+        described: dict[str, Any] = {"out": out, "language": code, "license": license, "engine": engine}
         if check:
             unfit = "--near-duplicates" if near_duplicates is not None else "--part" if part else "--engine ray"
             if near_duplicates is not None or part or engine != "local":
                 raise ConfigError(f"{unfit} cannot be combined with --check", hint=f"leave out {unfit}")
-            found = check_input(
-                inputs,
-                tokenizer=choice,
-                corpus=corpus,
-                build=build,
-                exclude=out,
-                against=evaluation,
-                progress=console.progress,
-            )
-            show_check(found, console)
+            show_check(check_input(inputs, exclude=out, against=evaluation, **shared), console)
             return
         if out is None:
             choice.check()
@@ -235,35 +228,9 @@ def prepare(
             if evaluation is not None or overwrite:
                 unfit = "--against" if evaluation is not None else "--overwrite"
                 raise ConfigError(f"{unfit} cannot be combined with --part", hint=f"leave out {unfit}")
-            done = work.prepare_part(
-                inputs,
-                part=share[0],
-                parts=share[1],
-                out=out,
-                tokenizer=choice,
-                corpus=corpus,
-                build=build,
-                language=code,
-                license=license,
-                engine=engine,
-                progress=console.progress,
-            )
-            show_part(done, console)
+            show_part(work.prepare_part(inputs, part=share[0], parts=share[1], **shared, **described), console)
             return
-        report = work.prepare(
-            inputs,
-            out=out,
-            tokenizer=choice,
-            corpus=corpus,
-            build=build,
-            overwrite=overwrite,
-            language=code,
-            license=license,
-            against=evaluation,
-            engine=engine,
-            progress=console.progress,
-        )
-        show(report, console, tokenizer)
+        show(work.prepare(inputs, overwrite=overwrite, against=evaluation, **shared, **described), console, tokenizer)
 
 
 def _share(part: str | None) -> tuple[int, int] | None:

@@ -92,15 +92,10 @@ def show_check(report: CheckReport, console: Console) -> None:
         summary += f", {counted(report.statistics.tokens, 'token')} ({report.statistics.unknown_fraction:.3%} unknown)"
         summary += f", {counted(report.statistics.duplicates, 'exact duplicate')}"
     left_out = [f"left out {counted(count, 'document')}, {reason}" for reason, count in (report.filtered or {}).items()]
-    values = {
-        "documents": report.documents,
-        "sentences": report.sentences,
-        "characters": report.characters,
-        "bytes_read": report.bytes_read,
+    values = vars(report) | {
         "statistics": report.statistics.model_dump() if report.statistics is not None else None,
         "problems": [problem.model_dump() for problem in report.problems],
         "errors": list(report.errors),
-        "filtered": report.filtered,
         "overlap": overlap_values(report.overlap),
     }
     is_empty = report.documents == sum((report.filtered or {}).values())

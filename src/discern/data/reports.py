@@ -75,13 +75,7 @@ class PartReport:
 
     def values(self) -> dict[str, Any]:
         """The result in one dictionary, as `--json` prints it."""
-        return {
-            "part": self.part,
-            "parts": self.parts,
-            "pieces": self.pieces,
-            "of_pieces": self.of_pieces,
-            "seconds": self.seconds,
-        }
+        return {name: value for name, value in vars(self).items() if name != "folder"}
 
 
 @dataclass(frozen=True)

@@ -194,14 +194,14 @@ def test_overwriting_trains_another_tokenizer(text: Path) -> None:
 
 OTHER_VERSIONS = (
     {"versions": {"discern": "0.0.1", "tokenizers": "0.1"}},
-    "different versions (versions: discern 0.0.1, tokenizers 0.1 ->",
+    "different command (versions: discern 0.0.1, tokenizers 0.1 ->",
 )
 
 
 @pytest.mark.parametrize(
     ("tokenizer", "cases"),
     [
-        ({}, [OTHER_VERSIONS, ({"format": "discern-plan"}, "of another version"), ({"bands": 3}, "is damaged")]),
+        ({}, [OTHER_VERSIONS, ({"format": "discern-plan"}, "of another version of discern"), ({"bands": 3}, "is damaged")]),
         ({"tokenizer": TokenizerChoice(train="wordpiece", vocab_size=100)}, [OTHER_VERSIONS]),
     ],
     ids=["tokenizer", "trained tokenizer"],

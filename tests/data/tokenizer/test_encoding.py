@@ -26,7 +26,7 @@ def test_a_block_by_hand(encoder: DocumentEncoder) -> None:
     assert block.document_lengths.tolist() == [3, 3]
     assert block.word_starts.tolist() == [True, True, True, True, True, False]
     assert block.tokens.dtype == np.uint16
-    assert chunk.empty_documents == 1
+    assert chunk.kept.tolist() == [True, False, True]
     assert chunk.characters == 8 + 1 + 2 + 4
 
 

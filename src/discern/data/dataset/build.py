@@ -104,7 +104,7 @@ class StatisticsCounter:
         self.tokens += len(block.tokens)
         self.words += int(block.word_starts.sum())
         self.unknown += int((block.tokens == self._unknown_id).sum())
-        self.empty += chunk.empty_documents
+        self.empty += int((~chunk.kept).sum())
         self.characters += chunk.characters
         self.unknown_causes.update(chunk.unknown)
         self.filtered.update(chunk.filtered)

@@ -43,18 +43,18 @@ def num_slices(pieces: Pieces) -> int:
 
 def num_buckets(work: Path, plan: Plan, tokenizer: Tokenizer) -> int:
     """Number of tasks of the buckets."""
-    assert plan.near_duplicates is not None
-    return Banding.of(plan.near_duplicates).bands * num_slices(Pieces(work, plan, tokenizer))
+    assert plan.build.near_duplicates is not None
+    return Banding.of(plan.build.near_duplicates).bands * num_slices(Pieces(work, plan, tokenizer))
 
 
 def make_bucket(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None:
     """Find the links of documents with an equal band."""
-    assert plan.near_duplicates is not None
+    assert plan.build.near_duplicates is not None
     pieces = Pieces(work, plan, tokenizer)
-    banding = Banding.of(plan.near_duplicates)
+    banding = Banding.of(plan.build.near_duplicates)
     keys, numbers = _slice_of_all(pieces, banding, *divmod(index, num_slices(pieces)))
     with result_folder(bucket_folder(work, index)) as aside:
-        pairs = links(keys, numbers, _Signatures(pieces).of, plan.near_duplicates)
+        pairs = links(keys, numbers, _Signatures(pieces).of, plan.build.near_duplicates)
         aside.write("links", pairs.astype("<i8"))
         aside.values = {"links": len(pairs)}
 
@@ -91,7 +91,7 @@ def make_clusters(work: Path, plan: Plan, tokenizer: Tokenizer) -> None:
 
 def removed(work: Path, plan: Plan) -> Int[np.ndarray, " R"]:
     """The documents that are left out, ascending."""
-    if plan.near_duplicates is None:
+    if plan.build.near_duplicates is None:
         return np.zeros(0, dtype=np.int64)
     return np.asarray(read_array(clusters_folder(work), "removed", "<i8"))
 

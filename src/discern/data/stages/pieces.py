@@ -47,16 +47,16 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
         DataError: an input cannot be read or has changed since the plan was made, or the result cannot be written.
         ConfigError: the records have no such field, or an optional package is missing.
     """
-    encoder = _encoder(tokenizer.to_str(), plan.segmenter)
+    encoder = _encoder(tokenizer.to_str(), plan.build.segmenter)
     text, problems = Corpus.of(plan.pieces[index], plan.corpus), ProblemLog()
     bytes_read = characters = empty = 0
-    rules, unknown, filtered = Rules(plan.filters), Counter[str](), Counter[str]()
+    rules, unknown, filtered = Rules(plan.build.filters), Counter[str](), Counter[str]()
 
     def count(size: int) -> None:
         nonlocal bytes_read
         bytes_read += size
 
-    signer = _signer() if plan.near_duplicates is not None else None
+    signer = _signer() if plan.build.near_duplicates is not None else None
     with result_folder(piece_folder(work, index)) as aside:
         block = ShardFiles(aside.path, _BLOCK)
         with ExitStack() as stack:
@@ -73,15 +73,15 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
                 if signer is not None:
                     columns["signatures"].write(with_checks(signer.sign(documents)[chunk.kept]).tobytes())
                 characters += chunk.characters
-                empty += chunk.empty_documents
+                empty += int((~chunk.kept).sum())
                 unknown += chunk.unknown
             check_unchanged(work, plan.pieces[index])
             for column in columns.values():
                 sync_file(column)
             info = block.close()
-        if plan.near_duplicates is not None:
+        if plan.build.near_duplicates is not None:
             signatures = read_signatures(aside.path, info.num_documents)[:, :HASHES]
-            write_bands(aside.path, signatures, Banding.of(plan.near_duplicates))
+            write_bands(aside.path, signatures, Banding.of(plan.build.near_duplicates))
         aside.values = {
             "block": info.model_dump(mode="json"),
             "characters": characters,

@@ -51,7 +51,7 @@ class Plan:
         trained_on: sentences and characters that the tokenizer was trained on; None for an existing tokenizer.
         tokenizer: checksum of the tokenizer.
         documents, text_field: see `CorpusOptions`.
-        segmenter, heldout, seed, shard_tokens, near_duplicates, filters: see `BuildOptions`.
+        build: how documents become shards.
         versions: versions of discern, tokenizers and what filters need, which must be the same on every machine.
     """
 
@@ -63,25 +63,13 @@ class Plan:
     tokenizer: str
     documents: Any
     text_field: str | None
-    segmenter: Any
-    heldout: float
-    seed: int
-    shard_tokens: int
-    near_duplicates: float | None
-    filters: tuple[str, ...]
+    build: BuildOptions
     versions: dict[str, str]
 
     @property
     def corpus(self) -> CorpusOptions:
         """How the input becomes documents."""
         return CorpusOptions(self.documents, self.text_field)
-
-    @property
-    def build(self) -> BuildOptions:
-        """How documents become shards."""
-        return BuildOptions(
-            self.segmenter, self.heldout, self.seed, self.shard_tokens, near_duplicates=self.near_duplicates, filters=self.filters
-        )
 
     def share(self, part: int, parts: int) -> list[int]:
         """The pieces of one of several shares."""
@@ -117,12 +105,7 @@ def make_plan(
         tokenizer=hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
         documents=text.options.documents,
         text_field=text.options.text_field,
-        segmenter=build.segmenter,
-        heldout=build.heldout,
-        seed=build.seed,
-        shard_tokens=build.shard_tokens,
-        near_duplicates=build.near_duplicates,
-        filters=build.filters,
+        build=replace(build, workers=1),
         versions=library_versions(build.filters),
     )
 
@@ -147,16 +130,14 @@ def read_plan(work: Path) -> Plan | None:
     """
     try:
         values = json_value((work / PLAN_NAME).read_bytes())
-        found = values.pop("format")
-        if found == _FORMAT:
-            return _parsed(values)
-        if not found.startswith("discern-plan"):
-            raise ValueError("not a plan")
+        if values.pop("format") != _FORMAT:
+            raise ValueError(f"not {_FORMAT}")
+        return _parsed(values)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise DataError(f"{work / PLAN_NAME} is damaged", hint=f"to start over: rm -r '{work}'") from problem
-    raise DataError(f"{work} holds unfinished work of another version of discern", hint=f"to start over: rm -r '{work}'")
+        damaged = f"{work / PLAN_NAME} is damaged, or of another version of discern"
+        raise DataError(damaged, hint=f"to start over: rm -r '{work}'") from problem
 
 
 @lru_cache(maxsize=2)
@@ -173,7 +154,7 @@ def plan_of_task(work: str, fingerprint: str) -> tuple[Plan, Tokenizer]:
         raise DataError(f"{here} does not see {folder / PLAN_NAME}", hint=shared)
     if plan.fingerprint != fingerprint:
         raise DataError(f"{here} sees another plan in {folder}", hint=shared)
-    if plan.versions != (found := library_versions(plan.filters)):
+    if plan.versions != (found := library_versions(plan.build.filters)):
         raise DataError(
             f"{here} has {_listed(found)}, but the work was started with {_listed(plan.versions)}",
             hint="install the same versions on every machine",
@@ -186,17 +167,12 @@ def plan_of_task(work: str, fingerprint: str) -> tuple[Plan, Tokenizer]:
 
 def differences(before: Plan, now: Plan) -> list[str]:
     """What distinguishes two plans, for a message."""
-    names = [name for name in vars(now) if getattr(before, name) != getattr(now, name)]
+    one, other = ({**plan.settings, **vars(plan)} for plan in (before, now))
     found = []
-    for name in names:
-        if name == "settings":
-            keys = sorted(before.settings.keys() | now.settings.keys())
-            found += [
-                f"{key}: {before.settings.get(key)} -> {now.settings.get(key)}"
-                for key in keys
-                if before.settings.get(key) != now.settings.get(key)
-            ]
-        elif name == "inputs":
+    for name in {**one, **other}:
+        if one.get(name) == other.get(name) or name in ("settings", "build"):
+            continue
+        if name == "inputs":
             found.append(_other_inputs(before.inputs, now.inputs))
         elif name == "pieces":
             found += _other_pieces(before.pieces, now.pieces)
@@ -205,7 +181,7 @@ def differences(before: Plan, now: Plan) -> list[str]:
         elif name == "tokenizer":
             found.append(f"tokenizer: {before.tokenizer[:12]} -> {now.tokenizer[:12]}")
         else:
-            found.append(f"{name}: {getattr(before, name)} -> {getattr(now, name)}")
+            found.append(f"{name}: {one.get(name)} -> {other.get(name)}")
     return found
 
 
@@ -273,7 +249,8 @@ def _written(item: Input) -> dict[str, Any]:
 
 def _parsed(values: dict[str, Any]) -> Plan:
     values["pieces"] = tuple(tuple(_input(item) for item in piece) for piece in values["pieces"])
-    values["inputs"], values["filters"] = tuple(values["inputs"]), tuple(values["filters"])
+    values["inputs"] = tuple(values["inputs"])
+    values["build"] = BuildOptions(**values["build"] | {"filters": tuple(values["build"]["filters"])})
     values["trained_on"] = tuple(values["trained_on"]) if values["trained_on"] else None
     return Plan(**values)
 

@@ -161,7 +161,7 @@ class Work:
             DataError: the input cannot be read, a result cannot be written, or a machine does not see the folder.
         """
         self._run(engine, [("pieces", index) for index in range(len(self.plan.pieces))], progress)
-        if self.plan.near_duplicates is not None:
+        if self.plan.build.near_duplicates is not None:
             buckets = duplicates.num_buckets(self.folder, self.plan, self.tokenizer)
             self._run(engine, [("buckets", index) for index in range(buckets)], progress)
             self._run(engine, [("clusters", 0)], progress)
@@ -169,8 +169,8 @@ class Work:
         count = len(values_of(shards.placed_folder(self.folder))["shards"])
         self._run(engine, [("shards", index) for index in range(count)], progress)
         built = shards.join(self.folder, self.plan, self.tokenizer, folder)
-        if self.plan.near_duplicates is not None:
-            built = replace(built, near_duplicates=duplicates.summary(self.folder, self.plan.near_duplicates))
+        if self.plan.build.near_duplicates is not None:
+            built = replace(built, near_duplicates=duplicates.summary(self.folder, self.plan.build.near_duplicates))
         return Staged(built, *shards.joined_problems(self.folder, self.plan, self.tokenizer))
 
     def discard(self) -> None:
@@ -199,14 +199,10 @@ def _earlier(folder: Path, *, overwrite: bool) -> tuple[Plan | None, bool]:
         if not overwrite:
             raise
         return None, True
-    if before is None or before.versions == library_versions(before.filters):
+    if before is None or before.versions == library_versions(before.build.filters):
         return before, False
     if not overwrite:
-        now = replace(before, versions=library_versions(before.filters))
-        raise ConfigError(
-            f"{folder} holds unfinished work of different versions ({'; '.join(differences(before, now))})",
-            hint=f"install those versions to continue, or start over: rm -r '{folder}'",
-        )
+        raise _other_work(folder, before, replace(before, versions=library_versions(before.build.filters)))
     return None, True
 
 

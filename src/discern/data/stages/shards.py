@@ -86,11 +86,11 @@ def place(work: Path, plan: Plan, tokenizer: Tokenizer, removed: Int[np.ndarray,
         removed: numbers of the documents that are left out, ascending.
     """
     pieces = Pieces(work, plan, tokenizer)
-    chooser = HeldoutSplit(plan.heldout, plan.seed)
+    chooser = HeldoutSplit(plan.build.heldout, plan.build.seed)
     digests, left = np.empty((pieces.num_documents, DIGEST_BYTES), dtype=np.uint8), 0
     characters = sum(found["characters"] for found in pieces.values)
     with result_folder(placed_folder(work)) as aside:
-        places = {split: _Places(aside.path, split, plan.shard_tokens) for split in SPLITS}
+        places = {split: _Places(aside.path, split, plan.build.shard_tokens) for split in SPLITS}
 
         def put(placed: Placed) -> None:
             for split, block in placed:
@@ -201,7 +201,7 @@ def join(work: Path, plan: Plan, tokenizer: Tokenizer, folder: Path) -> Built:
         splits,
         FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest()),
         statistics,
-        filtered=in_order(_added(pieces, "filtered")) if plan.filters else None,
+        filtered=in_order(_added(pieces, "filtered")) if plan.build.filters else None,
     )
 
 

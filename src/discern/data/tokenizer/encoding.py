@@ -151,7 +151,6 @@ class EncodedChunk:
     Attributes:
         block: the documents that have tokens.
         characters: number of characters of all documents.
-        empty_documents: number of documents without tokens.
         kept: for each document, whether it has tokens.
         unknown: number of unknown tokens by cause, in a sample of the sentences.
         filtered: number of documents that filters left out before, by filter and reason.
@@ -159,7 +158,6 @@ class EncodedChunk:
 
     block: TokenBlock
     characters: int
-    empty_documents: int
     kept: Bool[np.ndarray, " N"]
     unknown: Counter[str]
     filtered: Counter[str] = field(default_factory=Counter)
@@ -215,7 +213,7 @@ class DocumentEncoder:
         )
         characters = sum(map(len, sentences))
         unknown = sum((batch.unknown for batch in batches), Counter[str]())
-        return EncodedChunk(block, characters, len(documents) - block.num_documents, kept, unknown)
+        return EncodedChunk(block, characters, kept, unknown)
 
     def _encode_batch(self, texts: list[str]) -> _Batch:
         sentences = self._sentences(texts)

@@ -43,12 +43,10 @@ def causes_of_unknown(tokenizer: Tokenizer, texts: Sequence[str], encodings: Seq
                 continue
             word = "".join(word_forms(tokenizer, text[start:stop]))
             lacking = (letter for letter in word if all(tokenizer.token_to_id(mark + letter) is None for mark in ("", "##")))
+            cause = next((f"{letter!r} (U+{ord(letter):04X})" for letter in lacking), "other words")
             if is_too_long(tokenizer, word):
-                found[f"words of more than {tokenizer.model.max_input_chars_per_word} characters"] += 1
-            elif letter := next(lacking, None):
-                found[f"{letter!r} (U+{ord(letter):04X})"] += 1
-            else:
-                found["other words"] += 1
+                cause = f"words of more than {tokenizer.model.max_input_chars_per_word} characters"
+            found[cause] += 1
     return found
 
 
