@@ -21,11 +21,10 @@ from discern.convert.export import Exported, export
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import CheckpointError, ConfigError, DataError, NumericsError
 from discern.interop.config_json import ENCODER_KEYS, MARK
-from discern.interop.names import CONFIG_NAME
 from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from discern.objectives.base import Objective
 from discern.progress import Silent
-from discern.storage.checksums import CHECKSUMS_NAME
+from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.training import checkpoint
 from discern.training.pretrain_config import load_pretrain_config
 from tests.interop.small_tokenizers import HARD, KINDS
@@ -313,12 +312,17 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_language_of_the_text_goes_on_into_the_card_and_to_what_is_fine_tuned(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     record = tmp_path / "run" / "run.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"language": "zh"}))
+    text = json.dumps(json.loads(record.read_text()) | {"language": "zh", "text_license": "CC0"})
+    write_recorded(tmp_path / "run", {"run.json": text})
     exported(tmp_path / "run", tmp_path / "out")
-    front_matter = (tmp_path / "out" / "README.md").read_text().split("---")[1]
-    assert "\nlanguage: zh\n" in front_matter
-    for folder in ("run", "out"):
-        assert open_model(tmp_path / folder, warn=pytest.fail).encoder.language == "zh"
+    exported(tmp_path / "out", tmp_path / "again")
+    for folder in ("out", "again"):
+        card = (tmp_path / folder / "README.md").read_text()
+        assert "\nlanguage: zh\n" in card.split("---")[1]
+        assert "| License of the text | CC0 |" in card.partition("## Original model card")[0]
+    for folder in ("run", "out", "again"):
+        encoder = open_model(tmp_path / folder, warn=pytest.fail).encoder
+        assert (encoder.language, encoder.text_license) == ("zh", "CC0")
 
 
 def test_an_export_of_an_export_keeps_nothing_that_names_code(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

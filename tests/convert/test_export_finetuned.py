@@ -177,13 +177,18 @@ def test_what_the_folder_holds(folders: Path, tmp_path: Path) -> None:
         "| `accuracy` | 0.5000 |",
         "Measured on dev (321 examples), over 2 seeds (0, 1).",
         "The weights are those of seed 0: 0.5000.",
-        "Fine-tuned on 1,234 examples.",
+        "Fine-tuned on 1,234 examples: 60 steps, which are 26.6 passes; the weights are those of step 40.",
+        "\nlanguage: de\n",
+        "License of the text that the model was pre-trained on: CC0.",
         "| `optimizer.learning_rate` | 0.0003 |",
         "AutoModelForSequenceClassification",
     ):
         assert line in card, line
     assert "/home/" not in card
+    assert "epochs" not in card, "a setting that the minimum number of steps overrides"
     assert str(folders) not in card
+    again = open_model(done.folder, warn=pytest.fail)
+    assert (again.language, again.text_license) == ("de", "CC0")
     named = exported(folders / "several", tmp_path / "named", task="sst2")
     assert named.seed == 1
     assert "| Task | sst2 |" in (named.folder / "README.md").read_text()

@@ -29,7 +29,10 @@ def test_small_and_whole(model: Path) -> None:
     files = {str(path.relative_to(model)): path.stat().st_size for path in model.rglob("*") if path.is_file()}
     assert files.keys() >= set(FILES)
     assert sum(files.values()) < LARGEST.get(model.name, 12e6)
-    assert "\nlicense:\n" not in (model / "README.md").read_text(encoding="utf-8"), "the license is to be filled in"
+    card, opened = (model / "README.md").read_text(encoding="utf-8"), open_model(model, warn=pytest.fail)
+    assert "\nlicense:\n" not in card, "the license is to be filled in"
+    assert f"\nlanguage: {opened.language}\n" in card, "what is fine-tuned from it says the same"
+    assert f"| License of the text | {opened.text_license} |" in card
 
 
 def test_it_can_be_measured_and_judges(model: Path) -> None:
@@ -46,6 +49,9 @@ def test_it_can_be_measured_and_judges(model: Path) -> None:
 def test_transformers_loads_it(model: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
+    for part in (path.parent for path in model.glob("*/config.json")):
+        tokenizer = AutoTokenizer.from_pretrained(part, local_files_only=True)
+        assert tokenizer(TEXT)["input_ids"] == load_tokenizer(model).encode(TEXT).ids
     encoder, info = AutoModel.from_pretrained(model, local_files_only=True, output_loading_info=True)
     assert not info["missing_keys"]
     inputs = AutoTokenizer.from_pretrained(model, local_files_only=True)(TEXT, return_tensors="pt")

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from discern.artifacts.encoder import encoder_of_preset, loaded_encoder
-from discern.artifacts.finetuned import make_record, seed_folder, write_weights
-from discern.data.tokenizer import vocab_size
+from discern.artifacts.finetuned import make_record, seed_folder, write_json, write_weights
+from discern.data.tokenizer import fingerprint, vocab_size
 from discern.finetune.user_files import Columns, UserFileSource
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import ModelConfig, build_config
+from discern.storage.checksums import write_recorded
 from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Source, Task
@@ -91,7 +92,11 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
         tasks[name] = family(name, config, each.metrics, each.labels)
         sources[name] = UserFileSource(each.columns) if each.columns else registry.load(name).source
     files = {name: {"train": f"{name}.csv"} for name in tasks}
-    (folder / "finetuned.json").write_text(json.dumps(make_record(loaded, tasks, files, sources)))
+    record = make_record(loaded, tasks, files, sources)
+    for entry in record["tasks"].values():
+        entry["digests"] = {}
+    record |= {"debug": False, "tokenizer_fingerprint": fingerprint(tokenizer), "language": "de", "text_license": "CC0"}
+    write_recorded(folder, {"finetuned.json": json.dumps(record), "tokenizer.json": path.read_text(), "config.toml": "[train]\n"})
     objective = supervised(loaded.encoder, tasks)
     scores = []
     for seed in range(seeds):
@@ -100,8 +105,9 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
         seed_folder(folder, seed).mkdir()
         write_weights(seed_folder(folder, seed), objective)
         scores.append(0.5 + seed / 10)
-        judged = {"tasks": {name: {each.metrics[0]: scores[-1]} for name, each in made.items()}}
-        (seed_folder(folder, seed) / "scores.json").write_text(json.dumps(judged))
+        judged: dict[str, Any] = {"tasks": {name: {each.metrics[0]: scores[-1]} for name, each in made.items()}}
+        judged |= {"steps": 60, "epochs": 26.6, "kept_step": 40, "seconds": 1.0, "padding_fraction": 0.25}
+        write_json(seed_folder(folder, seed) / "scores.json", judged)
     entries = {
         name: {
             "task": name,
@@ -122,6 +128,13 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
     }
     several = {"task": "+".join(entries), "tasks": entries} if len(entries) > 1 else {}
     results = {**next(iter(entries.values())), **several, "best_seed": seeds - 1, "seeds": list(range(seeds))}
-    settings = {"optimizer.learning_rate": 3e-4, "train.max_steps": 60, "files.train": "/home/somebody/train.csv"}
-    (folder / "results.json").write_text(json.dumps({**results, "settings": settings}))
+    settings: dict[str, Any] = {"optimizer.learning_rate": 3e-4, "train.max_steps": 60, "files.train": "/home/somebody/train.csv"}
+    settings |= {
+        "finetune.recipe": "electra",
+        "finetune.epochs": 3.0,
+        "train.sequences_per_step": 4,
+        "optimizer.layer_decay": 0.8,
+    }
+    results |= {"model": loaded.description, "seconds": 1.0, "discern": "0.1.0", "settings": settings}
+    write_json(folder / "results.json", results)
     return folder

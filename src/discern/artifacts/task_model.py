@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from discern import __version__
+from discern.artifacts.model_folder import TEXT_LICENSE
 from discern.data.tokenizer import fingerprint, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from discern.interop.config_json import detector_label, read_mark
@@ -82,7 +83,7 @@ class TaskModel:
     @property
     def frame(self) -> FrameName:
         """Input framing of its texts."""
-        return frame_of(self.record)
+        return self.record["frame"]
 
     @property
     def text(self) -> TextEncoder:
@@ -108,12 +109,6 @@ class TaskModel:
         return tasks[name]
 
 
-def frame_of(record: Mapping[str, Any]) -> FrameName:
-    """Input framing ('cls-first' or 'cls-last'); 'cls-first' if the record does not name one."""
-    frame: FrameName = record.get("frame", "cls-first")
-    return frame
-
-
 def task_of(name: str, record: dict[str, Any]) -> Task[Any]:
     """Build the task that a record describes.
 
@@ -123,7 +118,7 @@ def task_of(name: str, record: dict[str, Any]) -> Task[Any]:
     family = _family(name, record["family"])
     known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record["labels"].items()}
     labels = Labels(**known)
-    config = family.Config.model_validate({**family.Config.earlier_defaults, **record["config"]})
+    config = family.Config.model_validate(record["config"])
     task: Task[Any] = family(name, config, tuple(record["metrics"]), labels)
     return task
 
@@ -179,7 +174,7 @@ def task_mark(loaded: TaskModel, task: str) -> dict[str, Any]:
         "seed": loaded.seed,
         "tokenizer_fingerprint": fingerprint(loaded.tokenizer),
         _RECORD: {"format": FORMAT, "frame": loaded.frame, "tasks": {task: of_task}},
-    }
+    } | {name: record[name] for name in ("language", TEXT_LICENSE) if name in record}
 
 
 def head_kind(config: Mapping[str, Any]) -> str | None:

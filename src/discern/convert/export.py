@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from discern import __version__
 from discern.artifacts.dense_head import DenseHead
 from discern.artifacts.export_folder import CARD_NAME, SETTINGS_NAME, check_target, publish
-from discern.artifacts.huggingface import weights_outside_networks
+from discern.artifacts.huggingface import HuggingFaceFolder, weights_outside_networks
 from discern.artifacts.model_folder import TEXT_LICENSE
 from discern.artifacts.run import RunFolder, load_run
 from discern.artifacts.run_record import is_run
@@ -43,6 +43,7 @@ from discern.objectives.base import Vocabulary
 from discern.progress import Progress
 from discern.storage.files import write_file
 from discern.storage.records import read_text, understood
+from discern.tasks.readers.files import whole_text
 
 _COPY = "copy the file again from where the export came from, or remove it; the new export is then written without it"
 
@@ -249,6 +250,7 @@ def _from_export(
     # The settings of an import were made for all of its networks; those of a run apply to each.
     keeps = ("objective" in mark or names == present) and "networks" in root.config[MARK]
     settings = read_text(source / SETTINGS_NAME, hint=_COPY).encode() if keeps and (source / SETTINGS_NAME).is_file() else None
+    opened = HuggingFaceFolder(source)
     facts = ImportedFacts(
         title=title,
         origin=_origin(mark, names[0]),
@@ -257,7 +259,9 @@ def _from_export(
         tokenizer=tokenizer_kind(tokenizer),
         max_length=length,
         step=mark.get("step"),
-        source_card=read_text(source / CARD_NAME, hint=_COPY) if (source / CARD_NAME).is_file() else "",
+        language=opened.language,
+        text_license=opened.text_license,
+        source_card=whole_text(source / CARD_NAME) if (source / CARD_NAME).is_file() else "",
     )
     family = family_in(source)
     files = tokenizer_files(tokenizer, length, family.frame, has_segments=family.has_segments)

@@ -50,8 +50,9 @@ from discern.tasks.frames import FrameName
 from discern.tasks.prediction_input import known_definition
 from discern.tasks.tagging import TaggingHead
 
-# The settings that the card shows: those that determine the weights.
+# The settings that the card shows: those that determine the weights. Their length is in the scores, as it was.
 _RECIPE = ("finetune.", "task.", "tasks.", "optimizer.")
+_LENGTH = {"finetune.epochs", "finetune.min_steps"}
 _TRAINING = {"train.max_steps", "train.sequences_per_step", "train.precision"}
 _KINDS: dict[str, Kind] = {"tags": "tagging", "spans": "span", "vectors": "vectors"}
 _PROBLEMS: dict[str, Problem] = {"multi": "multi", "number": "regression"}
@@ -205,7 +206,11 @@ def _facts(loaded: TaskModel, task: Task[Any], model: HuggingFaceModel, head: He
     settings = {
         key: value
         for key, value in results.get("settings", {}).items()
-        if (key.startswith(_RECIPE) and (not key.startswith("tasks.") or key.startswith(f"tasks.{task.name}.")))
+        if (
+            key.startswith(_RECIPE)
+            and key not in _LENGTH
+            and (not key.startswith("tasks.") or key.startswith(f"tasks.{task.name}."))
+        )
         or key in _TRAINING
     }
     definition = known_definition(task)
@@ -223,6 +228,7 @@ def _facts(loaded: TaskModel, task: Task[Any], model: HuggingFaceModel, head: He
         results=own,
         seeds=results.get("seeds", [loaded.seed]),
         of_seed=(scores.get("tasks", {}).get(task.name) or {}).get(own.get("metric")),
+        training=scores,
         settings=settings,
         versions=({"discern": record["discern"]} if "discern" in record else {}) | record.get("versions", {}),
         language=record.get("language"),

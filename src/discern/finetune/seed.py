@@ -25,7 +25,7 @@ from discern.finetune.task_files import TaskData
 from discern.models.base import Encoder
 from discern.models.dropout import Dropout
 from discern.progress import Progress, warning_to
-from discern.storage.checksums import forget_checksums
+from discern.storage.checksums import remove_recorded
 from discern.storage.records import read_object
 from discern.tasks.features import TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import SupervisedObjective, refuse_non_finite, supervised
@@ -87,10 +87,11 @@ def run_seed(plan: FinetunePlan, seed: int, ranks: Ranks, progress: Progress, st
     while True:
         place = folder / f"retry-{len(failed)}" if failed else folder
         trained = train_network(plan, attempt_seed(seed, len(failed)), place, f"seed {seed}", ranks, progress, stop)
+        kept_step = trained.state.step
         if plan.config.finetune.keep == "best" and trained.diverged is None:
-            _take_best(place, trained, progress)
+            kept_step = _take_best(place, trained, progress)
             ranks.barrier()  # rank 0 removes the best weights at the end
-        found = _evaluate(plan, trained, folder, progress, writes=ranks.writes)
+        found = {"kept_step": kept_step} | _evaluate(plan, trained, folder, progress, writes=ranks.writes)
         reason = found.get("failure") or "; ".join(found.get("failures", {}).values())
         if not reason or len(failed) >= plan.config.finetune.retries:
             break
@@ -207,11 +208,14 @@ def _early_stopping(plan: FinetunePlan) -> EarlyStopping:
     return EarlyStopping(metric, finetuning.patience, finetuning.keep == "best", loss if selects else None)
 
 
-def _take_best(folder: Path, trained: TrainedNetwork, progress: Progress) -> None:
+def _take_best(folder: Path, trained: TrainedNetwork, progress: Progress) -> int:
+    """Take the best weights, and return their step."""
     contents = checkpoint.load_newest(folder / "best", progress.note) if (folder / "best").is_dir() else None
-    if contents is not None:
-        checkpoint.load_model_tensors(trained.objective, contents.weights, str(folder))
-        progress.note(f"kept the weights of step {contents.step:,} of {trained.state.step:,}")
+    if contents is None:
+        return trained.state.step
+    checkpoint.load_model_tensors(trained.objective, contents.weights, str(folder))
+    progress.note(f"kept the weights of step {contents.step:,} of {trained.state.step:,}")
+    return contents.step
 
 
 def _evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, progress: Progress, *, writes: bool) -> dict[str, Any]:
@@ -219,8 +223,10 @@ def _evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, progres
 
     Writes predictions, mistakes and weights. Weights may overflow in the last update, which only the outputs show.
     """
+    rows = sum(len(data.train.features) for data in plan.data.values())
     scores: dict[str, Any] = {
         "steps": trained.state.step,
+        "epochs": round(trained.state.step * plan.config.train.sequences_per_step / rows, 2),
         "seconds": round(trained.state.seconds, 3),
         "tokens": trained.state.tokens,
         "padding_fraction": trained.padding,
@@ -237,9 +243,7 @@ def _evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, progres
         write_weights(folder, trained.objective)
     elif writes:
         # Files of an earlier attempt, or of the splits before the one whose outputs were not finite.
-        forget_checksums(folder, [MODEL_FILE])
-        for path in (*folder.glob("predictions-*.jsonl"), *folder.glob("mistakes-*.jsonl"), folder / MODEL_FILE):
-            path.unlink(missing_ok=True)
+        remove_recorded([*folder.glob("predictions-*.jsonl"), *folder.glob("mistakes-*.jsonl"), folder / MODEL_FILE])
     return scores
 
 

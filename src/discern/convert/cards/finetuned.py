@@ -40,6 +40,7 @@ class TaskFacts:
         results: results of the task, as in results.json; empty if there are none.
         seeds: all seeds of the fine-tuning.
         of_seed: the main metric of this seed.
+        training: `steps`, `epochs` and `kept_step` of this seed, as in scores.json; empty if there is none.
         settings: settings of the fine-tuning, by dotted key.
         versions: versions of discern and the libraries.
         language: language code of the text that the model was pre-trained on.
@@ -58,6 +59,7 @@ class TaskFacts:
     results: Mapping[str, Any] = field(default_factory=dict)
     seeds: Sequence[int] = ()
     of_seed: float | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     language: str | None = None

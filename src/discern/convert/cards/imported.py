@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from discern.convert.cards.markdown import render
-from discern.convert.cards.model import gives_energies, other_networks, sizes_of
+from discern.convert.cards.model import gives_energies, language_code, other_networks, sizes_of
 from discern.interop.huggingface import HuggingFaceModel
 
 
@@ -28,6 +28,8 @@ class ImportedFacts:
         left_out: names of the parts of the source that were not imported.
         remarks: notes for the reader, as sentences without a full stop.
         source_card: README.md of the source; empty if there is none.
+        language: language code of the text that it was trained on.
+        text_license: license of that text.
     """
 
     title: str
@@ -41,6 +43,8 @@ class ImportedFacts:
     left_out: Sequence[str] = ()
     remarks: Sequence[str] = ()
     source_card: str = ""
+    language: str | None = None
+    text_license: str | None = None
 
 
 def imported_card(facts: ImportedFacts) -> str:
@@ -54,6 +58,7 @@ def imported_card(facts: ImportedFacts) -> str:
         architecture=root.config["architectures"][0],
         vocab_size=root.config["vocab_size"],
         energies=gives_energies(root),
+        language=language_code(facts.language),
         origin=Markup(facts.origin),
         sizes=sizes_of(root.config),
         others=other_networks({other: model for other, model in facts.models.items() if other != name}),
