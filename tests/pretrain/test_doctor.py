@@ -32,6 +32,7 @@ def test_a_run_is_examined_with_text_of_its_data_set(tmp_path: Path) -> None:
     assert {finding.name for finding in found.findings} == {
         "replaced_fraction",
         "discriminator_recall",
+        "discriminator_auc",
         "generator_loss_share",
         "discriminator_loss_share",
         "embedding_gradient_cosine",
@@ -115,6 +116,12 @@ def test_a_run_that_has_hardly_begun_is_not_judged_as_if_it_were_finished(
     said = capsys.readouterr().out
     assert "at step 209 of 22,000" in said
     assert "it is too early to tell" in said.splitlines()[0]
+    limits = ["train.max_steps=22000", "train.max_hours=0.01", "objective.name=mlm"]
+    make_run(tmp_path / "timed", overrides=limits, step=209, metrics=[{"step": 209, "seconds": 36.1}])
+    prepared(tmp_path / "data2", tmp_path / "timed" / "tokenizer.json")
+    found = look(tmp_path / "timed")
+    assert found.subject.endswith("at step 209, when its time was used")
+    assert not any(finding.cause.startswith("too early") for finding in found.findings)
 
 
 def test_a_cuda_build_without_a_gpu_is_told_how_to_become_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ FOUND = Detection("The <b>chef</b>", ["the", "chef"], [(0, 3), (7, 11)], [0.25, 
     ("overrides", "line", "shown"),
     [
         ([], RTD, ["replaced token detection", "Generator", "Discriminator AUC", "0.7000"]),
+        (["train.max_hours=0.001"], RTD | {"seconds": 3.7}, [", when its time was used"]),
         (["objective.name=mlm"], MLM, ["masked language modeling", "Encoder", "Accuracy of word prediction"]),
     ],
 )

@@ -82,12 +82,14 @@ def test_a_run_says_where_it_is_and_how_long_it_takes(run: Path) -> None:
 
 
 def test_a_run_with_one_record_can_be_finished(tmp_path: Path) -> None:
-    for name, more in (("run", ()), ("timed", ("train.max_hours=10",))):
+    timed = {"run": [], "timed": ["train.max_hours=10"], "time used": ["train.max_hours=0.0001", "train.max_steps=5"]}
+    for name, more in timed.items():
         make_run(tmp_path / name, metrics=[line(4)], overrides=["train.max_steps=4", *more])
         watched = WatchedRun(tmp_path / name)
         watched.read()
         state = watched.state(time.time())
         assert (state["condition"], state["seconds_left"], state["progress"]) == ("finished", 0, 1)
+        assert state["time_used"] is (name == "time used")
 
 
 def test_numbers_of_others_do_not_break_the_page(run: Path) -> None:

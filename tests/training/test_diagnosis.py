@@ -314,6 +314,7 @@ def test_it_is_too_early_to_tell_before_a_run_has_settled() -> None:
     assert diagnosable_from(warmup_steps=10_000, max_steps=1_000_000) == 10_000
     assert diagnosable_from(warmup_steps=5, max_steps=100) == 10
     (recall,) = diagnose_metrics({"discriminator_recall": 0.0}, RTD)
+    assert diagnosable_from(warmup_steps=10_000, max_steps=231) == 231  # ended by its time budget
     early = too_early(recall, 209, 1000)
     assert (early.verdict, early.knob, early.value) == ("unknown", "", 0.0)
     assert early.cause == "too early to tell at step 209; wait until step 1,000"

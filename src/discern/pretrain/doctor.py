@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from discern.training.diagnosis import (
 )
 from discern.training.evaluation import EVALUATION_SEED, evaluate
 from discern.training.expectations import Expectations, expectations
-from discern.training.health import diagnosable_from, first_judged, too_early
+from discern.training.health import diagnosable_from, first_judged, steps_of_run, too_early
 from discern.training.metrics_log import is_number, read_metrics
 from discern.training.parallel import Ranks, choose_device
 from discern.training.products import fastest_product
@@ -81,15 +81,24 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     findings = diagnose_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
     findings.append(_drift(run))
     ranks = Ranks(0, 1, choose_device(device))
-    findings += _waiting(folder, run, ranks.device)
+    records = read_metrics(folder)
+    findings += _waiting(records, run, ranks.device)
     steps = run.config.train.max_steps
-    subject = f"{folder} at step {run.step:,} of {steps:,}"
+    ended_at = steps_of_run(run.config.train, records[-1] if records else {})
+    ended = ", when its time was used" if run.step == ended_at < steps else f" of {steps:,}"
+    subject = f"{folder} at step {run.step:,}{ended}"
     facts: dict[str, Any] = {"run": str(folder), "step": run.step, "max_steps": steps, "objective": run.config.objective.name}
+    settled = diagnosable_from(run.config.optimizer.warmup_steps, ended_at)
+
+    def judged(finding: Finding, expected: Expectations) -> Finding:
+        """The finding, without its verdict if it is too early in the run to tell."""
+        return too_early(finding, run.step, first_judged(finding, expected, settled))
+
     try:
         stream, facts["text"] = _text(run, warn)
     except DataError as problem:
         warn(f"its data set cannot be read, so only the weights were examined: {problem.message}")
-        return Diagnosis(subject, facts, [_with_progress(each, run, Expectations()) for each in findings])
+        return Diagnosis(subject, facts, [judged(each, Expectations()) for each in findings])
     objective = run.objective.to(ranks.device)
     rows = min(sequences, stream.num_rows)
     progress.start("examining", rows, "rows")
@@ -100,12 +109,12 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
     facts["figures"] = metrics
     expected = expectations(objective, steps, flatten(run.config))
     found = diagnose_metrics(metrics, expected) + _gradients(run, stream, ranks, expected) + findings
-    return Diagnosis(subject, facts, [_with_progress(each, run, expected) for each in found])
+    return Diagnosis(subject, facts, [judged(each, expected) for each in found])
 
 
-def _waiting(folder: Path, run: RunFolder, device: torch.device) -> list[Finding]:
+def _waiting(records: Sequence[Mapping[str, Any]], run: RunFolder, device: torch.device) -> list[Finding]:
     """What the run was waiting for when it last wrote a record and, on a GPU like its own, how fast it was."""
-    record: dict[str, Any] = next((each for each in reversed(read_metrics(folder)) if "data_share" in each), {})
+    record = next((each for each in reversed(records) if "data_share" in each), {})
     computed = run.record.get("arithmetic", {})
     numbers = [float(record[key]) for key in ("flops", "tokens", "tokens_per_second") if is_number(record.get(key))]
     if device.type != "cuda" or computed.get("device") != "cuda" or len(numbers) < 3 or 0.0 in numbers:
@@ -113,12 +122,6 @@ def _waiting(folder: Path, run: RunFolder, device: torch.device) -> list[Finding
     flops, tokens, speed = numbers
     peak = fastest_product(device, computed.get("precision", "float32")) * computed.get("processes", 1)
     return diagnose_waiting(record, flops / tokens * speed / peak)
-
-
-def _with_progress(finding: Finding, run: RunFolder, expected: Expectations) -> Finding:
-    """The finding, without its verdict if it is too early in the run to tell."""
-    settled = diagnosable_from(run.config.optimizer.warmup_steps, run.config.train.max_steps)
-    return too_early(finding, run.step, first_judged(finding, expected, settled))
 
 
 def _text(run: RunFolder, warn: Callable[[str], None]) -> tuple[RowStream, str]:

@@ -96,6 +96,8 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
         warning = average_warning(run.resolved.config.train, state.step)  # how many steps fit into the time was not known before
         if warning is not None:
             progress.note(f"warning: {warning}")
+        if is_complete(state, run.resolved.config) and state.step < run.resolved.config.train.max_steps:
+            progress.note(f"its time was used after {state.step:,} steps; to train longer, raise train.max_hours")
     last = last_phase(run.objective, run.resolved.config)
     if last is not None and state.step <= last[1] and not state.interrupted and ranks.writes:
         progress.note(

@@ -33,7 +33,7 @@ from discern.storage.guard import check_output
 from discern.storage.records import Record, read_record, understood
 from discern.training.diagnosis import Finding, diagnose_duplicates, diagnose_metrics, unusual_findings
 from discern.training.expectations import Expectations, expectations
-from discern.training.health import diagnosable_from, first_judged, too_early
+from discern.training.health import diagnosable_from, first_judged, steps_of_run, too_early
 from discern.training.metrics_log import (
     EXAMPLES_FILE,
     HELD_OUT,
@@ -134,7 +134,7 @@ def _verdict(run: Path, config: PretrainConfig, record: Mapping[str, Any], lines
     found = run_findings(config, record, lines, run_expectations(run, config, record))
     metrics = evaluated_metrics(lines, last_held_out(lines)[0])
     summary = f"{_trained(config, record, lines[-1])} {how_good(metrics, found)}".strip()
-    return [summary, *run_verdict(lines[-1]["step"], config.train.max_steps, metrics, found)]
+    return [summary, *run_verdict(lines[-1]["step"], steps_of_run(config.train, lines[-1]), metrics, found)]
 
 
 def _trained(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> str:
@@ -200,7 +200,7 @@ def run_findings(
     """
     evaluated, _ = last_held_out(lines)
     metrics = evaluated_metrics(lines, evaluated)
-    settled = diagnosable_from(config.optimizer.warmup_steps, config.train.max_steps)
+    settled = diagnosable_from(config.optimizer.warmup_steps, steps_of_run(config.train, lines[-1]))
     statistics = record.get("statistics", {})
     findings = diagnose_metrics(metrics, expected)
     findings += diagnose_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
@@ -283,12 +283,14 @@ def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str,
     unknown = statistics.get("unknown_fraction")
     versions = {"discern": record.get("discern", _UNKNOWN), **record.get("versions", {})}
     name, train = config.objective.name, config.train
+    steps = steps_of_run(train, last)
+    ended = ", when its time was used" if steps < train.max_steps else f" of {_number(steps)}"
     return [
         ("Objective", _OBJECTIVES.get(name, name)),
         *((network.capitalize(), _size(size)) for network, size in sizes.items()),
         ("Parameters (shared ones counted once)", _number(sum(parameter.numel() for parameter in objective.parameters()))),
         ("Vocabulary", f"{_number(record['vocab_size'])} tokens"),
-        ("Steps", f"{_number(last['step'])} of {_number(train.max_steps)}"),
+        ("Steps", f"{_number(last['step'])}{ended}"),
         ("Rows per step", _rows_per_step(config)),
         ("Tokens read, including repetitions", _number(last.get("tokens"))),
         ("Time in training", _duration(last.get("seconds"))),

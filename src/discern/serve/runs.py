@@ -20,6 +20,7 @@ from discern.report.curves import last_held_out
 from discern.report.run_page import run_expectations, run_findings
 from discern.serve.names import short_names
 from discern.training.expectations import Expectations
+from discern.training.health import steps_of_run
 from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, is_number, metrics_record
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 
@@ -110,10 +111,11 @@ class WatchedRun:
         train = None if self._config is None else self._config.train
         steps = None if train is None or train.max_hours is not None else train.max_steps
         left = None
-        if train is not None and step >= train.max_steps:
+        whole = None if train is None else steps_of_run(train, last)
+        if whole is not None and step >= whole:
             left = 0.0
         elif train is not None and train.max_hours is not None and is_number(last.get("seconds")):
-            left = max(0.0, train.max_hours * 3600 - last["seconds"])
+            left = train.max_hours * 3600 - last["seconds"]
         elif steps is not None and speed:
             left = (steps - step) / speed
         changed = self._metrics.changed_at
@@ -132,6 +134,7 @@ class WatchedRun:
             "max_steps": steps,
             "progress": self._progress(last, left),
             "seconds": _number(last, "seconds"),
+            "time_used": train is not None and whole != train.max_steps,
             "seconds_left": None if condition in ("gone", "silent") else left,
             "tokens_per_second": _number(last, "tokens_per_second"),
             "silent_seconds": silent,

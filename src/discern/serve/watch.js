@@ -107,7 +107,7 @@
       const waiting = Object.entries(run.waiting).map(([key, share]) => `${(100 * share).toFixed(1)}% for ${key === "data_share" ? "data" : "the host"}`);
       return element("section", { class: "card run" }, head, ...done, element("dl", { class: "facts" },
         fact("Step", `${grouped(run.step)}${run.max_steps ? ` of ${grouped(run.max_steps)}` : ""}`),
-        fact("Remaining", run.condition === "finished" ? "done" : duration(run.seconds_left)),
+        fact("Remaining", run.condition === "finished" ? (run.time_used ? "its time is used" : "done") : duration(run.seconds_left)),
         fact("Speed", run.tokens_per_second ? `${grouped(run.tokens_per_second)} tokens/s` : "–"),
         fact("In training", duration(run.seconds)),
         fact("Newest checkpoint", run.checkpoint === null ? "none yet" : `step ${grouped(run.checkpoint)}`),

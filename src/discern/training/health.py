@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from discern.training.config import TrainConfig
 from discern.training.diagnosis import (
     USUAL_WEIGHTS,
     Finding,
@@ -13,6 +15,7 @@ from discern.training.diagnosis import (
     discriminator_share,
 )
 from discern.training.expectations import Expectations
+from discern.training.metrics_log import is_number
 
 _OF_PROGRESS = ("replaced_fraction", "discriminator_recall", "discriminator_auc", "embedding_norm_drift")
 _OF_PROGRESS_ENDINGS = ("_gain", "_loss_share")
@@ -20,9 +23,20 @@ _OF_PROGRESS_ENDINGS = ("_gain", "_loss_share")
 _EARLY_STEPS = 1000
 
 
+def steps_of_run(train: TrainConfig, last: Mapping[str, Any]) -> int:
+    """Number of steps of a complete run: `train.max_steps`, or those of a run that has used its `train.max_hours` before.
+
+    Args:
+        last: last record of its metrics log, if there is one.
+    """
+    ended = train.max_hours is not None and is_number(last.get("seconds")) and last["seconds"] >= 3600 * train.max_hours
+    return int(last["step"]) if ended else train.max_steps
+
+
 def diagnosable_from(warmup_steps: int, max_steps: int) -> int:
     """Step from which metrics that depend on the progress of a run can be diagnosed, counted from the start of learning."""
-    return max(warmup_steps, min(max_steps // 10, _EARLY_STEPS))
+    # Under train.max_hours, a run may end within the steps of its warm-up, which is then shorter.
+    return min(max_steps, max(warmup_steps, min(max_steps // 10, _EARLY_STEPS)))
 
 
 def too_early(finding: Finding, step: int, settled: int) -> Finding:
