@@ -38,7 +38,7 @@ TEXT_NAMES = (
     "question2 text2"
 ).split()
 """Usual names of text columns, likeliest first."""
-_SAMPLE_RECORDS = 20
+_SAMPLE_RECORDS = 100
 _FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
 _IDEOGRAPHS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
@@ -188,13 +188,21 @@ def _recognize(name: str, head: bytes) -> FileSource:
 
 
 def record_texts(
-    records: Iterator[tuple[str, Mapping[str, Any]]], field: str | None, name: str, problems: ProblemLog
+    records: Iterator[tuple[str, Mapping[str, Any]]],
+    field: str | None,
+    name: str,
+    problems: ProblemLog,
+    *,
+    kind: str = "records",
+    required: bool = True,
 ) -> Iterator[Lines]:
     """The text of each record, one at a time.
 
     Args:
         records: records, each with its place for messages.
         field: name of the field; if None, it is chosen by the names and the texts of the first records.
+        kind: what they are, for notes. The choice in tables is always noted.
+        required: whether to raise an error if no field looks like text, instead of leaving the file out.
 
     Raises:
         ConfigError: there is no such field, or it is not clear which one holds the text.
@@ -206,17 +214,20 @@ def record_texts(
     if not names:
         return
     rows = [[text if isinstance(text := record.get(key), str) else "" for key in names] for _, record in sample]
-    place = text_column(names, rows, field, name)
-    assert place is not None
-    if names[place] not in ("text", field):
-        problems.note(f"records: the text is read from '{names[place]}'")
+    place = text_column(names, rows, field, name, required=required)
+    if place is None:
+        problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", name)
+        return
+    chosen = names.pop(place)
+    if names and (kind == "tables" or chosen not in ("text", field)):
+        problems.note(f"{kind}: the text is read from the column '{chosen}'; ignored: {', '.join(names)}")
     for where, record in chain(sample, records):
-        yield from text_of(record.get(names[place]), names[place], where, problems)
+        yield from text_of(record.get(chosen), chosen, where, problems)
 
 
 def text_of(text: Any, field: str, where: str, problems: ProblemLog) -> Iterator[Lines]:
     """The text of one record, if it has some."""
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not text.strip():
         problems.add(f"record skipped, as it has no text in '{field}'", where)
         return
     if not text.isascii():

@@ -10,10 +10,10 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, dropwhile, islice
+from itertools import chain, dropwhile
 from typing import final
 
-from discern.data.sources.base import TEXT_NAMES, FileSource, ReadContext, ending, is_number, text_column
+from discern.data.sources.base import TEXT_NAMES, FileSource, ReadContext, ending, is_number, record_texts
 from discern.data.sources.documents import Document, Lines
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import HeadStream
@@ -29,7 +29,6 @@ _ENDINGS = {"csv": DELIMITERS, "tsv": "\t", "tab": "\t"}
 _EXCEL = re.compile(r'\ufeff?"?sep=([^"\r\n]?)"?[\s,;|]*', re.IGNORECASE)
 NO_DELIMITER = "\x1f"
 """For a table with one column, where "great film, loved it" is one text."""
-_SAMPLE_ROWS = 100
 # In characters: longer than any text, and short enough for memory if an unclosed quotation mark takes in the rest of a file.
 _LONGEST_FIELD = 10_000_000
 
@@ -129,26 +128,18 @@ def table_records(
         DataError: a quotation mark is never closed.
     """
     columns, has_header, rows = table_rows(lines, name, dialect)
-    if not columns:
-        return
-    sample = list(islice(rows, _SAMPLE_ROWS))
-    fitting = [row for _, row in sample if len(row) == len(columns)]
-    chosen = text_column(columns, fitting, field, name, required=required)
-    if chosen is None:
-        problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", name)
-        return
-    if len(columns) > 1:
-        others = ", ".join(column for place, column in enumerate(columns) if place != chosen)
-        problems.note(f"tables: the text is read from the column '{columns[chosen]}'; ignored: {others}")
-    elif has_header:  # a short first line of text looks like a name, so the user must be able to notice
+    if has_header and len(columns) == 1:  # a short first line of text looks like a name, so the user must be able to notice
         problems.note(f"tables: the first line, '{columns[0]}', is taken as the header")
-    for number, row in chain(sample, rows):
-        if len(row) != len(columns):
-            problems.add("row skipped, as its number of fields differs from the header", f"{name}: line {number:,}")
-        elif text := row[chosen].strip():
-            yield Lines(text.split("\n"), ends_record=True)
-        else:
-            problems.add(f"record skipped, as it has no text in '{columns[chosen]}'", f"{name}: line {number:,}")
+
+    def records() -> Iterator[tuple[str, dict[str, str]]]:
+        for number, row in rows:
+            where = f"{name}: line {number:,}"
+            if len(row) == len(columns):
+                yield where, dict(zip(columns, row, strict=True))
+            else:
+                problems.add("row skipped, as its number of fields differs from the header", where)
+
+    yield from record_texts(records(), field, name, problems, kind="tables", required=required)
 
 
 def table_rows(

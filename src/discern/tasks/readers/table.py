@@ -123,8 +123,8 @@ def open_table(path: Path, format: str | None = None) -> Table:
     excel = format is None and excel_delimiter(first[1]) is not None
     if found == "text" and not excel:
         # Every line is a row, so that rows and lines stay aligned: what needs a text refuses an empty one by its number.
-        begin = ((number, "") for number in range(1, first[0]))
-        rows = (Row(f"{name}:{number}", {"text": line}) for number, line in without_blank_end(itertools.chain(begin, lines)))
+        above = ((number, "") for number in range(1, first[0]))
+        rows = (Row(f"{name}:{number}", {"text": line}) for number, line in without_blank_end(itertools.chain(above, lines)))
         return Table(name, "text", ("text",), rows)
     return _delimited(lines, name, dialect_of([line for _, line in begin], "\t" if found == "tsv" else DELIMITERS))
 

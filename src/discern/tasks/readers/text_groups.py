@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from discern.data.sources.base import TEXT_NAMES
 from discern.data.sources.problems import ProblemLog
 from discern.errors import ConfigError, DataError
 from discern.tasks.examples import Reading, TextGroup
@@ -73,7 +74,8 @@ def group_columns(table: Table, named: GroupColumns) -> FoundColumns:
     positive = table.require(named.pair, "--pair") if named.pair and named.pair in table.columns else None
     if anchor is None or positive is None:
         known = next(((lowered[a], lowered[b]) for a, b in PAIR_NAMES if a in lowered and b in lowered), None)
-        alone = next((lowered[name] for name in _ALONE if name in lowered), None)
+        usual = [lowered[name] for name in TEXT_NAMES if name in lowered]
+        alone = next((lowered[name] for name in _ALONE if name in lowered), usual[0] if len(usual) == 1 else None)
         if known is not None and anchor is None and positive is None:
             anchor, positive = known
         elif positive is not None and named.text is None:
