@@ -15,6 +15,7 @@ from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.interop.huggingface import to_huggingface
 from discern.models.base import Network
+from discern.pretrain.doctor_files import accept_folder
 from discern.progress import Silent
 from tests.interop.small_tokenizers import KINDS
 from tests.parity.small_networks import VOCABULARY, build, sizes
@@ -103,6 +104,9 @@ def test_what_is_missing_from_a_copy_is_named(tmp_path: Path) -> None:
         assert open_model(folder, warn=pytest.fail).objective
     assert open_model(folder, warn=pytest.fail).networks(beside=False), "judging needs no generator"
     (folder / "discern.toml").unlink()
+    with pytest.raises(CheckpointError, match=r"discern\.toml is missing, which checksums\.json lists"):
+        assert open_model(folder, warn=pytest.fail).objective
+    accept_folder(folder, lambda change: None)
     with pytest.raises(ConfigError, match=r"lacks the settings that it was trained with \(discern\.toml\)"):
         assert open_model(folder, warn=pytest.fail).objective
 

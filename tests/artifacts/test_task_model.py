@@ -206,16 +206,6 @@ def test_a_head_beside_the_encoder(folders: Path, tmp_path: Path) -> None:
         open_model(tmp_path / "out", warn=pytest.fail).task_model()
 
 
-def test_a_head_of_an_earlier_version_compares_states_alone(tmp_path: Path) -> None:
-    made = replace(PAIR, settings={"pooling": "pair", "compare_words": False})
-    make_finetuned(tmp_path / "tuned", own=made)
-    expected = discern.load(tmp_path / "tuned").predict(PAIRS)
-    record = json.loads((tmp_path / "tuned" / "finetuned.json").read_text())
-    del record["tasks"]["own"]["config"]["compare_words"]
-    (tmp_path / "tuned" / "finetuned.json").write_text(json.dumps(record))
-    assert discern.load(tmp_path / "tuned").predict(PAIRS) == expected
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from discern.artifacts.opening import open_model
 from discern.convert.export import export
 from discern.errors import ConfigError, DataError
 from discern.finetune import seed as finetune_seed
@@ -64,26 +64,23 @@ def test_what_is_complete_is_not_taken_for_other_examples(request_: Finetuning) 
     write_csv(few.out.parent / "dev.csv", [*ROWS * 3, (ROWS[0][0], ROWS[1][1])])
     with pytest.raises(DataError, match=r"the files have changed since \(own: dev\)"):
         run(few)
-    # What an older version wrote says nothing of its examples.
-    del record["debug"], record["tasks"]["own"]["digests"]
-    (few.out / "finetuned.json").write_text(json.dumps(record))
-    assert run(few)["median"] == first["median"]
 
 
-@pytest.mark.parametrize("pooling", ["cls", "pair"])
-def test_the_weights_decide_the_pooling_that_a_record_leaves_to_the_size(request_: Finetuning, pooling: str) -> None:
-    """As versions did whose 'auto' went by other sizes."""
-    folder = request_.out.parent
-    pairs = write_csv(
-        folder / "pairs.csv", [(a, b, c) for (a, c), (b, _) in zip(ROWS * 4, ROWS[1:] * 6, strict=True)], ("a", "b", "c")
-    )
-    files = (f"files.train='{pairs}'", f"files.dev='{pairs}'", "files.text=a", "files.pair=b", "files.label=c")
-    run(replace(request_, overrides=(*files, "train.max_steps=1", f"task.pooling={pooling}"), baselines=False))
-    record = request_.out / "finetuned.json"
-    record.write_text(record.read_text().replace(f'"pooling": "{pooling}"', '"pooling": "auto"'))
-    assert '"pooling": "auto"' in record.read_text()
-    head = open_model(request_.out, warn=pytest.fail).task_model().objective.heads["own"]
-    assert head.pooling == pooling
+def test_a_seed_whose_weights_are_damaged_or_gone_is_not_called_complete(request_: Finetuning) -> None:
+    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
+    run(few)
+    weights = few.out / "seed-0" / "model.safetensors"
+    good = weights.read_bytes()
+    weights.write_bytes(good[:-1] + b"\x00")
+    with pytest.raises(DataError, match=r"seed-0/model\.safetensors is damaged or was edited"):
+        run(few)
+    weights.unlink()
+    with pytest.raises(DataError, match=r"seed-0/model\.safetensors is missing") as caught:
+        run(few)
+    assert f"remove {weights.parent}" in str(caught.value.hint)
+    shutil.rmtree(weights.parent)
+    run(few)
+    assert weights.read_bytes() == good
 
 
 def test_one_rank_looks_and_writes_and_the_others_go_by_it(request_: Finetuning) -> None:
@@ -168,9 +165,6 @@ def test_the_same_weights_with_another_tokenizer_or_other_heads_are_another_mode
             run(replace(few, seeds=2))
         (folder / name).write_text(text)
     assert (few.out / "tokenizer.json").read_bytes() == tokenizer
-    record = json.loads((few.out / "finetuned.json").read_text())
-    del record["tokenizer_fingerprint"]  # as earlier versions wrote it
-    (few.out / "finetuned.json").write_text(json.dumps(record))
     assert len(run(replace(few, seeds=2))["scores"]) == 2
 
 

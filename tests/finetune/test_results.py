@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from discern.artifacts.finetuned import SCORES_FILE, seed_folder
+from discern.artifacts.finetuned import SCORES_FILE, seed_folder, write_json
 from discern.finetune.results import spread, summarize
 from discern.finetune.seed import FinetunePlan
 from discern.progress import Silent
@@ -37,7 +36,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> FinetunePlan:
     tasks = [("rte", folder / "RTE"), ("qnli", folder / "QNLI")]
     best = ("finetune.keep=best", "train.evaluate_every_steps=5")
     for seed, scores in SCORES.items():
-        write(seed_folder(folder / "out", seed) / SCORES_FILE, json.dumps({"seconds": 1.5, **scores}))
+        seed_folder(folder / "out", seed).mkdir(parents=True)
+        write_json(seed_folder(folder / "out", seed) / SCORES_FILE, {"seconds": 1.5, "padding_fraction": 0.25, **scores})
     return prepare_finetuning(Finetuning(str(folder / "run"), folder / "out", tasks, overrides=best), Silent())
 
 

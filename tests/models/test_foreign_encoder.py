@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-DATA = Path(__file__).parents[1] / "fixtures" / "before_rooms" / "data"
+from tests.interop.small_tokenizers import small_tokenizer
+from tests.pretrain.test_evaluate import prepared
 
 # All that another package writes: settings, the module, its FLOPs; and one line in its entry points.
 PACKAGE = """
@@ -54,6 +55,13 @@ class WindowEncoder(Encoder):
 """
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    small_tokenizer("wordpiece, lower-cased").save(str(folder / "tokenizer.json"))
+    return prepared(folder / "data", folder / "tokenizer.json")
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A folder with the package, installed as far as entry points go."""
@@ -73,9 +81,9 @@ def discern(package: Path, *arguments: str | Path) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
 
 
-def test_it_is_trained_with_its_own_setting(package: Path, tmp_path: Path) -> None:
+def test_it_is_trained_with_its_own_setting(package: Path, data: Path, tmp_path: Path) -> None:
     chosen = "--preset", "tiny", "--set", "model.encoder=windows", "--set", "model.window=2"
-    run = "--data", DATA, "--out", tmp_path / "run", "--device", "cpu", "--json"
+    run = "--data", data, "--out", tmp_path / "run", "--device", "cpu", "--json"
     planned = discern(package, "pretrain", *chosen, *run, "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["flops"] > 0
@@ -98,9 +106,9 @@ def test_its_setting_is_checked_and_its_own(package: Path) -> None:
     assert "encoder 'windows' has it: --set model.encoder=windows" in other.stderr
 
 
-def test_it_has_no_form_in_transformers(package: Path, tmp_path: Path) -> None:
+def test_it_has_no_form_in_transformers(package: Path, data: Path, tmp_path: Path) -> None:
     chosen = "--preset", "tiny", "--set", "model.encoder=windows", "--set", "train.max_steps=1"
-    assert discern(package, "pretrain", *chosen, "--data", DATA, "--out", tmp_path / "run", "--device", "cpu").returncode == 0
+    assert discern(package, "pretrain", *chosen, "--data", data, "--out", tmp_path / "run", "--device", "cpu").returncode == 0
     exported = discern(package, "export", tmp_path / "run", "--out", tmp_path / "model")
     assert exported.returncode == 2
     assert "encoder 'windows' has no equivalent in transformers" in exported.stderr

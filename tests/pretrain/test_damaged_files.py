@@ -158,7 +158,6 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, "0")  # what a checksum notices is another test's
         make_run(root / "run")
-        (root / "run" / "token-counts.txt").write_text("3\n" * load_run(root / "run", warn=pytest.fail).vocabulary.size)
         export(root / "run", out=root / "export", all_networks=True, progress=Silent(), warn=pytest.fail)
         detector = load_detector(root / "export", pytest.fail)
         kept = {"format": 1, "threshold": 0.7, "wanted_precision": 0.9, "head_fingerprint": head_fingerprint(detector.network)}

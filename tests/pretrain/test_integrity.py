@@ -3,43 +3,61 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from discern.artifacts.finetuned import FinetunedFolder
+from discern.artifacts.finetuned import FinetunedFolder, write_json, write_lines
 from discern.artifacts.opening import open_model
 from discern.artifacts.run import load_run
 from discern.artifacts.run_record import read_record
 from discern.cli.doctor import doctor
 from discern.cli.main import main
+from discern.compare.results import Unit
 from discern.convert.export import export
+from discern.convert.export_finetuned import export_task
+from discern.data.dataset.manifest import SPLITS
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
+from discern.inference.calibration import chosen_threshold, head_fingerprint
 from discern.inference.detection import load_detector
 from discern.inference.model import load
 from discern.inference.scoring import load_scorer
+from discern.interop.sentence_transformers import read_pooling
 from discern.pretrain.doctor_files import Accepted, accept_folder, check_folder
 from discern.pretrain.resolved_run import fill_folder
 from discern.progress import Silent
-from discern.storage.checksums import CHECKSUMS_NAME, VARIABLE
+from discern.report.finetuned_page import report_finetuned
+from discern.report.run_page import report
+from discern.storage.checksums import CHECKSUMS_NAME, VARIABLE, write_recorded
 from discern.training import checkpoint
+from discern.training.metrics_log import read_metrics
+from discern.training.pretrain_config import read_written_config
 from tests.pretrain.test_evaluate import prepared
 from tests.small.finetuned import SINGLE, make_finetuned
 from tests.small.run import make_run
 
 
+def flipped(content: bytes, place: int) -> bytes:
+    """The content with one bit changed."""
+    changed = bytearray(content)
+    changed[max(place, -len(content))] ^= 0x01
+    return bytes(changed)
+
+
 def flip(path: Path, place: int = -100) -> None:
-    """Change one bit."""
-    content = bytearray(path.read_bytes())
-    content[max(place, -len(content))] ^= 0x40
-    path.write_bytes(content)
+    path.write_bytes(flipped(path.read_bytes(), place))
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +66,32 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(root / "run")
     export(root / "run", out=root / "export", all_networks=True, progress=Silent(), warn=pytest.fail)
     make_finetuned(root / "finetuned", own=SINGLE)
+    mistakes = [{"text": "the file", "gold": "good", "label": "bad", "badness": 0.75}] * 2
+    write_lines(root / "finetuned" / "seed-0" / "mistakes-own.jsonl", mistakes)
+    export_task(root / "finetuned", out=root / "task", progress=Silent())
     prepared(root / "data", root / "run" / "tokenizer.json")
     data = TokenData.open(root / "data")
     fill_folder(root / "run", load_run(root / "run", warn=pytest.fail).config, read_record(root / "run"), data)
+    network = load_detector(root / "run", pytest.fail).network
+    kept = {"format": 1, "threshold": 0.7, "wanted_precision": 0.9, "head_fingerprint": head_fingerprint(network)}
+    write_json(root / "run" / "detection.json", kept)
+    write_json(root / "run" / "evaluation.json", {"step": 20, "rows": 3})
+    (root / "unit").mkdir()
+    write_recorded(root / "unit", {"config.toml": (root / "run" / "config.toml").read_text()})
+    unit = Unit(cast(Any, SimpleNamespace(name="small")), 1, root / "unit", root / "unit")
+    numbers = dict.fromkeys(("steps", "seconds", "tokens"), 1)
+    unit.end(
+        {"equal": "tokens", "budget": 1.0, "data_fingerprint": "", "network": None, "statistics": {}, **numbers}
+        | {"held_out": {}, "curve": []}
+    )
+    write_json(root / "unit" / "own.json", {"format": 1, "asked": {}, "seeds": [0], "scores": [0.5], "failed_seeds": {}})
     return root
 
 
 @pytest.fixture
 def made(originals: Path, tmp_path: Path) -> Path:
     """Folders to damage."""
-    for name in ("run", "export", "finetuned", "data"):
+    for name in KINDS:
         shutil.copytree(originals / name, tmp_path / name)
     return tmp_path
 
@@ -68,17 +102,97 @@ def read_whole(folder: Path) -> None:
     _ = model.networks(), model.objective, model.max_length, model.tokenizer_fingerprints
 
 
-EXPORTED = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "discern.toml")
+@dataclass(frozen=True)
+class Kind:
+    """A kind of folder.
+
+    Attributes:
+        read: everything that commands read from it.
+        optional: files that need not exist, as results that are computed again.
+        unread: files that no command reads.
+    """
+
+    read: Callable[[Path], object]
+    optional: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
 
 
-@pytest.mark.parametrize("name", [*EXPORTED, "generator/model.safetensors", "generator/config.json"])
-def test_a_flipped_bit_in_an_export_is_refused(name: str, made: Path) -> None:
-    read_whole(made / "export")
-    path = made / "export" / name
-    flip(path)
-    with pytest.raises(DiscernError, match=rf"{path.name} is damaged or was edited") as caught:
-        read_whole(made / "export")
-    assert str(path) in caught.value.message
+def read_run(folder: Path) -> object:
+    run = load_run(folder, warn=lambda message: None)
+    page = report(folder, None, warn=lambda message: None).read_text()
+    threshold = chosen_threshold(folder, load_detector(folder, lambda message: None), None, pytest.fail)
+    return run.weights_fingerprint, run.record, run.config, run.tokenizer.to_str(), page, read_metrics(folder), threshold.value
+
+
+def read_export(folder: Path) -> object:
+    model = open_model(folder, warn=pytest.fail)
+    weights = [checkpoint.model_tensors(network.encoder) for network in model.networks().values()]
+    pooling = read_pooling(folder)
+    _ = model.objective
+    return [total(each) for each in weights], model.config, model.tokenizer.to_str(), model.max_length, pooling
+
+
+def read_finetuned(folder: Path) -> object:
+    model = FinetunedFolder(folder).task_model()
+    page = report_finetuned(folder, None).read_text()
+    return total(checkpoint.model_tensors(model.objective)), model.record, model.tokenizer.to_str(), page
+
+
+def read_task(folder: Path) -> object:
+    model = open_model(folder, warn=pytest.fail).task_model()
+    return total(checkpoint.model_tensors(model.objective)), model.record["tasks"], model.tokenizer.to_str(), read_pooling(folder)
+
+
+def read_data(folder: Path) -> object:
+    data = TokenData.open(folder)
+    splits = [data.split(name) for name in SPLITS]
+    tokens = [split.read(0, split.num_tokens).tolist() for split in splits]
+    words = [split.word_starts(0, split.num_tokens).tolist() for split in splits]
+    starts = [[*shard.document_starts, *shard.sentence_starts] for split in splits for shard in split.shards]
+    return data.manifest, data.tokenizer().to_str(), data.token_counts().tolist(), tokens, words, starts
+
+
+def read_unit(folder: Path) -> object:
+    unit = Unit(cast(Any, SimpleNamespace(name="small")), 1, folder, folder)
+    return unit.pretraining(), unit.scores(cast(Any, SimpleNamespace(name="own"))), read_written_config(folder / "config.toml")
+
+
+def total(tensors: Mapping[str, Tensor]) -> list[float]:
+    return [float(tensor.double().sum()) for tensor in tensors.values()]
+
+
+CARD = frozenset({"README.md"})
+KINDS = {
+    "run": Kind(read_run, frozenset({"metrics.jsonl", "evaluation.json", "detection.json"}), frozenset({"report.html"})),
+    "export": Kind(read_export, unread=CARD),
+    "finetuned": Kind(read_finetuned, frozenset({"mistakes-own.jsonl", "scores.json"}), frozenset({"report.html"})),
+    "task": Kind(read_task, unread=CARD | {"config_sentence_transformers.json"}),
+    "data": Kind(read_data),
+    "unit": Kind(read_unit, frozenset({"pretraining.json", "own.json"})),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_changed_byte_in_any_file_is_refused_or_has_no_effect(name: str, made: Path) -> None:
+    """The loss of a file that has to be there is refused as well; the message names it."""
+    kind, folder = KINDS[name], made / name
+    before = kind.read(folder)
+    assert not check_folder(folder, Silent()).problems if name != "unit" else True
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in kind.unread):
+        good = path.read_bytes()
+        for place in (*((len(good) * third // 3 for third in range(3)) if path.suffix != ".safetensors" else ()), -1, None):
+            if place is None and path.name in kind.optional:
+                continue
+            path.unlink() if place is None else path.write_bytes(flipped(good, place))
+            try:
+                found = kind.read(folder)
+            except DiscernError as problem:
+                assert path.name in problem.message, f"{path}, byte {place}"
+                assert problem.hint
+            else:  # a digest of checksums, which are compared themselves
+                assert found == before, f"{path}, byte {place}"
+                assert path == made / "export" / CHECKSUMS_NAME
+            path.write_bytes(good)
 
 
 def test_a_card_may_be_edited(made: Path) -> None:
@@ -87,46 +201,10 @@ def test_a_card_may_be_edited(made: Path) -> None:
     assert not check_folder(made / "export", Silent()).problems
 
 
-def test_an_export_without_checksums_loads(made: Path) -> None:
-    (made / "export" / CHECKSUMS_NAME).unlink()
-    flip(made / "export" / "model.safetensors")  # nobody could tell
-    read_whole(made / "export")
-
-
 def test_it_can_be_switched_off(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(made / "export" / "model.safetensors")
     monkeypatch.setenv(VARIABLE, "0")
     read_whole(made / "export")
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "token-counts.txt", "config.toml"])
-def test_a_flipped_bit_in_a_run_is_refused(name: str, made: Path) -> None:
-    path = made / "run" / name
-    flip(path, -2 if name == "token-counts.txt" else -100)
-    with pytest.raises(DiscernError, match=rf"{name} is damaged or was edited"):
-        load_detector(made / "run", pytest.fail)
-
-
-@pytest.mark.parametrize("name", ["seed-0/model.safetensors"])
-def test_a_flipped_bit_in_a_fine_tuning_is_refused(name: str, made: Path) -> None:
-    flip(made / "finetuned" / name)
-    with pytest.raises(DiscernError, match=r"seed-0/model\.safetensors is damaged or was edited"):
-        FinetunedFolder(made / "finetuned").task_model()
-
-
-@pytest.mark.parametrize("suffix", ["tokens", "documents", "sentences", "words"])
-def test_a_flipped_bit_in_a_shard_is_found_at_its_first_use(suffix: str, made: Path) -> None:
-    name = f"train-00000.{suffix}"
-    flip(made / "data" / name, 8)
-    shard = TokenData.open(made / "data").split("train").shards[0]
-    with pytest.raises(DataError, match=rf"{name} is damaged: its SHA-256 is"):
-        _ = (shard.tokens, shard.document_starts, shard.sentence_starts, shard.word_starts(0, 8))
-
-
-def test_flipped_counts_are_found(made: Path) -> None:
-    flip(made / "data" / "token-counts.int64", 8)
-    with pytest.raises(DataError, match=r"token-counts\.int64 is damaged"):
-        TokenData.open(made / "data").token_counts()
 
 
 def test_an_index_that_is_none_takes_no_memory_even_unverified(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +284,7 @@ def test_a_folder_without_checksums_gets_them(made: Path) -> None:
     for folder in (made / "export", made / "export" / "generator"):
         (folder / CHECKSUMS_NAME).unlink()
     found = check_folder(made / "export", Silent())
-    assert [each.state for each in found.files] == ["ok", "unknown"]
+    assert [(each.name, each.state) for each in found.problems][0] == ("checksums.json", "missing")
     told: list[Accepted] = []
     accept_folder(made / "export", told.append)
     assert {"model.safetensors", "config.json", "generator/model.safetensors"} <= {each.name for each in told}
@@ -216,7 +294,8 @@ def test_a_folder_without_checksums_gets_them(made: Path) -> None:
 
 
 def test_what_cannot_be_checked_or_accepted_is_told(made: Path) -> None:
-    with pytest.raises(ConfigError, match="is a data set"):
+    flip(made / "data" / "train-00000.tokens")
+    with pytest.raises(ConfigError, match=r"train-00000\.tokens has changed, and changed shards of a data set cannot"):
         accept_folder(made / "data", pytest.fail)
     (made / "empty").mkdir()
     for folder, says in ((made / "empty", "holds no run"), (made / "none", "does not exist")):
@@ -242,7 +321,7 @@ def test_weights_that_are_not_finite_are_refused(reader: str, value: float, made
     tensors = load_file(path)
     tensors[WORDS][7, 3] = value
     save_file(tensors, path, {"format": "pt"})
-    (made / "export" / CHECKSUMS_NAME).unlink()
+    accept_folder(made / "export", lambda change: None)
     kind = "NaN" if value != value else "infinite values"
     with pytest.raises(NumericsError, match=rf"model\.safetensors: '{WORDS}' holds {kind} \(1 of [\d,]+ values"):
         READERS[reader](made / "export")

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from discern.artifacts.run import build_objective
-from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, FORMAT, RECORD_FILE, TOKENIZER_FILE
+from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, COUNTS_FILE, FORMAT, RECORD_FILE, TOKENIZER_FILE
 from discern.config.tree import to_toml
 from discern.data.tokenizer import fingerprint, special_tokens, vocab_size
 from discern.objectives.base import Objective, Vocabulary
+from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
 from discern.training.pretrain_config import load_pretrain_config
 from tests.interop.small_tokenizers import small_tokenizer
@@ -20,7 +21,7 @@ from tests.parity.small_networks import make_noisy
 
 TOKENS = 4444
 """Read up to the checkpoint, which is later than the last record of the log."""
-STATISTICS = {"documents": 1611, "tokens": 111_597, "unknown_fraction": 0.00123}
+STATISTICS = {"documents": 1611, "duplicates": 0, "tokens": 111_597, "unknown_fraction": 0.00123}
 EVALUATION = {
     "step": 20,
     "tokens": 4321,
@@ -47,20 +48,26 @@ def make_run(
     objective = build_objective(config, Vocabulary(vocab_size(built), special_tokens(built)))
     make_noisy(objective)
     folder.mkdir(parents=True)
-    (folder / TOKENIZER_FILE).write_text(built.to_str(pretty=True), encoding="utf-8")  # `save` takes UTF-8 names only
-    (folder / CONFIG_FILE).write_text(to_toml(config))
     record = {
         "format": FORMAT,
         "discern": "0.1.0",
         "data": str(folder.parent / "data"),
+        "data_fingerprint": "0" * 64,
         "tokenizer_fingerprint": fingerprint(built),
         "vocab_size": vocab_size(built),
         "special_tokens": asdict(special_tokens(built)),
         "statistics": STATISTICS,
+        "arithmetic": {"device": "cpu", "precision": "float32"},
         "versions": {"torch": "2.13.0"},
     }
-    (folder / RECORD_FILE).write_text(json.dumps(record))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    files = {
+        TOKENIZER_FILE: built.to_str(pretty=True),
+        CONFIG_FILE: to_toml(config),
+        COUNTS_FILE: "3\n" * vocab_size(built),
+        RECORD_FILE: json.dumps(record),
+        "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in metrics),
+    }
+    write_recorded(folder, files)
     contents = checkpoint.Contents(checkpoint.model_tensors(objective), {}, {}, {"step": step, "tokens": TOKENS})
     checkpoint.save(folder / CHECKPOINTS, contents, 2)
     return objective.eval()

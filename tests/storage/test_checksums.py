@@ -17,10 +17,11 @@ from discern.storage.checksums import (
     VARIABLE,
     checksum,
     digest_of,
-    forget_checksums,
+    has_file,
     make_cache_folder,
     read_checksums,
     record_checksums,
+    remove_recorded,
     verify,
     write_checksums,
     write_recorded,
@@ -60,19 +61,26 @@ def test_it_can_be_switched_off(value: str, file: Path, monkeypatch: pytest.Monk
     verify(file)
 
 
-def test_what_has_no_checksum_is_not_compared(tmp_path: Path, file: Path) -> None:
+def test_files_without_a_checksum_are_refused_in_folders_of_discern_only(tmp_path: Path, file: Path) -> None:
     (tmp_path / "else.txt").write_text("anything")
     verify(tmp_path / "else.txt")
     (file.parent / "else.txt").write_text("anything")
-    verify(file.parent / "else.txt")
+    with pytest.raises(DataError, match=r"else\.txt has no checksum in checksums\.json"):
+        verify(file.parent / "else.txt")
+    verify(file.parent / "else.txt", log=True)
+    (tmp_path / "config.json").write_text('{"model_type": "electra"}')
+    verify(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text('{"model_type": "electra", "discern": {}}')
+    with pytest.raises(DataError, match=r"checksums\.json is missing"):
+        verify(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"a": 1}', '{"a": "b"}', "\x00\xff", "[" * 100_000])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"a": 1}', '{"a": "b"}', "\x00\xff", "[" * 100_000])
 def test_a_damaged_list_is_no_reason_to_trust(content: str, file: Path) -> None:
     (file.parent / CHECKSUMS_NAME).write_bytes(content.encode("latin-1"))
     with pytest.raises(DataError, match=r"checksums\.json is damaged"):
         verify(file)
-    record_checksums(file.parent, ["words.txt"])
+    write_checksums(file.parent, {"words.txt": checksum(file)})
     verify(file)
 
 
@@ -143,39 +151,61 @@ def test_the_cache_is_made_for_this_user_alone(tmp_path: Path, monkeypatch: pyte
     assert next(private_folders()) == tmp_path / "new" / "cache"
 
 
-@pytest.mark.parametrize("killed", ["words.txt", CHECKSUMS_NAME])
-def test_a_kill_while_files_are_replaced_leaves_none_that_passes_for_damaged(
-    killed: str, file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("change", ["replace", "add", "remove"])
+def test_wherever_a_process_is_killed_the_folder_is_as_before_or_after(
+    change: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a run goes on with more steps, and its config.toml is written anew."""
-    real, done = checksums.write_bytes, []
+    name = "more.txt" if change == "add" else file.name
+    real, calls = Path.replace, []
+    real_unlink = Path.unlink
 
-    def write_bytes(path: Path, content: bytes) -> None:
-        if path.name == "words.txt":
-            real(path, content)
-            done.append(path.name)
-        if path.name == killed:
-            raise KeyboardInterrupt
+    def kill_at(limit: int) -> None:
+        calls.clear()
 
-    def write_text(path: Path, text: str) -> None:
-        if killed == CHECKSUMS_NAME and done:
-            raise KeyboardInterrupt
-        path.write_text(text)
+        def renamed(path: Path, target: Path) -> Path:
+            calls.append(target.name)
+            if len(calls) > limit:
+                raise KeyboardInterrupt
+            return real(path, target)
 
-    monkeypatch.setattr(checksums, "write_bytes", write_bytes)
-    monkeypatch.setattr(checksums, "write_text", write_text)
-    with pytest.raises(KeyboardInterrupt):
-        write_recorded(file.parent, {"words.txt": "three\n"})
-    assert file.read_text() == "three\n"
-    verify(file)
-    monkeypatch.undo()
-    write_recorded(file.parent, {"words.txt": "three\n"})
-    assert read_checksums(file.parent) == {"words.txt": checksum(file)}
+        def unlinked(path: Path, missing_ok: bool = False) -> None:
+            if path.name == name:
+                calls.append(path.name)
+                if len(calls) > limit:
+                    raise KeyboardInterrupt
+            real_unlink(path, missing_ok)
+
+        monkeypatch.setattr(Path, "replace", renamed)
+        monkeypatch.setattr(Path, "unlink", unlinked)
+        if change == "remove":
+            remove_recorded([file])
+        else:
+            write_recorded(file.parent, {name: "three\n"})
+
+    for limit in range(10):
+        monkeypatch.undo()
+        write_recorded(file.parent, {file.name: "one two\n"})
+        remove_recorded([file.parent / "more.txt"])
+        try:
+            kill_at(limit)
+            break
+        except KeyboardInterrupt:
+            monkeypatch.undo()
+            path = file.parent / name
+            if change == "remove":
+                assert has_file(file.parent, name)  # the next process deletes it
+            elif has_file(file.parent, name):
+                verify(path)
+            else:
+                assert not path.exists()
+    assert limit == (2 if change == "remove" else 3)
+    if change != "remove":
+        assert read_checksums(file.parent)[name] == checksum(file.parent / name)
 
 
 def test_what_is_to_go_is_forgotten(file: Path) -> None:
     write_recorded(file.parent, {"more.bin": b"\xff"})
-    forget_checksums(file.parent, ["words.txt", "never.txt"])
+    remove_recorded([file, file.parent / "never.txt"])
+    assert not file.exists()
     assert read_checksums(file.parent) == {"more.bin": checksum(file.parent / "more.bin")}
-    forget_checksums(file.parent, ["more.bin"])
-    assert not (file.parent / CHECKSUMS_NAME).exists()

@@ -74,8 +74,11 @@ def publish(out: Path, write: Callable[[Path], None]) -> None:
         with OutputFolder(out).staged() as folder:
             check_target(out)
             write(folder.path)
-            for each in (folder.path, *(path for path in folder.path.rglob("*") if path.is_dir())):
-                record_checksums(each, (path.name for path in each.iterdir() if path.is_file() and path.name != CARD_NAME))
+            folders = sorted(path for path in folder.path.rglob("*") if path.is_dir())
+            for each in (*reversed(folders), folder.path):  # a folder lists the checksums of those in it
+                files = [path for path in each.iterdir() if path.is_file() and path.name != CARD_NAME]
+                files += each.glob(f"*/{CHECKSUMS_NAME}")
+                record_checksums(each, (str(path.relative_to(each)) for path in files))
                 sync_folder(each)
             folder.publish(replace=True)
     except SafetensorError as problem:

@@ -19,14 +19,13 @@ from discern import __version__
 from discern.artifacts.encoder import LoadedEncoder, loaded_encoder
 from discern.artifacts.model_folder import TEXT_LICENSE, ModelFolder
 from discern.artifacts.run import FINETUNED_FILE
-from discern.artifacts.task_model import FORMAT, TaskModel, frame_of, task_of
-from discern.config.layers import with_new_names
+from discern.artifacts.task_model import FORMAT, TaskModel, task_of
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.models.base import Encoder, Network, build_embeddings, build_encoder
 from discern.models.config import read_config
 from discern.objectives.base import Objective
 from discern.storage.checksums import verify, write_recorded
-from discern.storage.files import utf8_name, write_text
+from discern.storage.files import utf8_name
 from discern.storage.records import Record, read_record, understood
 from discern.tasks import families
 from discern.tasks import tasks as registry
@@ -38,7 +37,6 @@ from discern.training.finite import check_finite
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, RESULTS_FILE = "config.toml", FINETUNED_FILE, "tokenizer.json", "results.json"
 MODEL_FILE, SCORES_FILE = "model.safetensors", "scores.json"
-_MAX_LENGTH = "max_length"  # of the model that was fine-tuned; not recorded by earlier versions
 _RECORD_HINT = "copy the file back, or fine-tune again with another --out"
 
 
@@ -81,7 +79,7 @@ def make_record(
         "embedding_size": loaded.encoder.embeddings.embedding_size,
         "encoder": loaded.encoder.config.model_dump(),
         "frame": frame,
-        _MAX_LENGTH: loaded.max_length,
+        "max_length": loaded.max_length,
         "tasks": {
             name: {
                 "family": type(task).family,
@@ -110,13 +108,15 @@ def write_weights(folder: Path, objective: SupervisedObjective) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, whole or not at all."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write a JSON file, whole or not at all, and record its checksum."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_recorded(path.parent, {path.name: text})
 
 
 def write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write a file of JSON lines, whole or not at all."""
-    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    """Write a file of JSON lines, whole or not at all, and record its checksum."""
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    write_recorded(path.parent, {path.name: text})
 
 
 @final
@@ -155,8 +155,9 @@ class FinetunedFolder(ModelFolder):
         return self.folder / TOKENIZER_FILE
 
     @property
-    def trained_with(self) -> str | None:
-        return self.record.get("tokenizer_fingerprint")
+    def trained_with(self) -> str:
+        fingerprint: str = self.record["tokenizer_fingerprint"]
+        return fingerprint
 
     @property
     def max_length(self) -> int:
@@ -173,7 +174,7 @@ class FinetunedFolder(ModelFolder):
         return loaded_encoder(
             tuned.objective.encoder,
             self.tokenizer_path,
-            self.record.get(_MAX_LENGTH, self.max_length),
+            self.record["max_length"],
             f"{self.description}, seed {tuned.seed}",
             language=self.language,
             text_license=self.text_license,
@@ -215,8 +216,8 @@ class FinetunedFolder(ModelFolder):
                 hint=_RECORD_HINT,
             )
         with understood(folder / RECORD_FILE, hint=_RECORD_HINT):
-            tasks = {name: task_of(name, _as_trained(name, each, weights)) for name, each in record["tasks"].items()}
-            objective = supervised(_encoder(record), tasks, frame=frame_of(record))
+            tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
+            objective = supervised(_encoder(record), tasks, frame=record["frame"])
         load_model_tensors(objective, weights, str(path))
         return TaskModel(folder, objective.eval(), self.tokenizer, seed, record)
 
@@ -254,7 +255,7 @@ class _TaskRecord(Record):
     config: dict[str, Any]
     files: dict[str, Any]
     source: dict[str, Any]
-    digests: dict[str, str] = Field(default_factory=dict)
+    digests: dict[str, str]
 
 
 class _Finetuned(Record):
@@ -266,11 +267,13 @@ class _Finetuned(Record):
     vocab_size: Annotated[int, Field(ge=1, lt=2**31)]
     embedding_size: Annotated[int, Field(ge=1, lt=2**31)]
     encoder: dict[str, Any]
-    frame: FrameName = "cls-first"
+    frame: FrameName
+    max_length: Annotated[int, Field(ge=1)]
+    tokenizer_fingerprint: str
     tasks: Annotated[dict[str, _TaskRecord], Field(min_length=1)]
-    debug: bool = False
-    discern: str = ""
-    versions: dict[str, str] = Field(default_factory=dict)
+    debug: bool
+    discern: str
+    versions: dict[str, str]
 
 
 def read_finetuned(folder: Path) -> dict[str, Any]:
@@ -288,8 +291,8 @@ class _Scores(Record):
     tasks: dict[str, dict[str, float]]
     failure: str | None = None
     failures: dict[str, str] = Field(default_factory=dict)
-    seconds: float = 0.0
-    padding_fraction: float | None = None
+    seconds: float
+    padding_fraction: float | None
 
 
 def read_scores(folder: Path) -> dict[str, Any]:
@@ -319,15 +322,12 @@ class _Entry(Record):
 class _Results(_Entry):
     """Required content of results.json. With several tasks, `tasks` has the results of each."""
 
-    split: str = ""
-    train_examples: int = 0
-    examples: int = 0
-    model: str = ""
-    seconds: float = 0.0
-    discern: str = ""
+    model: str
+    seconds: float
+    discern: str
     best_seed: Annotated[int, Field(ge=0)]
     seeds: Annotated[list[int], Field(min_length=1)]
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any]
     tasks: dict[str, _Entry] = Field(default_factory=dict)
 
 
@@ -378,14 +378,6 @@ def _best_seed(folder: Path) -> int:
     return int(read_results(folder)["best_seed"])
 
 
-def _as_trained(name: str, task: dict[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The record of a task, with the pooling that its weights have. Earlier versions chose it by other sizes if it is 'auto'."""
-    if task["config"].get("pooling") != "auto":
-        return task
-    compares = any(key.startswith(f"heads.{name}.pair.") for key in weights)
-    return {**task, "config": {**task["config"], "pooling": "pair" if compares else "cls"}}
-
-
 def _encoder(record: dict[str, Any]) -> Encoder:
-    config = read_config(with_new_names("model", record["encoder"]))
+    config = read_config(record["encoder"])
     return build_encoder(build_embeddings(record["vocab_size"], record["embedding_size"], config), config)

@@ -27,6 +27,7 @@ from discern.models.base import Network
 from discern.models.embeddings import Disentangled
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
+from discern.storage.checksums import has_file
 from discern.storage.records import read_text, understood
 from discern.training import checkpoint
 from discern.training.memory import machine_memory
@@ -182,8 +183,8 @@ class RunFolder(ModelFolder):
 
 
 def is_finetuned(folder: Path) -> bool:
-    """Whether a folder holds a fine-tuned model."""
-    return (folder / FINETUNED_FILE).is_file()
+    """Whether a folder holds a fine-tuned model, possibly without its record."""
+    return has_file(folder, FINETUNED_FILE)
 
 
 def load_run(folder: Path, *, warn: Callable[[str], None]) -> RunFolder:
@@ -229,16 +230,14 @@ def counts_text(data: TokenData) -> str:
     return "".join(f"{count}\n" for count in data.token_counts().tolist())
 
 
-def read_counts(folder: Path, entries: int) -> torch.Tensor | None:
-    """Read what `counts_text` wrote; None for runs older than this file.
+def read_counts(folder: Path, entries: int) -> torch.Tensor:
+    """Read what `counts_text` wrote.
 
     Raises:
         DataError: the file is damaged, or its number of entries differs from that of the vocabulary.
     """
     path = folder / COUNTS_FILE
-    if not path.is_file():
-        return None
-    hint = "copy the file back, or remove it: objectives that use token frequencies need it"
+    hint = "copy the file back: objectives that use token frequencies need it"
     with understood(path, hint=hint):
         counts = [int(line) for line in read_text(path, hint=hint).split()]
         if len(counts) != entries or not all(0 <= count < 2**63 for count in counts):

@@ -19,6 +19,7 @@ from discern.data.dataset.shards import TokenData
 from discern.errors import DataError
 from discern.models.span_attention import attention_path
 from discern.objectives.base import Objective
+from discern.storage.checksums import has_file
 from discern.storage.records import Record
 from discern.storage.records import read_record as read_record_of
 from discern.types import SpecialTokens
@@ -33,8 +34,8 @@ Id: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a pre-training run."""
-    return (folder / CONFIG_FILE).is_file() and (folder / RECORD_FILE).is_file()
+    """Whether a folder holds a pre-training run, possibly without its record."""
+    return has_file(folder, RECORD_FILE)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         DataError: the folder is not a run, or the file is damaged or has another format.
     """
     if not is_run(folder):
-        state = "does not exist" if not folder.exists() else f"holds no {CONFIG_FILE} and {RECORD_FILE}"
+        state = "does not exist" if not folder.exists() else f"holds no {RECORD_FILE}"
         raise DataError(
             f"{folder} is not a run: it {state}", hint="give the folder of a run, made by `discern pretrain --out RUN`"
         )
@@ -62,10 +63,10 @@ class _Special(Record):
 
 
 class _Statistics(Record):
-    documents: Annotated[int, Field(ge=0)] = 0
-    duplicates: Annotated[int, Field(ge=0)] = 0
-    tokens: Annotated[int, Field(ge=0)] = 0
-    unknown_fraction: float | None = None
+    documents: Annotated[int, Field(ge=0)]
+    duplicates: Annotated[int, Field(ge=0)]
+    tokens: Annotated[int, Field(ge=0)]
+    unknown_fraction: float
 
 
 class _Start(Record):
@@ -93,16 +94,16 @@ class _Run(Record):
 
     format: int
     data: str
-    data_fingerprint: str = ""
+    data_fingerprint: str
     tokenizer_fingerprint: str
     vocab_size: Annotated[int, Field(ge=1, lt=2**31)]
     special_tokens: _Special
-    statistics: _Statistics = Field(default_factory=_Statistics)
-    versions: dict[str, str] = Field(default_factory=dict)
-    arithmetic: dict[str, Any] = Field(default_factory=dict)
+    statistics: _Statistics
+    versions: dict[str, str]
+    arithmetic: dict[str, Any]
     start: _Start | None = None
     replay: _Replay | None = None
-    discern: str = ""
+    discern: str
     overlap: list[_Overlap] | None = None
 
     @model_validator(mode="after")

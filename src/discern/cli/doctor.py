@@ -78,8 +78,7 @@ def _files(folder: Path | None, accept: bool, console: Console) -> None:
     values = {"folder": folder, "kind": found.kind, "problems": number, "files": [vars(each) for each in found.files]}
     console.result(values, text="\n".join([f"{found.kind} {folder}: {verdict}", *lines]))
     if found.problems:
-        if found.kind != "data set":
-            console.warn(f"copy these files again; to accept files that were edited on purpose: discern doctor --accept {folder}")
+        console.warn(f"copy these files again; to accept files that were edited on purpose: discern doctor --accept {folder}")
         console.fail()
 
 

@@ -21,7 +21,7 @@ from discern.compare.tasks import TaskFolder
 from discern.config.tree import flatten, plain, to_toml
 from discern.errors import ConfigError, DataError
 from discern.pretrain.resolved_run import MAY_CHANGE
-from discern.storage.files import write_text
+from discern.storage.checksums import write_recorded
 from discern.storage.records import Record, read_record
 from discern.training.metrics_log import held_out_metrics
 from discern.training.pretrain_config import read_written_config
@@ -102,7 +102,7 @@ class Unit:
         """Write its configuration."""
         self.results.mkdir(parents=True, exist_ok=True)
         config = self.run.config.model_copy(update={"train": self.run.config.train.model_copy(update={"seed": self.seed})})
-        write_text(self.results / _CONFIG, to_toml(config))
+        write_recorded(self.results, {_CONFIG: to_toml(config)})
 
     def end(self, record: Mapping[str, Any]) -> None:
         """Write the results of the pre-training."""
@@ -212,20 +212,20 @@ def _changes(plan: ComparisonPlan, unit: Unit) -> list[str]:
     lines += _other_budget(plan, unit, done)
     for task in plan.tasks:
         scores = unit.scores(task)
-        before, wanted = (scores or {}).get("asked"), asked(plan, task)
-        if scores is not None and before != wanted:
-            differing = [key for key in wanted if before is None or before.get(key) != wanted[key]]
+        wanted = asked(plan, task)
+        if scores is not None and scores["asked"] != wanted:
+            differing = [key for key in wanted if scores["asked"].get(key) != wanted[key]]
             lines.append(f"{unit.label}: fine-tuned on {task.name} with other {' and '.join(differing)}")
     return lines
 
 
 def _other_budget(plan: ComparisonPlan, unit: Unit, done: Mapping[str, Any] | None) -> list[str]:
-    """The differences in a run's limit, as far as it was recorded, which early versions did not do."""
+    """The differences in a run's limit."""
     asked_for = {"equal": plan.config.equal, "budget": unit.run.spec.budget}
     lines = [
         f"{unit.label}: {key} was {done[key]}, is {now}"
         for key, now in asked_for.items()
-        if done is not None and done.get(key, now) != now
+        if done is not None and done[key] != now
     ]
     begun, now = unit.checkpoints_of / CONFIG_FILE, hours_of(plan, unit)
     if now is None or lines:
@@ -257,9 +257,11 @@ class _Pretraining(Record):
     """Contents of pretraining.json."""
 
     format: int
+    equal: str
+    budget: float
     data_fingerprint: str
     network: str | None
-    statistics: dict[str, Any] = Field(default_factory=dict)
+    statistics: dict[str, Any]
     failure: str | None = None
     steps: int
     seconds: Annotated[float, Field(ge=0)]
@@ -275,4 +277,4 @@ class _Scores(Record):
     seeds: list[int]
     scores: list[float | None]
     failed_seeds: dict[str, str]
-    asked: dict[str, Any] | None = None
+    asked: dict[str, Any]

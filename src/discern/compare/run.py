@@ -20,8 +20,6 @@ from discern.artifacts.run import build_objective, vocabulary_of
 from discern.artifacts.run_record import (
     CHECKPOINTS,
     CONFIG_FILE,
-    RECORD_FILE,
-    TOKENIZER_FILE,
     arithmetic,
     make_record,
     read_record,
@@ -40,18 +38,17 @@ from discern.compare.results import (
 from discern.compare.settings import finetune_overrides
 from discern.compare.summary import summarize
 from discern.compare.tasks import TaskFolder
-from discern.config.tree import to_toml
 from discern.convert.export import export
-from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
 from discern.finetune.run import finetune
 from discern.pretrain.bench import processor_name
+from discern.pretrain.resolved_run import fill_folder
 from discern.pretrain.run import pretrain
 from discern.pretrain.warm_start import start_generator
 from discern.progress import Progress
 from discern.report.comparison import comparison_page
 from discern.report.page import render_page
-from discern.storage.checksums import forget_checksums
+from discern.storage.checksums import remove_recorded
 from discern.storage.files import sync_folder, write_text
 from discern.storage.locks import alone_in, held
 from discern.storage.output import OutputFolder
@@ -256,10 +253,7 @@ def _at_step_zero(plan: ComparisonPlan, unit: Unit, progress: Progress) -> dict[
     precision = shared_precision(config.train.precision, Ranks(0, 1, device), shape, _like(plan, unit))
     record = make_record(plan.data, objective, arithmetic(device, precision.name)) | precision.record()
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = (plan.data.folder / TOKENIZER_NAME).read_text(encoding="utf-8")
-    write_text(folder / TOKENIZER_FILE, tokenizer)
-    write_text(folder / CONFIG_FILE, to_toml(config))
-    write_json(folder / RECORD_FILE, record)
+    fill_folder(folder, config, record, plan.data)
     state = {"step": 0, "tokens": 0, "seconds": 0.0, "updates": 0}
     contents = checkpoint.Contents(checkpoint.model_tensors(objective), {}, objective.carry_state(), state)
     checkpoint.save(folder / CHECKPOINTS, contents, 2)
@@ -321,8 +315,7 @@ def _tidy(plan: ComparisonPlan, unit: Unit) -> None:
         shutil.rmtree(unit.work)
         return
     for weights in unit.work.glob(f"tasks/*/seed-*/{MODEL_FILE}"):
-        forget_checksums(weights.parent, [MODEL_FILE])
-        weights.unlink()
+        remove_recorded([weights])
     if unit.encoder.is_dir():
         shutil.rmtree(unit.checkpoints_of, ignore_errors=True)
     sync_folder(unit.work)

@@ -18,9 +18,6 @@ _DEEPEST = 16
 """Maximum number of parts of a dotted key; ours have two or three."""
 _SHOWN = 200
 
-RENAMED = {"model.normalisation": "model.normalization", "model.initialisation": "model.initialization"}
-"""Current keys by their old names. In files that discern wrote both are accepted; users must give the current ones."""
-
 # Files beside a TOML file that discern wrote, in a run, a fine-tuned model or an export.
 _WRITTEN_BESIDE = {"config.toml": ("run.json", "finetuned.json"), "discern.toml": ("config.json",)}
 
@@ -165,14 +162,7 @@ def _read_layer(
     lines = _line_numbers(text)
     written = written or any((path.parent / name).is_file() for name in _WRITTEN_BESIDE.get(path.name, ()))
     own = {key: Setting(leaf, Origin(kind, label, lines.get(key), written)) for key, leaf in _leaves(tree)}
-    if written:
-        own = {RENAMED.get(key, key): setting for key, setting in own.items()}
     return _read_base(base, path, label, (*above, identity)) | own
-
-
-def with_new_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a section that discern wrote, under the current names of the keys."""
-    return {RENAMED.get(f"{section}.{key}", key).removeprefix(f"{section}."): value for key, value in values.items()}
 
 
 def _read_base(base: object, path: Path, label: str, above: tuple[str, ...]) -> Settings:

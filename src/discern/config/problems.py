@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from discern.config.layers import DEFAULT, RENAMED, Setting, Settings
+from discern.config.layers import DEFAULT, Setting, Settings
 from discern.config.schema import Schema, Variant, choices, expectation, other_names
 from discern.errors import ConfigError, did_you_mean, nearest
 
@@ -99,8 +99,6 @@ def _likeliest_key(section: str, name: str, schema: Schema) -> str:
     In order of preference: the same setting under its name in this section, the same name in another section, the most similar
     name in this section, the most similar name in any section, all names in this section.
     """
-    if renamed := RENAMED.get(f"{section}.{name}"):
-        return f"the key is now called '{renamed}'"
     if known := _has_other_name(section, name, schema):
         return f"did you mean '{section}.{known}'?"
     by_name = {known.rpartition(".")[2]: known for known in reversed(list(schema.fields))}

@@ -159,7 +159,7 @@ class _Resolution:
         return section in self._variants and section not in self._models
 
     def take_out_unknown_keys(self) -> None:
-        """Drop keys of another variant that a preset or discern itself wrote; every other unknown key is a problem."""
+        """Drop keys of another variant that a preset wrote; every other unknown key is a problem."""
         for key, setting in list(self.settings.items()):
             section = key.rpartition(".")[0]
             if key in self._schema.fields or self._is_open(section):
@@ -169,8 +169,6 @@ class _Resolution:
                 continue  # a heading without settings
             variant = self._variants.get(section)
             elsewhere = [] if variant is None else variant.having(key.rpartition(".")[2])
-            if variant is not None and variant.were_one and setting.origin.written and elsewhere:
-                continue
             if setting.origin.kind == "preset" and self._chosen_elsewhere(section, setting.origin):
                 reason = f"[{section}]{self._schema.note(section)} has no such key"
                 self.dropped.append(Dropped(key, setting.value, str(setting.origin), reason))

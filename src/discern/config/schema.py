@@ -25,14 +25,12 @@ class Variant:
         model: maps the value of that field to the section's model; raises ConfigError for an unknown value.
         known: returns all values that `model` accepts.
         kind: what the values name, for messages: "objective".
-        were_one: whether all variants once shared one model, so that files that discern wrote may contain keys of other variants.
     """
 
     key: str
     model: Callable[[str], type[BaseModel]]
     known: Callable[[], Sequence[str]]
     kind: str = "variant"
-    were_one: bool = False
 
     def having(self, name: str) -> list[str]:
         """The values whose model has a field of this name."""

@@ -17,7 +17,7 @@ from discern.data.sources.object_stores import shown
 from discern.data.sources.remote import joined, read_whole, refuse_password, remote_files, remove_remote, write_remote
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
-from discern.storage.checksums import make_cache_folder
+from discern.storage.checksums import CHECKSUMS_NAME, make_cache_folder
 from discern.storage.files import cannot_write, write_bytes
 from discern.storage.output import listed
 
@@ -54,6 +54,8 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
         shutil.rmtree(folder, ignore_errors=True)
         if existing is not None and not overwrite:
             write_bytes(_made(folder) / MANIFEST_NAME, existing)
+            if CHECKSUMS_NAME in there:
+                write_bytes(folder / CHECKSUMS_NAME, read_whole(joined(address, CHECKSUMS_NAME)))
             before = read_manifest(folder)
     except OSError as problem:
         raise cannot_write(make_cache_folder(_OUTGOING), problem) from problem
@@ -69,7 +71,7 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
                 problem.message.replace(str(folder), address),
                 hint=problem.hint.replace(str(folder), address) if problem.hint else problem.hint,
             ) from problem
-        own = [*files_of(report.manifest), TOKENIZER_NAME, MANIFEST_NAME]
+        own = [*files_of(report.manifest), TOKENIZER_NAME, CHECKSUMS_NAME, MANIFEST_NAME]
         differing = _differing(report.manifest, before, there) if existing is not None and not overwrite else own
         _upload(address, folder, differing, [name for name in there if name not in own], progress)
     except DataError as problem:
@@ -77,8 +79,8 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
             progress.note(f"the data set is complete in {folder}: you can copy it by hand, {MANIFEST_NAME} last")
         raise problem
     shutil.rmtree(folder.parent, ignore_errors=True)
-    # A manifest that is written again records an overlap that was not checked before; nothing was damaged.
-    repaired = () if existing is None or overwrite else tuple(name for name in differing if name != MANIFEST_NAME)
+    # A manifest that is written again records a new overlap; nothing was damaged.
+    repaired = () if existing is None or overwrite else tuple(name for name in differing if name not in (CHECKSUMS_NAME, MANIFEST_NAME))
     return replace(report, folder=address, unchanged=existing is not None and not overwrite and not repaired, repaired=repaired)
 
 
@@ -103,7 +105,8 @@ def _differing(made: Manifest, before: Manifest, there: dict[str, int | None]) -
     """The files of an existing data set that are missing or of the wrong size, or record something new."""
     names = [name for name, file in files_of(made).items() if there.get(name) != file.size]
     names += [TOKENIZER_NAME] if TOKENIZER_NAME not in there else []
-    return [*names, *([MANIFEST_NAME] if before.overlap != made.overlap else [])]
+    names += [MANIFEST_NAME] if before.overlap != made.overlap else []
+    return [*names, *([CHECKSUMS_NAME] if names else [])]
 
 
 def _upload(address: str, folder: Path, names: list[str], foreign: list[str], progress: Progress) -> None:

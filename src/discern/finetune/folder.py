@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,17 @@ from discern.artifacts.finetuned import (
     TOKENIZER_FILE,
     make_record,
     read_finetuned,
+    seed_folder,
     write_json,
 )
 from discern.artifacts.run import is_finetuned
-from discern.config.layers import parse_toml, with_new_names
+from discern.config.layers import parse_toml
 from discern.config.tree import flatten, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
 from discern.finetune.seed import FinetunePlan
 from discern.finetune.settings import FinetuneConfig
-from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
+from discern.storage.checksums import CHECKSUMS_NAME, verify_folder, write_recorded
 from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
 from discern.storage.records import read_text
@@ -31,6 +32,7 @@ from discern.training.parallel import Ranks
 from discern.training.precision import shape_of, shared_precision
 
 _ARITHMETIC = "arithmetic"
+_COPY_BACK = "copy the file back, or choose another --out"
 # Settings of the encoder that change its outputs without changing any weight.
 _COMPUTES = {"encoder", "num_heads", "activation", "clamp_length", "normalization", "layer_norm_epsilon"}
 
@@ -44,33 +46,10 @@ def prepare_folder(plan: FinetunePlan, ranks: Ranks, folder: OutputFolder) -> No
     ranks.run_on_rank_zero(lambda: _prepare(plan, folder))
 
 
-def keep_earlier_settings(config: FinetuneConfig, out: Path, names: Iterable[str], user_set: Set[str]) -> FinetuneConfig:
-    """The configuration with which a fine-tuning of an earlier version can be continued: it does what that version did.
-
-    Args:
-        out: output folder, which may hold a fine-tuning.
-        names: names of the tasks.
-        user_set: dotted keys that the user set; they are kept.
-    """
-    if not is_finetuned(out):
-        return config
-    old = read_finetuned(out)
-    for name in names:
-        prefix, earlier = config.task_prefix(name), _earlier_values(config, name, old)
-        config = config.with_task_values(name, {key: value for key, value in earlier.items() if prefix + key not in user_set})
-    return config
-
-
-def _earlier_values(config: FinetuneConfig, name: str, old: dict[str, Any]) -> dict[str, Any]:
-    """What the version that wrote a record did where it lacked a setting of the task, by the name of the setting."""
-    recorded = old["tasks"].get(name, {}).get("config", {})
-    return {key: value for key, value in config.task_config(name).earlier_defaults.items() if key not in recorded}
-
-
 def keep_precision(plan: FinetunePlan, ranks: Ranks) -> str:
     """The precision of all seeds: that of the folder's record, or else the one resolved now, which is recorded."""
     path, train = plan.out / RECORD_FILE, plan.config.train
-    record = json.loads(path.read_text(encoding="utf-8")) if ranks.writes else {}
+    record = read_finetuned(plan.out) if ranks.writes else {}
     length = max(plan.config.task_config(name).sequence_length for name in plan.data)
     rows = train.micro_batch_size or train.sequences_per_step // ranks.world_size
     shape = shape_of(plan.loaded.encoder.config, rows * length)
@@ -91,12 +70,14 @@ def _prepare(plan: FinetunePlan, folder: OutputFolder) -> None:
     folder.acquire()
     if is_finetuned(out):
         old = read_finetuned(out)
+        for seed in complete_seeds(out):
+            verify_folder(seed_folder(out, seed))
         _refuse_another(out, old, record, plan.config)
         if _ARITHMETIC in old:
             record[_ARITHMETIC] = old[_ARITHMETIC]
         for name, entry in record["tasks"].items():
             # A split that is not read this time may be read the next time.
-            entry["digests"] = old["tasks"][name].get("digests", {}) | entry["digests"]
+            entry["digests"] = old["tasks"][name]["digests"] | entry["digests"]
     else:
         folder.refuse_others({TOKENIZER_FILE, CONFIG_FILE, RECORD_FILE, CHECKSUMS_NAME}, "fine-tuned model")
     folder.make()
@@ -122,29 +103,26 @@ def _record_of(plan: FinetunePlan) -> dict[str, Any]:
 
 
 def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], config: FinetuneConfig) -> None:
-    """Raise an error if the folder holds another fine-tuning. Values that an older record lacks count as unchanged."""
+    """Raise an error if the folder holds another fine-tuning."""
     hint = "choose another --out; a folder holds one fine-tuned model"
     if list(old["tasks"]) != list(record["tasks"]):
         raise DataError(f"{out} holds results of {', '.join(old['tasks'])}, not of {', '.join(record['tasks'])}", hint=hint)
     if old["encoder_fingerprint"] != record["encoder_fingerprint"]:
         raise DataError(f"{out} was fine-tuned from a different model ({old['model']}), not from {record['model']}", hint=hint)
     _refuse_other_reading(out, old, record, hint)
-    if old.get("debug", record["debug"]) != record["debug"]:
+    if old["debug"] != record["debug"]:
         how = "with --debug, on a hundred examples of each file" if old["debug"] else "without --debug, on the whole files"
         raise ConfigError(f"{out} was fine-tuned {how}", hint=f"choose another --out, or remove {out}")
     differing = [
         f"{name}.{key}"
         for name in record["tasks"]
         for key in ("labels", "files")
-        if _differs(json.loads(json.dumps(record["tasks"][name][key])), old["tasks"][name][key])
+        if json.loads(json.dumps(record["tasks"][name][key])) != old["tasks"][name][key]
     ]
-    # A setting that did not exist yet had the value that is now its default, unless its owner says otherwise.
-    usual, earlier = _plain(flatten(type(config)())), dict[str, Any]()
-    for name in record["tasks"]:
-        then = _earlier_values(config, name, old)
-        earlier |= {f"{config.task_prefix(name)}{key}": value for key, value in then.items()}
-    before = usual | earlier | _leaves(parse_toml(read_text(out / CONFIG_FILE, hint=hint), str(out / CONFIG_FILE)))
-    differing += sorted(_differing(before, usual | _plain(flatten(config))))
+    # As TOML, which has no None, reads them back.
+    now = {key: plain(value) for key, value in flatten(config).items() if value is not None}
+    before = _leaves(parse_toml(read_text(out / CONFIG_FILE, hint=_COPY_BACK), str(out / CONFIG_FILE)))
+    differing += sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if "finetune.recipe" in differing:
         hint = f"to continue with the earlier settings: --recipe {before['finetune.recipe']}; otherwise choose another --out"
     if differing:
@@ -153,18 +131,13 @@ def _refuse_another(out: Path, old: dict[str, Any], record: dict[str, Any], conf
         f"{name}: {split}"
         for name, entry in record["tasks"].items()
         for split, digest in entry["digests"].items()
-        if old["tasks"][name].get("digests", {}).get(split, digest) != digest
+        if old["tasks"][name]["digests"].get(split, digest) != digest
     ]
     if changed:
         raise DataError(
             f"{out} was fine-tuned on different examples: the files have changed since ({', '.join(changed)})",
             hint=f"choose another --out, or remove {out}",
         )
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as TOML, which has no None, reads them back."""
-    return {key: plain(value) for key, value in values.items() if value is not None}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -175,26 +148,16 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _differs(new: dict[str, Any], old: dict[str, Any]) -> bool:
-    return new != new | old
-
-
 def _refuse_other_reading(out: Path, old: dict[str, Any], record: dict[str, Any], hint: str) -> None:
     """Raise a DataError if the tokenizer or the arithmetic of the encoder differs."""
-    before = old.get("tokenizer_fingerprint") or fingerprint(load_tokenizer(out / TOKENIZER_FILE))
+    before = old["tokenizer_fingerprint"]
     if before != record["tokenizer_fingerprint"]:
         raise DataError(
             f"{out} was fine-tuned with a different tokenizer ({before[:12]}) from that of {record['model']} "
             f"({record['tokenizer_fingerprint'][:12]})",
             hint=hint,
         )
-    # Earlier versions gave every encoder the settings of all encoders; those of others have no effect.
-    there, now = with_new_names("model", old["encoder"]), record["encoder"]
-    shared = _COMPUTES & there.keys() & now.keys()
-    differing = [f"{key} was {there[key]}, is {now[key]}" for key in shared if there[key] != now[key]]
+    there, now = old["encoder"], record["encoder"]
+    differing = [f"{key} was {there[key]}, is {now[key]}" for key in _COMPUTES & there.keys() if there[key] != now.get(key)]
     if differing:
         raise DataError(f"{out} was fine-tuned with a different encoder: {'; '.join(sorted(differing))}", hint=hint)
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]

@@ -16,7 +16,7 @@ from discern.inference.scoring import TextScorer, load_scorer
 from discern.parsing import json_value
 from discern.progress import Progress
 from discern.report.evaluation import BLIMP_FILE, read_blimp_results
-from discern.storage.files import write_text
+from discern.storage.checksums import write_recorded
 from discern.tasks.readers.files import numbered_lines
 
 _KEYS = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
@@ -191,6 +191,6 @@ def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None
     try:
         with suppress(DataError):  # a damaged file is replaced
             found = read_blimp_results(run) | found
-        write_text(run / BLIMP_FILE, json.dumps(found, indent=1) + "\n")
+        write_recorded(run, {BLIMP_FILE: json.dumps(found, indent=1) + "\n"})
     except OSError as problem:
         warn(f"the results could not be stored for the report: {run / BLIMP_FILE}: {problem.strerror}")

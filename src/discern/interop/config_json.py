@@ -10,12 +10,13 @@ from pydantic import Field, ValidationError
 
 from discern.config.problems import quoted
 from discern.errors import CheckpointError
-from discern.interop.names import CONFIG_NAME
+from discern.interop.names import CALIBRATION_NAME, CONFIG_NAME
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
 from discern.models.electra.config import ElectraConfig
 from discern.models.electra.huggingface import REQUIRED, SIZE_KEYS
 from discern.objectives.base import Vocabulary
+from discern.storage.checksums import CHECKSUMS_NAME, has_file, lost_files
 from discern.storage.records import Record, read_object, understood
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
@@ -43,12 +44,16 @@ def read_huggingface_config(folder: Path, families: Sequence[str] = ("electra",)
         CheckpointError: the file is missing or damaged, or the model is of another family.
     """
     path = folder / CONFIG_NAME
-    if not path.exists():
+    if not has_file(folder, CONFIG_NAME):
         raise CheckpointError(
             f"{folder} is not a Hugging Face folder: it has no {CONFIG_NAME}",
             hint="give the folder that `discern export RUN --out DIR` wrote, or one made by save_pretrained()",
         )
     config = read_object(path, hint=_AGAIN, error=CheckpointError)
+    for name in lost_files(folder):
+        if "/" not in name and not name.endswith((CALIBRATION_NAME, ".onnx")):  # other networks and these may be removed
+            hint = f"copy it back, or accept that: discern doctor --accept {folder}"
+            raise CheckpointError(f"{folder / name} is missing, which {CHECKSUMS_NAME} lists", hint=hint)
     kind = config.get("model_type")
     if kind not in families:
         expected = " or ".join(map(repr, families))

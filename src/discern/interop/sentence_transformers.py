@@ -9,6 +9,7 @@ from typing import Any
 from discern.errors import CheckpointError, ConfigError
 from discern.interop.names import CONFIG_NAME
 from discern.parsing import json_value
+from discern.storage.checksums import verify
 from discern.storage.records import read_object
 
 MODULES_FILE = "modules.json"
@@ -84,4 +85,6 @@ def _max_length(path: Path) -> int | None:
 
 
 def _json(path: Path) -> Any:
-    return json_value(path.read_text(encoding="utf-8"))
+    content = path.read_bytes()
+    verify(path, content, CheckpointError)
+    return json_value(content)

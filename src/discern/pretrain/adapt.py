@@ -25,7 +25,7 @@ from discern.pretrain.resolved_run import Replay, ResolvedRun, Resume, resolve_r
 from discern.pretrain.rows import heldout_stream
 from discern.pretrain.run import finish_run
 from discern.progress import Progress, warning_to
-from discern.storage.files import write_text
+from discern.storage.checksums import write_recorded
 from discern.storage.output import OutputFolder
 from discern.storage.records import Record, read_record
 from discern.training.average import averaged
@@ -35,6 +35,9 @@ from discern.training.parallel import Ranks, join_ranks
 
 ADAPTATION_FILE = "adaptation.json"
 """File in the folder of the run with the metrics before and after."""
+
+_MOST_PERPLEXITY = {"domain": 1.0, "general": 2.0}
+"""Perplexity after the training, as a multiple of that before, from which a warning is given: some forgetting is usual."""
 
 Metrics = dict[str, dict[str, float]]
 """Held-out metrics by text: 'domain', and 'general' if there is replayed text."""
@@ -100,8 +103,16 @@ def adapt(
     leave_if_stopped(stop, run.state.step, progress)
     if stopped or not ranks.writes:
         return None
+    for name, most in _MOST_PERPLEXITY.items():
+        if name in after and after[name]["perplexity"] > most * kept["before"][name]["perplexity"]:
+            progress.note(
+                f"warning: perplexity on the {name} text rose from {kept['before'][name]['perplexity']:,.4g} to "
+                f"{after[name]['perplexity']:,.4g}: this training has made the model worse; try a lower "
+                "optimizer.learning_rate, a larger optimizer.warmup_steps, fewer train.max_steps or more text"
+                + (", or a larger --replay-share" if name == "general" else "")
+            )
     found = {"step": record["step"], **kept, "after": after}
-    write_text(out / ADAPTATION_FILE, json.dumps(found, indent=1) + "\n")
+    write_recorded(out, {ADAPTATION_FILE: json.dumps(found, indent=1) + "\n"})
     return found
 
 
@@ -176,7 +187,7 @@ def _before(run: Run, ranks: Ranks, progress: Progress, sequences: int) -> dict[
         "before": _measure(objective, resolved, ranks, progress, sequences, "before"),
     }
     if ranks.writes:
-        write_text(path, json.dumps(found, indent=1) + "\n")
+        write_recorded(resolved.out, {ADAPTATION_FILE: json.dumps(found, indent=1) + "\n"})
     ranks.barrier()
     return found
 

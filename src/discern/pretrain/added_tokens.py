@@ -26,8 +26,9 @@ from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, word_form, word_forms
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
-from discern.storage.files import utf8_name, write_text
-from discern.tasks.readers.files import json_file, numbered_lines
+from discern.storage.checksums import write_recorded
+from discern.storage.files import utf8_name
+from discern.tasks.readers.files import numbered_lines
 from discern.training.rank_environment import rank_environment
 from discern.wording import counted
 
@@ -102,23 +103,14 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
             license=told.get("license"),
             progress=progress,
         )
-    write_text(target / ADDED_NAME, json.dumps({**asked, "added": forms}, indent=1, ensure_ascii=False) + "\n")
+    write_recorded(target, {ADDED_NAME: json.dumps({**asked, "added": forms}, indent=1, ensure_ascii=False) + "\n"})
     return target
 
 
 def _made(target: Path) -> dict[str, Any]:
     """The record of what the data set was made from."""
     path = target / ADDED_NAME
-    try:
-        made = json_file(path)
-    except (DataError, ValueError):  # Python refuses integers of thousands of digits
-        made = None
-    if not isinstance(made, dict):
-        raise DataError(
-            f"{path} is damaged: expected the JSON object that `discern adapt` writes",
-            hint=f"remove {target}, which is then prepared again; or choose another --out",
-        )
-    return made
+    return read_object(path, hint=f"remove {target}, which is then prepared again; or choose another --out")
 
 
 def _forms(data: TokenData, tokenizer: Tokenizer, added: AddedTokens, target: Path, progress: Progress) -> list[str]:

@@ -20,7 +20,6 @@ from discern.config.resolve import Resolved
 from discern.config.tree import NONE, flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
-from discern.storage.files import write_text
 from discern.training import checkpoint
 from discern.training.checkpoint import Contents
 from discern.training.metrics_log import METRICS_FILE, read_metrics
@@ -238,7 +237,7 @@ def write_start(out: Path, start: DecayStart, keep: int) -> None:
     """
     lines = [json.dumps(record) + "\n" for record in read_metrics(start.run) if record["step"] <= start.step]
     try:
-        write_text(out / METRICS_FILE, "".join(lines))
+        write_recorded(out, {METRICS_FILE: "".join(lines)})
     except OSError as problem:
         raise CheckpointError(
             f"could not write {out / METRICS_FILE}: {problem.strerror or problem}",

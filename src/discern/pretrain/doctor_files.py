@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +15,22 @@ from safetensors.torch import load_file
 from discern.artifacts.finetuned import RESULTS_FILE, SCORES_FILE, read_finetuned, read_results, read_scores
 from discern.artifacts.run import FINETUNED_FILE, is_finetuned
 from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, RECORD_FILE, is_run, read_record
-from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, FileInfo, read_manifest
+from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, FileInfo, is_data_set, read_manifest
 from discern.data.dataset.shards import Shard, TokenData
 from discern.data.sources.remote import remote_address
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.interop.names import CONFIG_NAME
-from discern.progress import Progress
+from discern.progress import Progress, Silent
 from discern.report.evaluation import BLIMP_FILE
-from discern.storage.checksums import CHECKSUMS_NAME, checksum, known_checksums, read_checksums, write_checksums
+from discern.storage.checksums import (
+    CHECKSUMS_NAME,
+    checksum,
+    has_file,
+    is_recorded,
+    known_checksums,
+    read_checksums,
+    write_checksums,
+)
 from discern.storage.files import utf8_name
 from discern.storage.records import read_object
 from discern.training import checkpoint
@@ -29,8 +38,8 @@ from discern.training.finite import check_finite
 from discern.training.metrics_log import METRICS_FILE, read_metrics
 from discern.training.pretrain_config import read_written_config
 
-_ACCEPTED = ("*.json", "*.safetensors", "*.toml", "vocab.txt", "token-counts.txt")
-"""Files that get checksums in a folder without any."""
+_ACCEPTED = ("*.json", "*.jsonl", "*.safetensors", "*.toml", "*.txt", "*.onnx")
+"""Files that get a checksum if they have none."""
 State = Literal["ok", "differs", "missing", "damaged", "unknown"]
 
 
@@ -97,42 +106,41 @@ class Accepted:
 def accept_folder(folder: Path, tell: Callable[[Accepted], None]) -> list[Accepted]:
     """Accept the files of a folder as they are, and rewrite their checksums.
 
-    A folder without checksums gets them. Checkpoints and data sets are not accepted, as nobody edits them on purpose.
+    Files without a checksum get one. Checkpoints and the shards of data sets are not accepted, as nobody edits them on purpose.
 
     Args:
-        tell: called with each change before anything is written.
+        tell: called with each change before it is written.
 
     Raises:
-        ConfigError: the folder is a data set.
+        ConfigError: a shard of a data set has changed.
         DataError: the folder is none of these kinds, or cannot be written.
     """
-    if (folder / MANIFEST_NAME).is_file():
+    _parts(folder)  # refuses folders of other kinds
+    changes: list[Accepted] = []
+    for each in reversed(_folders(folder)):  # that of an export lists the checksums of those in it
+        patterns = (*_ACCEPTED, f"*/{CHECKSUMS_NAME}") if (each / CONFIG_NAME).is_file() else _ACCEPTED
+        found = {str(path.relative_to(each)) for pattern in patterns for path in each.glob(pattern)}
+        before = known_checksums(each)
+        names = sorted((found | before.keys()) - {CHECKSUMS_NAME})
+        try:
+            after = {name: checksum(each / name) for name in names if (each / name).is_file()}
+            changed = [name for name in names if before.get(name) != after.get(name)]
+            for name in changed:
+                if not name.endswith(CHECKSUMS_NAME):
+                    changes.append(Accepted(str((each / name).relative_to(folder)), before.get(name), after.get(name)))
+                    tell(changes[-1])
+            if changed:
+                write_checksums(each, after)
+        except OSError as problem:
+            raise DataError(
+                f"cannot write to {folder}: {problem.strerror or problem}", hint="check the permissions of the folder"
+            ) from problem
+    if is_data_set(folder) and (problems := check_folder(folder, Silent()).problems):
         raise ConfigError(
-            f"{folder} is a data set, and changed shards of a data set cannot be accepted",
+            f"{folder / problems[0].name} has changed, and changed shards of a data set cannot be accepted",
             hint="run the same `discern prepare` again with --overwrite",
         )
-    _parts(folder)  # refuses folders of other kinds
-    found: list[tuple[Path, dict[str, str], list[Accepted]]] = []
-    for each in _folders(folder):
-        before = known_checksums(each)
-        names = before or {path.name: "" for pattern in _ACCEPTED for path in each.glob(pattern) if path.name != CHECKSUMS_NAME}
-        after = {name: checksum(each / name) for name in sorted(names) if (each / name).is_file()}
-        prefix = "" if each == folder else f"{each.relative_to(folder)}/"
-        changes = [
-            Accepted(prefix + name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)
-        ]
-        for change in changes:
-            tell(change)
-        found.append((each, after, changes))
-    try:
-        for each, after, changes in found:
-            if changes and after:
-                write_checksums(each, after)
-    except OSError as problem:
-        raise DataError(
-            f"cannot write to {folder}: {problem.strerror or problem}", hint="check the permissions of the folder"
-        ) from problem
-    return [change for _, _, changes in found for change in changes]
+    return changes
 
 
 _Check = Callable[[], object]
@@ -142,13 +150,13 @@ def _parts(folder: Path) -> tuple[str, list[tuple[str, _Check]]]:
     """Kind of the folder, and the checks of its files by name."""
     if remote_address(folder) is not None:
         return "data set", list(_of_opened(TokenData.open(folder)))
-    if (folder / MANIFEST_NAME).is_file():
-        return "data set", list(_of_data(folder))
+    if is_data_set(folder):
+        return "data set", _by_file(*_of_data(folder), *_of_checksums(folder))
     if is_finetuned(folder):
         return "fine-tuning", _by_file(*_of_finetuning(folder), *_of_checksums(folder))
     if is_run(folder):
         return "run", _by_file(*_of_run(folder), *_of_checksums(folder))
-    if (folder / CONFIG_NAME).is_file():
+    if has_file(folder, CONFIG_NAME):
         listed = list(_of_checksums(folder))
         config = (CONFIG_NAME, partial(read_object, folder / CONFIG_NAME, hint=""))
         return ("export", listed) if listed else ("model", [config, *_of_model(folder)])
@@ -228,16 +236,18 @@ def _of_checksums(folder: Path) -> Iterator[tuple[str, _Check]]:
         except DataError as problem:
             yield prefix + CHECKSUMS_NAME, partial(_raise, problem)
             continue
-        for name, digest in known.items():
-            yield prefix + name, partial(_compare, each / name, digest)
+        if not known and is_recorded(each):
+            yield prefix + CHECKSUMS_NAME, (each / CHECKSUMS_NAME).stat
+        for name, entry in known.items():
+            if (each / name).is_file() or has_file(each, name):
+                yield prefix + name, partial(_compare, each / name, *entry.split("|"))
 
 
 def _folders(folder: Path) -> list[Path]:
     """Folders that may have checksums: the folder itself and those in it. Checkpoints are checked on their own."""
-    return [
-        folder,
-        *sorted(path for path in folder.iterdir() if path.is_dir() and path.name != CHECKPOINTS and path.name[0] != "."),
-    ]
+    below = sorted(path for path in folder.rglob("*") if path.is_dir())
+    skipped = re.compile(rf"{CHECKPOINTS}|best|\.")
+    return [folder, *(path for path in below if not any(map(skipped.match, path.relative_to(folder).parts)))]
 
 
 class _DiffersError(DataError):
@@ -264,11 +274,11 @@ def _checked(name: str, check: _Check) -> CheckedFile:
     return CheckedFile(name, "ok")
 
 
-def _compare(path: Path, expected: str) -> None:
+def _compare(path: Path, *expected: str) -> None:
     """Compute the checksum of a file again, even if it was checked before."""
     found = checksum(path)
-    if found != expected:
-        raise _DiffersError(f"its SHA-256 is {found[:12]}..., expected {expected[:12]}...")
+    if found not in expected:
+        raise _DiffersError(f"its SHA-256 is {found[:12]}..., expected {expected[-1][:12]}...")
     if path.suffix == ".safetensors":
         _weights(path)
 

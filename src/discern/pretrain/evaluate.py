@@ -15,7 +15,7 @@ from discern.errors import ConfigError, DataError
 from discern.objectives.breakdown import Breakdown
 from discern.pretrain.rows import heldout_stream
 from discern.progress import Progress
-from discern.storage.files import write_text
+from discern.storage.checksums import write_recorded
 from discern.training import evaluation
 from discern.training.parallel import Ranks, choose_device
 
@@ -108,7 +108,7 @@ def check_sequences(sequences: int) -> None:
 def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None:
     """Store the metrics in the folder of the run. If the folder cannot be written, warn instead of failing."""
     try:
-        write_text(run / EVALUATION_FILE, json.dumps(found, indent=1) + "\n")
+        write_recorded(run, {EVALUATION_FILE: json.dumps(found, indent=1) + "\n"})
     except OSError as problem:
         warn(f"the metrics could not be stored for the report: {run / EVALUATION_FILE}: {problem.strerror}")
 

@@ -34,7 +34,7 @@ from discern.pretrain.warm_start import added_pieces
 from discern.progress import Progress
 from discern.report.evaluation import BLIMP_FILE
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
-from discern.storage.files import cannot_write, write_text
+from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
 from discern.training.metrics_log import read_metrics
@@ -280,8 +280,8 @@ def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data:
         checkpoint.clean(out / CHECKPOINTS)
         data.tokenizer()  # the tokenizer that the ids belong to
         tokenizer = (data.folder / TOKENIZER_NAME).read_bytes()
-        write_recorded(out, {TOKENIZER_FILE: tokenizer, COUNTS_FILE: counts_text(data), CONFIG_FILE: to_toml(config)})
-        write_text(out / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+        files = {TOKENIZER_FILE: tokenizer, COUNTS_FILE: counts_text(data), CONFIG_FILE: to_toml(config)}
+        write_recorded(out, files | {RECORD_FILE: json.dumps(record, indent=1) + "\n"})
     except OSError as problem:
         raise cannot_write(out, problem) from problem
 

@@ -71,7 +71,7 @@ def significance_notes(found: Found) -> list[str]:
     if not entries:
         return []
     sizes = sorted({tuple(entry["seeds"]) for entry in entries})
-    exact = all(entry.get("exact", True) for entry in entries)  # not in the files of earlier versions
+    exact = all(entry["exact"] for entry in entries)
     test = "exact permutation test" if exact else "permutation test"
     lines = [
         f"p: {test} of the difference of the means over pre-training seeds, two-sided, unpaired, against "

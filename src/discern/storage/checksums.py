@@ -1,9 +1,15 @@
 """SHA-256 checksums of the files that discern writes, compared when the files are read.
 
-A folder stores the checksums of its files in `checksums.json`, which maps file names to hexadecimal digests; a data set stores
-them in its manifest. A small file is hashed each time it is read, from the bytes that were read. A large file is hashed at its
-first use in a process, and the result is cached outside the folder for as long as size, inode and times of the file stay the
-same: a data set of 100 GB is hashed once per machine, not at every start.
+A folder stores the checksums of its files in `checksums.json`, which maps file names to hexadecimal digests; those of the shards
+of a data set are in its manifest. Every file that is read again has an entry. Only the logs of a run have none while it writes
+them; they get one when it ends. A folder that discern did not write has no `checksums.json`, and its files are not compared.
+
+While a file is replaced, its entry is `OLD|NEW`, and both contents are accepted; an empty digest stands for no file. Wherever a
+process is killed, the folder is as good as before or after.
+
+A small file is hashed each time it is read, from the bytes that were read. A large file is hashed at its first use in a process,
+and the result is cached outside the folder for as long as size, inode and times of the file stay the same: a data set of 100 GB
+is hashed once per machine, not at every start.
 
 `DISCERN_VERIFY=0` in the environment disables verification.
 """
@@ -15,18 +21,30 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from discern.errors import DataError, DiscernError
 from discern.parsing import json_value
-from discern.storage.files import write_bytes, write_text
+from discern.storage.files import replacing_file, write_bytes, write_text
 
 CHECKSUMS_NAME = "checksums.json"
 VARIABLE = "DISCERN_VERIFY"
 _NOTES = "verified"
+_LFS_POINTER = b"version https://git-lfs"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_ENTRY = re.compile(r"(|[0-9a-f]{64})(\|(|[0-9a-f]{64}))*")
+_RECORDS = {
+    "run.json": b"",
+    "finetuned.json": b"",
+    "scores.json": b"",
+    "pretraining.json": b"",
+    "comparison.json": b"",
+    "manifest.json": b'"discern-data"',
+    "config.json": b'"discern"',
+}
+"""Files that only a folder of discern contains, or contains with these bytes."""
 # Hashing this many bytes takes about 20 ms, so caching the result for smaller files is not worthwhile.
 _WORTH_REMEMBERING = 1 << 24
 # A file that is written twice within one tick of the file system's clock has the same times before and after.
@@ -71,7 +89,7 @@ def checksum(path: Path) -> str:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Read the digests of a folder's `checksums.json`, by file name; empty if there is no such file.
+    """Read the entries of a folder's `checksums.json`, by file name; empty if there is no such file.
 
     Raises:
         DataError: it is damaged.
@@ -86,20 +104,22 @@ def read_checksums(folder: Path) -> dict[str, str]:
         raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint=hint) from problem
     except (ValueError, RecursionError) as problem:
         raise DataError(f"{path} is damaged: it is not valid JSON", hint=hint) from problem
-    sound = (
-        isinstance(found, dict) and found and all(isinstance(each, str) and _DIGEST.fullmatch(each) for each in found.values())
-    )
-    if not sound:
+    if not isinstance(found, dict) or not all(isinstance(each, str) and _ENTRY.fullmatch(each) for each in found.values()):
         raise DataError(f"{path} is damaged: expected file names with their SHA-256 digests", hint=hint)
     return dict(found)
 
 
 def known_checksums(folder: Path) -> dict[str, str]:
-    """The digests of a folder's `checksums.json`; empty if it is damaged, so that it is replaced."""
+    """The entries of a folder's `checksums.json`; empty if it is damaged."""
     try:
         return read_checksums(folder)
     except DataError:
         return {}
+
+
+def has_file(folder: Path, name: str) -> bool:
+    """Whether a folder has a file, or has lost it: `checksums.json` lists the file."""
+    return (folder / name).is_file() or "" not in known_checksums(folder).get(name, "").split("|")
 
 
 def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
@@ -111,79 +131,159 @@ def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    write_text(folder / CHECKSUMS_NAME, json.dumps(dict(sorted(digests.items())), indent=1) + "\n")
+    write_text(folder / CHECKSUMS_NAME, _serialized(digests))
 
 
 def record_checksums(folder: Path, names: Iterable[str]) -> None:
     """Add the current checksums of these files to a folder's `checksums.json`.
 
     Raises:
+        DataError: `checksums.json` is damaged.
         OSError: a file cannot be read or written.
     """
-    write_checksums(folder, known_checksums(folder) | {name: checksum(folder / name) for name in names})
+    digests = {name: checksum(folder / name) for name in names}
+    _update(folder, lambda known: known | digests)
+
+
+@contextmanager
+def recording(folder: Path, digests: Mapping[str, str]) -> Iterator[None]:
+    """Files of a folder are replaced in the block, by contents with these checksums. Until its end, both contents are accepted.
+
+    Raises:
+        DataError: `checksums.json` is damaged.
+        OSError: it cannot be written.
+    """
+
+    def both(known: dict[str, str]) -> dict[str, str]:
+        return known | {name: "|".join(dict.fromkeys([*known.get(name, "").split("|"), new])) for name, new in digests.items()}
+
+    _update(folder, both)
+    yield
+    _update(folder, lambda known: known | dict(digests))
 
 
 def write_recorded(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write or replace files of a folder, each whole or not at all, and add them to its `checksums.json`.
-
-    The old checksums are removed first: a process that is killed in between leaves files without a checksum rather than files
-    that appear damaged.
+    """Write or replace files of a folder, each whole or not at all, and record their checksums.
 
     Args:
         files: content by file name; text becomes UTF-8.
 
     Raises:
-        OSError: the file cannot be written.
+        DataError: `checksums.json` is damaged.
+        OSError: a file cannot be written.
     """
     contents = {
         name: content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
         for name, content in files.items()
     }
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    known = known_checksums(folder)
-    forget_checksums(folder, [name for name, digest in digests.items() if known.get(name, digest) != digest])
-    for name, content in contents.items():
-        write_bytes(folder / name, content)
-    write_checksums(folder, known | digests)
+    with recording(folder, {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}):
+        for name, content in contents.items():
+            write_bytes(folder / name, content)
+
+
+def remove_recorded(paths: Sequence[Path]) -> None:
+    """Delete files of one folder, and their entries in its `checksums.json`; those that do not exist are skipped.
+
+    Raises:
+        DataError: `checksums.json` is damaged.
+        OSError: a file cannot be deleted.
+    """
+    forget_checksums(paths[0].parent, [path.name for path in paths])
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def forget_checksums(folder: Path, names: Iterable[str]) -> None:
-    """Remove names from a folder's `checksums.json`, before the files are changed or deleted.
+    """Remove names from a folder's `checksums.json`, before the files are deleted or appended to.
 
     Raises:
-        OSError: the file cannot be written.
+        DataError: `checksums.json` is damaged.
+        OSError: it cannot be written.
     """
-    known = known_checksums(folder)
-    rest = {name: digest for name, digest in known.items() if name not in set(names)}
-    if rest == known:
-        return
-    if rest:
-        write_checksums(folder, rest)
-    else:  # an empty file would be reported as damaged
-        (folder / CHECKSUMS_NAME).unlink(missing_ok=True)
+    gone = set(names) & read_checksums(folder).keys()
+    if gone:
+        _update(folder, lambda known: {name: digest for name, digest in known.items() if name not in gone})
 
 
-def verify(path: Path, content: bytes | None = None, error: type[DiscernError] = DataError) -> None:
-    """Compare a file with its checksum in `checksums.json`, if it has one.
+def _update(folder: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    """Replace `checksums.json` by what `change` makes of its entries; another process that does the same waits."""
+    with replacing_file(folder / CHECKSUMS_NAME, wait=True) as file:
+        file.write(_serialized(change(read_checksums(folder))).encode())
+
+
+def _serialized(digests: Mapping[str, str]) -> str:
+    return json.dumps(dict(sorted(digests.items())), indent=1) + "\n"
+
+
+def verify(path: Path, content: bytes | None = None, error: type[DiscernError] = DataError, *, log: bool = False) -> None:
+    """Compare a file with its checksum in `checksums.json`, unless discern did not write the folder.
 
     Args:
         content: the file's content, if it has been read already.
         error: class of the error to raise.
+        log: whether the file may have no checksum yet, because it is appended to.
 
     Raises:
-        DiscernError: the file has changed since it was written; of class `error`.
+        DiscernError: the file has changed since it was written, or its checksum is missing, or it is the pointer that Git LFS
+            leaves in place of a file; of class `error`.
     """
+    begin = content
+    if begin is None:
+        with suppress(OSError), path.open("rb") as file:  # what cannot be read is an error of the reader
+            begin = file.read(len(_LFS_POINTER))
+    if begin is not None and begin.startswith(_LFS_POINTER):
+        raise error(f"{path} is a Git LFS pointer, which stands for the file", hint="download the file: git lfs pull")
     if not verification_is_on():
         return
-    expected = read_checksums(path.parent).get(path.name)
-    if expected is None:
+    folder = path.parent
+    hint = f"copy or create it again; if it was edited on purpose, accept it: discern doctor --accept {folder}"
+    known = read_checksums(folder)
+    if not known and not log and is_recorded(folder):
+        raise error(f"{folder / CHECKSUMS_NAME} is missing", hint=hint)
+    if path.name not in known:
+        if known and not log:
+            raise error(f"{path} has no checksum in {CHECKSUMS_NAME}", hint=hint)
         return
+    expected = known[path.name].split("|")
     found = hashlib.sha256(content).hexdigest() if content is not None else digest_of(path, error)
-    if found != expected:
+    if found not in expected:
         raise error(
-            f"{path} is damaged or was edited: its SHA-256 is {found[:12]}..., but {CHECKSUMS_NAME} has {expected[:12]}...",
-            hint=f"copy or create it again; if it was edited on purpose, accept it: discern doctor --accept {path.parent}",
+            f"{path} is damaged or was edited: its SHA-256 is {found[:12]}..., but {CHECKSUMS_NAME} has {expected[-1][:12]}...",
+            hint=hint,
         )
+
+
+def lost_files(folder: Path) -> list[str]:
+    """The files in a folder's `checksums.json` that are missing.
+
+    Raises:
+        DataError: `checksums.json` is damaged.
+    """
+    return [name for name in read_checksums(folder) if not (folder / name).is_file() and has_file(folder, name)]
+
+
+def verify_folder(folder: Path) -> None:
+    """Compare every file in a folder's `checksums.json` with its checksum.
+
+    Raises:
+        DataError: a file has changed since it was written, or is missing.
+    """
+    for name in lost_files(folder):
+        raise DataError(
+            f"{folder / name} is missing, which {CHECKSUMS_NAME} lists", hint=f"copy it back, or remove {folder} to make it again"
+        )
+    for name in read_checksums(folder):
+        if (folder / name).is_file():
+            verify(folder / name)
+
+
+def is_recorded(folder: Path) -> bool:
+    """Whether discern wrote a folder, which lacks its `checksums.json`."""
+    for name, mark in _RECORDS.items():
+        with suppress(OSError):
+            if mark in (folder / name).read_bytes():
+                return True
+    return f"{folder.name}/{CHECKSUMS_NAME}" in known_checksums(folder.parent)
 
 
 def digest_of(path: Path, error: type[DiscernError] = DataError) -> str:

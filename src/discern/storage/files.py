@@ -77,7 +77,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: the file cannot be written. An existing file is unchanged, and no partial file is left.
     """
-    with _replacing(path, wait=True) as file:
+    with replacing_file(path, wait=True) as file:
         file.write(content)
 
 
@@ -106,7 +106,7 @@ def whole_binary_file(path: Path) -> Iterator[BinaryIO]:
     try:
         if not path.exists():
             Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path, wait=False) as file:
+        with replacing_file(path, wait=False) as file:
             yield file
     except OSError as problem:
         raise cannot_write(path, problem) from problem
@@ -162,8 +162,12 @@ def partial_name(name: str) -> str:
 
 
 @contextmanager
-def _replacing(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
-    """A file that replaces `path` at the end of the block, or `path` itself if it is a device or a pipe."""
+def replacing_file(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
+    """A file that replaces `path` at the end of the block, or `path` itself if it is a device or a pipe.
+
+    Args:
+        wait: wait for another process that is writing it, instead of raising.
+    """
     opened = _open_as_it_is(path)
     if opened is not None:
         with os.fdopen(opened, "wb") as file:

@@ -37,13 +37,7 @@ Prediction = dict[str, Any]
 
 
 class TaskConfig(Section):
-    """Settings of all tasks. Each family extends them in its own module.
-
-    Attributes:
-        earlier_defaults: for settings that earlier versions lacked, the value that corresponds to their behavior.
-    """
-
-    earlier_defaults: ClassVar[Mapping[str, object]] = {}
+    """Settings of all tasks. Each family extends them in its own module."""
 
     sequence_length: int = Field(
         128, ge=8, le=1 << 20, description="Maximum number of tokens per row, including [CLS] and [SEP]."

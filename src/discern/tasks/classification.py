@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -38,8 +38,6 @@ _ACTIVATIONS: dict[str, Literal["tanh", "gelu"]] = {"summary": "tanh", "dense": 
 
 class ClassificationConfig(TaskConfig):
     """Settings of classification and regression."""
-
-    earlier_defaults: ClassVar[Mapping[str, object]] = {"compare_words": False}
 
     class_weights: Literal["none", "balanced"] = Field(
         "none",

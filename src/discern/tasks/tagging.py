@@ -34,8 +34,6 @@ _TAG_COLUMN = "--tags COLUMN for a file of your own, --set task.tag_column=N for
 class TaggingConfig(TaskConfig):
     """Settings of tagging."""
 
-    earlier_defaults: ClassVar[Mapping[str, object]] = {"spaced_words": False}
-
     word_column: int = Field(0, description="Column of the words in CoNLL files, from 0; negative numbers count from the right.")
     tag_column: int = Field(-1, description="Column of the tags in CoNLL files; -1 is the last column.")
     head: Literal["linear", "prediction"] = Field(

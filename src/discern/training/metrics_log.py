@@ -12,6 +12,7 @@ from typing import Any
 
 from discern.errors import CheckpointError, DataError
 from discern.parsing import json_value
+from discern.storage.checksums import forget_checksums, record_checksums, verify
 from discern.storage.files import write_text
 from discern.training.trackers import Service, TensorBoard, Tracker, TrackerName
 
@@ -56,6 +57,9 @@ class MetricsLog:
     ) -> None:
         self._path = folder / METRICS_FILE
         self._examples = folder / EXAMPLES_FILE
+        for path in (self._path, self._examples):
+            read_records(path)  # compares it with its checksum
+        forget_checksums(folder, [METRICS_FILE, EXAMPLES_FILE])  # until the log is closed
         _truncate(self._path, step)
         _truncate(self._examples, step)
         self._stream = self._path.open("a", encoding="utf-8")
@@ -100,9 +104,10 @@ class MetricsLog:
         os.fsync(self._stream.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        with suppress(OSError):  # an error of a full disk was reported when the record was written
+        """Close the file, and record its checksum."""
+        with suppress(OSError, DataError):  # an error of a full disk was reported when the record was written
             self._stream.close()
+            record_checksums(self._path.parent, (path.name for path in (self._path, self._examples) if path.is_file()))
         for tracker in self._trackers:
             tracker.close()
 
@@ -122,11 +127,13 @@ def read_metrics(folder: Path, warn: Callable[[str], None] | None = None) -> lis
 def read_records(path: Path, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
     """The records of a file of JSON lines with a step, as `read_metrics` reads them."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint="check its permissions") from problem
+    verify(path, content, log=True)
+    lines = content.split(b"\n")
     found = [metrics_record(line) for line in lines]
     # After the last line break there is nothing, or a line that a kill cut short.
     damaged = [number for number, (line, record) in enumerate(zip(lines[:-1], found, strict=False), 1) if line and record is None]

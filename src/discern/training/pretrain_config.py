@@ -131,11 +131,10 @@ def read_written_config(path: Path) -> PretrainConfig:
     Raises:
         ConfigError: it is missing or damaged; the message names the file.
     """
+    settings = read_file(path, written=True)
     try:
-        return resolve_pretrain_config(read_file(path, written=True), shortens=False).config
+        return resolve_pretrain_config(settings, shortens=False).config
     except ConfigError as problem:
-        if str(path) in problem.message:
-            raise
         hint = "copy the file again from where the folder came from"
         raise ConfigError(f"{path} is damaged: {problem.message}", hint=hint) from problem
 
@@ -298,7 +297,7 @@ def _objective_config(name: str) -> type[BaseModel]:
 
 
 _VARIANTS = {
-    "model": Variant("encoder", config_class, encoders.names, "encoder", were_one=True),
+    "model": Variant("encoder", config_class, encoders.names, "encoder"),
     "objective": Variant("name", _objective_config, objectives.names, "objective"),
 }
 

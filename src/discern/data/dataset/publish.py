@@ -33,6 +33,7 @@ from discern.data.sources.problems import Problem
 from discern.data.tokenizer import fingerprint, lowercases, special_ids, vocab_size
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer
 from discern.errors import ConfigError
+from discern.storage.checksums import CHECKSUMS_NAME, checksum, read_checksums, record_checksums, recording
 from discern.storage.files import write_file
 from discern.storage.output import OutputFolder, StagedFolder, listed
 
@@ -83,7 +84,7 @@ def refuse_foreign(out: Path) -> None:
 
 def is_own_name(name: str) -> bool:
     """Whether a file of this name belongs to a data set."""
-    return name in (MANIFEST_NAME, TOKENIZER_NAME, COUNTS_NAME, ADDED_NAME) or _SHARD.fullmatch(name) is not None
+    return name in (MANIFEST_NAME, TOKENIZER_NAME, COUNTS_NAME, ADDED_NAME, CHECKSUMS_NAME) or _SHARD.fullmatch(name) is not None
 
 
 def other_data_set(out: Path, what: str) -> ConfigError:
@@ -103,9 +104,10 @@ def repair(folder: StagedFolder, before: Manifest, made: Manifest) -> tuple[str,
         Names of the files that were damaged or missing.
     """
     names = [name for name, expected in files_of(made).items() if not _is_sound(folder.target / name, expected)]
-    # The serialization of a tokenizer depends on the version of the library.
-    if before.versions.get("tokenizers") == made.versions.get("tokenizers") or not (folder.target / TOKENIZER_NAME).is_file():
-        names += [TOKENIZER_NAME] if not _are_equal(folder.target / TOKENIZER_NAME, folder.path / TOKENIZER_NAME) else []
+    # Compared with its own checksum: the serialization of a tokenizer depends on the version of the library.
+    tokenizer = folder.target / TOKENIZER_NAME
+    if not tokenizer.is_file() or checksum(tokenizer) != read_checksums(folder.target).get(TOKENIZER_NAME):
+        names.append(TOKENIZER_NAME)
     if (before.splits, before.token_counts, before.tokenizer, before.dtype) != (
         made.splits,
         made.token_counts,
@@ -115,7 +117,9 @@ def repair(folder: StagedFolder, before: Manifest, made: Manifest) -> tuple[str,
         names.append(MANIFEST_NAME)
     # An overlap that was not checked before is recorded; nothing was damaged.
     recorded = [MANIFEST_NAME] if before.overlap != made.overlap and MANIFEST_NAME not in names else []
-    folder.replace_files([*names, *recorded])
+    listed = {name: checksum(folder.path / name) for name in (TOKENIZER_NAME, MANIFEST_NAME) if name in (*names, *recorded)}
+    with recording(folder.target, listed):
+        folder.replace_files([*names, *recorded])
     return tuple(names)
 
 
@@ -133,10 +137,6 @@ def _is_sound(path: Path, expected: FileInfo) -> bool:
         return False
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == expected.sha256
-
-
-def _are_equal(one: Path, other: Path) -> bool:
-    return one.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def configuration(
@@ -172,7 +172,7 @@ def write_header(
     problems: tuple[Problem, ...],
     overlap: tuple[FileOverlap, ...] | None = None,
 ) -> Manifest:
-    """Write `tokenizer.json` and `manifest.json` to the folder of the shards; returns the manifest."""
+    """Write `tokenizer.json`, `manifest.json` and their checksums to the folder of the shards; returns the manifest."""
     write_file(folder / TOKENIZER_NAME, tokenizer.to_str(pretty=True).encode())
     manifest = Manifest(
         fingerprint=data_fingerprint(info.fingerprint, built.splits),
@@ -192,6 +192,7 @@ def write_header(
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False)
     # A byte of a file name that is not UTF-8 becomes a JSON escape.
     write_file(folder / MANIFEST_NAME, text.encode(errors="backslashreplace") + b"\n")
+    record_checksums(folder, (TOKENIZER_NAME, MANIFEST_NAME))
     return manifest
 
 

@@ -23,7 +23,7 @@ from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, TOKENIZER_
 from discern.data.sources.object_stores import AbsentError, shown
 from discern.data.sources.remote import joined, open_remote, read_whole, refuse_password
 from discern.errors import ConfigError, DataError
-from discern.storage.checksums import cached_checksum, make_cache_folder, verification_is_on
+from discern.storage.checksums import CHECKSUMS_NAME, cached_checksum, make_cache_folder, verification_is_on
 from discern.storage.files import cannot_write, sync_file, write_bytes
 from discern.storage.locks import alone_in, create_held, release
 
@@ -92,8 +92,9 @@ class RemoteFolder:
         try:
             folder = make_cache_folder(_CACHE) / version
             folder.mkdir(exist_ok=True)
-            if not (folder / MANIFEST_NAME).is_file() or (folder / MANIFEST_NAME).read_bytes() != content:
-                write_bytes(folder / MANIFEST_NAME, content)
+            for name, current in ((MANIFEST_NAME, content), (CHECKSUMS_NAME, read_whole(joined(address, CHECKSUMS_NAME)))):
+                if not (folder / name).is_file() or (folder / name).read_bytes() != current:
+                    write_bytes(folder / name, current)
             manifest = read_manifest(folder)
             found = cls(address, folder)
             found._fetch_small(TOKENIZER_NAME)
