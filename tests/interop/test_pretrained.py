@@ -13,7 +13,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from discern.errors import CheckpointError
+from discern.data.tokenizer import load_tokenizer
+from discern.errors import CheckpointError, DiscernError
 from discern.interop.huggingface import to_huggingface
 from discern.interop.pretrained import encoder_from_huggingface
 from discern.models.electra.encoder import BertEncoder
@@ -124,6 +125,23 @@ def test_an_export_of_ours_with_a_head_beside(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", [electra("ElectraForPreTraining"), bert("BertForPreTraining")], ids=["electra", "bert"])
 def test_a_pickle_of_tensors(model: Any, tmp_path: Path) -> None:
     assert_same_states(encoder_from_huggingface(as_pickle(saved(model, tmp_path), model.state_dict())), model)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_a_checkpoint_of_parallel_or_compiled_training(prefix: str, tmp_path: Path) -> None:
+    model = electra("ElectraForPreTraining")
+    tensors = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    content = {"state_dict": tensors, "epoch": 3, "optimizer": {"lr": 0.1}}
+    assert_same_states(encoder_from_huggingface(as_pickle(saved(model, tmp_path), content)), model)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named(name: str, tmp_path: Path) -> None:
+    saved(electra("ElectraForPreTraining"), tmp_path)
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(DiscernError, match=rf"{name} is a Git LFS pointer") as caught:
+        load_tokenizer(tmp_path) if name == "tokenizer.json" else encoder_from_huggingface(tmp_path)
+    assert "git lfs pull" in str(caught.value.hint)
 
 
 def test_the_names_of_early_conversions(tmp_path: Path) -> None:
@@ -288,7 +306,7 @@ def test_a_damaged_pickle_is_named(content: bytes, tmp_path: Path) -> None:
 
 def test_a_pickle_of_something_else_is_named(tmp_path: Path) -> None:
     saved(electra(), tmp_path)
-    for content in ([torch.zeros(2)], {"state_dict": {"a": torch.zeros(2)}}, {1: torch.zeros(2)}):
+    for content in ([torch.zeros(2)], {"weights": {"a": torch.zeros(2)}}, {1: torch.zeros(2)}):
         with pytest.raises(CheckpointError, match="something other than a dictionary of tensors"):
             encoder_from_huggingface(as_pickle(tmp_path, content))
     with pytest.raises(CheckpointError, match=r"'embeddings\.LayerNorm\.bias' is missing, and 38 more"):

@@ -248,7 +248,10 @@ def test_every_flipped_byte_of_the_index_is_refused(tmp_path: Path) -> None:
     ("arrays", "said"),
     [
         (renamed("electra", "bert"), "contains no ELECTRA: its variables are in the scopes bert, discriminator_predictions"),
-        ({"layer-1/kernel/.ATTRIBUTES/VARIABLE_VALUE": np.zeros(3, np.float32)}, "no ELECTRA: .* scopes layer-1"),
+        (
+            {"layer-1/kernel/.ATTRIBUTES/VARIABLE_VALUE": np.zeros(3, np.float32)},
+            "an object-based checkpoint of TensorFlow 2",
+        ),
         (weights() | {"cloze_predictions/dense/bias": np.zeros(3, np.float32)}, "a two-tower generator"),
         (weights() | {"electra/pooler/dense/bias": np.zeros(3, np.float32)}, "unexpected tensor 'electra/pooler/dense/bias'"),
         (without("electra/encoder/layer_1/output/dense/bias"), r"'electra\.encoder\.layer\.1\.output\.dense\.bias' is missing"),

@@ -51,7 +51,7 @@ from discern.tasks.prediction_input import known_definition
 from discern.tasks.tagging import TaggingHead
 
 # The settings that the card shows: those that determine the weights. Their length is in the scores, as it was.
-_RECIPE = ("finetune.", "task.", "tasks.", "optimizer.")
+_RECIPE = ("finetune.", "task.", "optimizer.")
 _LENGTH = {"finetune.epochs", "finetune.min_steps"}
 _TRAINING = {"train.max_steps", "train.sequences_per_step", "train.precision"}
 _KINDS: dict[str, Kind] = {"tags": "tagging", "spans": "span", "vectors": "vectors"}
@@ -203,15 +203,11 @@ def _facts(loaded: TaskModel, task: Task[Any], model: HuggingFaceModel, head: He
     results = read_results(loaded.folder) if (loaded.folder / RESULTS_FILE).is_file() else {}
     scores = read_scores(seed) if (seed / SCORES_FILE).is_file() else {}
     own = results.get("tasks", {}).get(task.name, results if results.get("task") == task.name else {})
+    own_keys = (*_RECIPE, f"tasks.{task.name}.")
     settings = {
         key: value
         for key, value in results.get("settings", {}).items()
-        if (
-            key.startswith(_RECIPE)
-            and key not in _LENGTH
-            and (not key.startswith("tasks.") or key.startswith(f"tasks.{task.name}."))
-        )
-        or key in _TRAINING
+        if (key.startswith(own_keys) and key not in _LENGTH) or key in _TRAINING
     }
     definition = known_definition(task)
     pairs = len(definition.source.text_names()) > 1 if definition else bool((of_task["source"].get("columns") or {}).get("pair"))

@@ -13,8 +13,8 @@ from discern.interop.names import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL = (
     *(CONFIG_NAME, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"),
-    *("discern.toml", CALIBRATION_NAME, "README.md"),
-    *("modules.json", "sentence_bert_config.json", "[0-9]_*/config.json"),  # of sentence-transformers
+    *("discern.toml", CALIBRATION_NAME, CHECKSUMS_NAME, "README.md"),
+    *("modules.json", "*sentence_*.json", "[0-9]_*/config.json", f"[0-9]_*/{CHECKSUMS_NAME}"),  # of sentence-transformers
 )
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _PICKLES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")

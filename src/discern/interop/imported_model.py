@@ -85,11 +85,14 @@ class ImportedModel:
     remarks: Sequence[str] = ()
 
 
-def import_network(description: Description, weights: Weights, vocabulary: Vocabulary, path: Path) -> HuggingFaceModel:
+def import_network(
+    description: Description, weights: Weights, vocabulary: Vocabulary, path: Path, require: str = "the other weights require"
+) -> HuggingFaceModel:
     """Import the weights of a network, in float32.
 
     Args:
         path: file with the weights, for messages.
+        require: what the shapes follow from, with its verb, for messages.
 
     Raises:
         CheckpointError: a weight is missing or has an unexpected shape.
@@ -101,7 +104,7 @@ def import_network(description: Description, weights: Weights, vocabulary: Vocab
         raise CheckpointError(
             f"{path}: '{missing[0]}' is missing{and_more(missing)}", hint="the files must all come from the same ELECTRA or BERT"
         )
-    tensors = {name: _checked(weights[name](), like, name, path) for name, like in built.expected.items()}
+    tensors = {name: _checked(weights[name](), like, name, path, require) for name, like in built.expected.items()}
     return HuggingFaceModel(encoder_config(built.encoder, vocabulary, built.loads_as, "float32"), tensors)
 
 
@@ -152,10 +155,10 @@ def _equal(one: HuggingFaceModel, other: HuggingFaceModel, name: str) -> bool:
     return name in one.tensors and name in other.tensors and torch.equal(one.tensors[name], other.tensors[name])
 
 
-def _checked(tensor: Tensor, parameter: Tensor, name: str, path: Path) -> Tensor:
+def _checked(tensor: Tensor, parameter: Tensor, name: str, path: Path, require: str) -> Tensor:
     if tensor.shape != parameter.shape:
         raise CheckpointError(
-            f"{path}: '{name}' has shape {list(tensor.shape)}, but the other weights require {list(parameter.shape)}",
+            f"{path}: '{name}' has shape {list(tensor.shape)}, but {require} {list(parameter.shape)}",
             hint="the files must all come from the same ELECTRA or BERT",
         )
     check_finite({name: tensor}, path)
@@ -196,7 +199,7 @@ def read_huggingface(folder: Path, vocabulary: Vocabulary) -> ImportedModel:
         _check_tied(stored, names)
         weights: Weights = {name: partial(stored.read, theirs) for name, theirs in names.items() if theirs in stored.tensors}
         left_out = _left_out_parts(stored, set(names.values()), family)
-        model = import_network(description, weights, vocabulary, stored.path)
+        model = import_network(description, weights, vocabulary, stored.path, f"{CONFIG_NAME} requires")
     name = "encoder" if family == "bert" else _NETWORKS[head]
     length = read_max_length(folder, sizes.max_positions)
     return ImportedModel(_KINDS[family], {name: model}, {name: sizes}, max_length=length, left_out=left_out)

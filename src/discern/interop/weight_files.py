@@ -120,6 +120,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
             f"{path} cannot be loaded ({type(problem).__name__}): it is damaged, or contains more than tensors, possibly code",
             hint=f"download the model again; or, {_WRITE_AGAIN}",
         ) from problem
+    if isinstance(content, dict):  # a training checkpoint has the weights under a key of their own
+        content = next((content[key] for key in ("state_dict", "model_state_dict") if key in content), content)
     named = isinstance(content, dict) and all(isinstance(name, str) for name in content)
     if not named or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise CheckpointError(f"{path} contains something other than a dictionary of tensors", hint=_WRITE_AGAIN)
@@ -127,7 +129,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 
 
 def modern_name(name: str) -> str:
-    """The current name of a weight that an old version of transformers may have written."""
+    """The current name of a weight, without what DistributedDataParallel and torch.compile put in front of it."""
+    name = name.replace("_orig_mod.", "").removeprefix("module.")
     for old, new in _OLD_NAMES.items():
         if name.endswith(old):
             return name.removesuffix(old) + new

@@ -34,7 +34,6 @@ _CONVERT = (
 # What models come with that is no tokenizer by itself, by how the file begins.
 _OTHER_FILES = {
     rb"\s*\Z": ("empty", "copy it again from where the model came from"),
-    rb"version https://git-lfs": ("a Git LFS pointer, which stands for the file", "download the file: git lfs pull"),
     rb"[^\t\n]+\t-?\d": ("a SentencePiece vocabulary (word, tab, score)", _CONVERT),
     rb"\n.{1,2}\n.[<\[]": ("a SentencePiece model", _CONVERT),
     rb"#version|\S+ \S+\r?\n\S+ \S+\r?\n": ("pairs of words, such as the merges.txt that is a part of a BPE", _CONVERT),

@@ -34,6 +34,9 @@ _LAYERS = (
 _GIVE = "give a checkpoint of the released ELECTRA code; for any other model, give a Hugging Face folder"
 
 
+_OBJECT_KEY = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
 @dataclass(frozen=True)
 class _Scopes:
     """The scopes of the variables of a network.
@@ -113,6 +116,13 @@ def _scopes(names: Collection[str], prefix: Path) -> dict[str, _Scopes]:
     def has(scope: str) -> bool:
         return any(name.startswith(f"{scope}/") for name in names)
 
+    objects = next((name for name in names if name.endswith(_OBJECT_KEY)), None)
+    if objects is not None:
+        raise CheckpointError(
+            f"{prefix} is an object-based checkpoint of TensorFlow 2: its keys end in {_OBJECT_KEY}, as in {objects}",
+            hint="in the code that wrote it, load the model and save its variables by name with tf.compat.v1.train.Saver, or "
+            "convert it to a folder of transformers with save_pretrained()",
+        )
     if has("cloze_predictions") or has("generator_ltr"):
         raise CheckpointError(
             f"{prefix} has a two-tower generator, and does not state whether its discriminator outputs logits or energies",
