@@ -92,10 +92,13 @@ def test_one_process_agrees_with_itself(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("size", "world", "hint"), [(4, 6, "shard_ranks=3"), (6, 6, "shard_ranks=3"), (2, 5, "parallel=fsdp")])
-def test_groups_that_do_not_divide_the_processes_are_refused(size: int, world: int, hint: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "world", "hint"),
+    [(4, 6, "shard_ranks=3"), (6, 6, "shard_ranks=3"), (2, 5, "parallel=fsdp"), (2, 2, "parallel=fsdp")],
+)
+def test_groups_of_hsdp_that_are_unequal_or_only_one_are_refused(size: int, world: int, hint: str) -> None:
     ranks = Ranks(0, world, torch.device("cpu"))
-    with pytest.raises(ConfigError, match=f"{world} processes cannot be divided into groups of that size") as caught:
+    with pytest.raises(ConfigError, match=f"two equal groups of .* found {world} processes, in groups of {size}") as caught:
         check_groups(TrainConfig(parallel="hsdp", shard_ranks=size), ranks)
     assert hint in (caught.value.hint or "")
 

@@ -248,7 +248,7 @@ def mesh_of(train: TrainConfig, ranks: Ranks) -> DeviceMesh:
     """The ranks among which weights are divided, and with 'hsdp' the groups of ranks that each have all of them.
 
     Raises:
-        ConfigError: the ranks cannot be divided into groups of this size.
+        ConfigError: the ranks cannot be divided into at least two equal groups of at least two.
     """
     kind, size = ranks.device.type, ranks.world_size
     if train.parallel == "fsdp":
@@ -261,15 +261,16 @@ def shard_ranks(train: TrainConfig, ranks: Ranks) -> int:
     """Number of ranks in a group of 'hsdp'.
 
     Raises:
-        ConfigError: the ranks cannot be divided into at least two groups of this size.
+        ConfigError: the ranks cannot be divided into at least two equal groups of at least two.
     """
     size, machine = ranks.world_size, rank_environment().local_world_size
     chosen = train.shard_ranks or machine
     if size % chosen or chosen in (1, size):
         possible = [str(each) for each in range(2, size) if size % each == 0]
-        origin = "train.shard_ranks is" if train.shard_ranks else "this machine has"
+        origin = "train.shard_ranks" if train.shard_ranks else "the processes of this machine"
         raise ConfigError(
-            f"train.parallel is 'hsdp', but {origin} {chosen}, and {size} processes cannot be divided into groups of that size",
+            "train.parallel is 'hsdp', which needs at least two equal groups of at least two processes; "
+            f"found {size} processes, in groups of {chosen} ({origin})",
             hint=f"--set train.shard_ranks={possible[-1]}" if possible else "--set train.parallel=fsdp",
         )
     return chosen
