@@ -145,7 +145,7 @@ def test_what_a_run_turned_back_from_stays_until_its_step_comes_again(tmp_path: 
     for step, kept in ((15, [30, 20, 15, 10]), (17, [30, 20, 17, 15]), (20, [30, 20, 17])):
         checkpoint.save(tmp_path, contents(step), keep=2)
         assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == kept
-        loaded = checkpoint.load_newest(tmp_path, str)
+        loaded = checkpoint.load_newest(tmp_path, lambda _: None)
         assert loaded is not None
         assert loaded.step == step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -84,8 +85,8 @@ def test_the_time_of_one_thread_decides(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
     monkeypatch.setattr(precision, "_pass", run)
-    monkeypatch.setattr(precision.time, "thread_time", lambda: thread[0])
-    monkeypatch.setattr(precision.time, "perf_counter", lambda: wall[0])
+    monkeypatch.setattr(time, "thread_time", lambda: thread[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: wall[0])
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
