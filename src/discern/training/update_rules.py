@@ -17,7 +17,7 @@ from discern.wording import counted
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
-# Jordan 2024: the slope at zero is as steep as possible, so that five steps suffice; singular values end between 0.7 and 1.2.
+# Jordan 2024: the slope at zero is as steep as possible, so that five steps suffice for all but the smallest singular values.
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315
 _SMALLEST_NORM = 1e-7
 # The RMS of AdamW's updates is between 0.2 and 0.4 in practice (Liu et al. 2025, section 2.2).
@@ -299,7 +299,11 @@ class Muon(UpdateRule):
 
 
 def orthogonalized(matrices: Float[Tensor, "N R C"], dtype: torch.dtype) -> Float[Tensor, "N R C"]:
-    """The matrices with all singular values between about 0.7 and 1.2, computed in `dtype`; zero matrices stay zero."""
+    """The matrices with singular values near 1, computed in `dtype`; zero matrices stay zero.
+
+    A singular value above 0.0015 of the Frobenius norm ends between 0.68 and 1.21, a smaller one is multiplied by at most 485. All
+    those of random rectangular matrices are above it; of square ones, about 2% are below, and end anywhere from 0 to 0.68.
+    """
     linear, cubic, quintic = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
     current = matrices.to(dtype)
