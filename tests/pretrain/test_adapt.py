@@ -70,7 +70,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def go(world: Path, out: Path, *overrides: str, model: Path | None = None, **more: Any) -> dict[str, Any]:
     fast = [f"train.max_steps={STEPS}", "train.checkpoint_every_steps=4", "train.log_every_steps=1", "train.keep_checkpoints=9"]
     data = more.pop("data", world / "domain" / "data")
-    found = adapt(model or world / "run", data=data, out=out, overrides=[*fast, *overrides], progress=Silent(), **more)
+    options = {"progress": Silent(), **more}
+    found = adapt(model or world / "run", data=data, out=out, overrides=[*fast, *overrides], **options)
     assert found is not None
     return found
 
@@ -105,6 +106,20 @@ def test_before_is_the_model_and_after_is_the_run(world: Path, tmp_path: Path) -
     record = read_record(tmp_path / "out")
     assert record["start"]["model"] == str((world / "run").resolve())
     assert record["replay"]["share"] == 0.25
+
+
+@pytest.mark.parametrize(("rate", "texts"), [(1e-4, []), (1.0, ["domain", "general"])])
+def test_a_model_that_has_become_worse_is_warned_of(rate: float, texts: list[str], world: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    progress = Silent()
+    progress.note = notes.append  # type: ignore[method-assign]
+    more = (f"optimizer.learning_rate={rate}", "optimizer.warmup_steps=1")
+    found = go(world, tmp_path / "out", *more, replay=Replay(world / "general" / "data", 0.0), progress=progress)
+    warnings = [note for note in notes if "made the model worse" in note]
+    assert [note.split()[4] for note in warnings] == texts, notes
+    for note, text in zip(warnings, texts, strict=True):
+        assert note.startswith(f"warning: perplexity on the {text} text rose from {found['before'][text]['perplexity']:,.4g} to ")
+        assert "lower optimizer.learning_rate" in note
 
 
 def test_the_perplexity_of_an_even_guess_is_the_vocabulary() -> None:
