@@ -87,7 +87,7 @@ def test_a_class_a_row_is_refused_unless_it_is_asked_for(tmp_path: Path, kind: s
     path = write(tmp_path / "a.csv", "text,label", *(f"text {n},{kind}{n}" for n in range(30)))
     files = described(f"files.train={path}")
     with pytest.raises(
-        DataError, match=r"the column 'label' has 30 different labels in 30 examples, such as .*; that is too many to treat as classes"
+        DataError, match=r"the column 'label' has 30 different labels in 30 examples, such as .*; that is too many"
     ) as caught:
         files.definition.source.read(path, "train")
     assert hint in str(caught.value.hint)

@@ -188,25 +188,18 @@ def _recognize(name: str, head: bytes) -> FileSource:
 
 
 def record_texts(
-    records: Iterator[tuple[str, Mapping[str, Any]]],
-    field: str | None,
-    name: str,
-    problems: ProblemLog,
-    *,
-    kind: str = "records",
-    required: bool = True,
+    records: Iterator[tuple[str, Mapping[str, Any]]], context: ReadContext, *, tabular: bool = False
 ) -> Iterator[Lines]:
     """The text of each record, one at a time.
 
     Args:
         records: records, each with its place for messages.
-        field: name of the field; if None, it is chosen by the names and the texts of the first records.
-        kind: what they are, for notes. The choice in tables is always noted.
-        required: whether to raise an error if no field looks like text, instead of leaving the file out.
+        tabular: whether they are rows of a table. If no column looks like text, only a table that the user named is an error.
 
     Raises:
         ConfigError: there is no such field, or it is not clear which one holds the text.
     """
+    field, problems = context.options.text_field, context.problems
     sample = list(islice(records, 1))
     if sample and field is None and "text" not in sample[0][1]:
         sample += islice(records, _SAMPLE_RECORDS)
@@ -214,12 +207,13 @@ def record_texts(
     if not names:
         return
     rows = [[text if isinstance(text := record.get(key), str) else "" for key in names] for _, record in sample]
-    place = text_column(names, rows, field, name, required=required)
+    place = text_column(names, rows, field, context.name, required=context.explicit or not tabular)
     if place is None:
-        problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", name)
+        problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", context.name)
         return
     chosen = names.pop(place)
-    if names and (kind == "tables" or chosen not in ("text", field)):
+    if names and (tabular or chosen not in ("text", field)):
+        kind = "tables" if tabular else "records"
         problems.note(f"{kind}: the text is read from the column '{chosen}'; ignored: {', '.join(names)}")
     for where, record in chain(sample, records):
         yield from text_of(record.get(chosen), chosen, where, problems)

@@ -8,7 +8,6 @@ from typing import Any, final
 
 from discern.data.sources.base import NamedSource, ReadContext, record_texts
 from discern.data.sources.documents import Document, Lines
-from discern.data.sources.problems import ProblemLog
 from discern.errors import ConfigError, DataError, DiscernError
 
 _FORM = "the form is hf:NAME[:CONFIGURATION[:SPLIT]]"
@@ -19,10 +18,10 @@ class HubSource(NamedSource):
     """The rows of a data set on the hub, streamed; each row is a record."""
 
     def documents(self, address: str, context: ReadContext) -> Iterator[Document]:
-        return context.cut_records(hub_records(address, context.options.text_field, context.problems))
+        return context.cut_records(hub_records(address, context))
 
 
-def hub_records(name: str, field: str | None, problems: ProblemLog) -> Iterator[Lines]:
+def hub_records(name: str, context: ReadContext) -> Iterator[Lines]:
     """The text of each row of a data set `NAME[:CONFIGURATION[:SPLIT]]` on the hub, streamed. The default split is `train`.
 
     Raises:
@@ -42,7 +41,7 @@ def hub_records(name: str, field: str | None, problems: ProblemLog) -> Iterator[
             path, configuration or None, split=split or "train", streaming=True
         )
         places = (f"hf:{name}: row {number:,}" for number in count(1))
-        yield from record_texts(zip(places, rows, strict=False), field, f"hf:{name}", problems)
+        yield from record_texts(zip(places, rows, strict=False), context)
     except DiscernError:
         raise
     except Exception as problem:  # the library passes on any error of its many back ends

@@ -25,14 +25,13 @@ class JsonLinesSource(FileSource):
         return is_json_lines(head) or (named_json(name) and is_json_lines(head.partition(b"\n")[2]))
 
     def documents(self, stream: HeadStream, context: ReadContext) -> Iterator[Document]:
-        options, problems = context.options, context.problems
-        records = json_records(stream, context.name, options.limits, problems)
-        if options.text_field is None and ending(context.name) == "json":
+        records = json_records(stream, context.name, context.options.limits, context.problems)
+        if context.options.text_field is None and ending(context.name) == "json":
             begin = list(islice(records, 2))
             if len(begin) == 1 and "text" not in begin[0][1]:
                 raise one_object(context.name)
             records = chain(begin, records)
-        return context.cut_records(record_texts(records, options.text_field, context.name, problems))
+        return context.cut_records(record_texts(records, context))
 
 
 def named_json(name: str) -> bool:

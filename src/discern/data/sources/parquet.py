@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO, final
+from typing import Any, final
 
 from discern.data.sources.base import FileSource, ReadContext, text_column, text_of
 from discern.data.sources.documents import Document, Lines
-from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import BLOCK_BYTES, Expansion, HeadStream, Readable
 from discern.errors import ConfigError, DataError
 from discern.storage.files import writing_temporary_files
@@ -30,22 +29,17 @@ class ParquetSource(FileSource):
         return head.startswith(b"PAR1")
 
     def documents(self, stream: HeadStream, context: ReadContext) -> Iterator[Document]:
-        field = context.options.text_field
-        return context.cut_records(parquet_records(stream, context.name, field, context.expansion, context.problems))
+        return context.cut_records(parquet_records(stream, context))
 
 
-def parquet_records(
-    stream: Readable | BinaryIO, name: str, field: str | None, expansion: Expansion, problems: ProblemLog
-) -> Iterator[Lines]:
+def parquet_records(stream: Readable, context: ReadContext) -> Iterator[Lines]:
     """The text of each row of a parquet file, which is copied to a temporary file, because it is not read in order.
-
-    Args:
-        expansion: limits the content, because pages may be compressed a thousand times or repeat one long text.
 
     Raises:
         ConfigError: the extra `parquet` is not installed, or there is no such column.
         DataError: the file is damaged, or decompresses to too much data.
     """
+    name, expansion, field = context.name, context.expansion, context.options.text_field
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -74,8 +68,9 @@ def parquet_records(
                     for value in batch.column(0):
                         number += 1
                         text = value.as_py()
+                        # Pages may be compressed a thousand times, or repeat one long text.
                         expansion.count_made(_BYTES_PER_ROW + (len(text) if isinstance(text, str) else 0), _PARQUET)
-                        yield from text_of(text, field, f"{name}: row {number:,}", problems)
+                        yield from text_of(text, field, f"{name}: row {number:,}", context.problems)
         except (arrow.ArrowException, OSError) as problem:
             raise DataError(f"{name} is a damaged parquet file: {problem}", hint="fetch it again, or leave it out") from problem
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from discern.data.sources.object_stores import (
@@ -46,15 +46,6 @@ _HEADERS = {"User-Agent": "discern", "Accept-Encoding": "identity"}
 _AS_THEY_ARE = "%/:?#[]@!$&'()*+,;=~"
 """Characters of an address that are not percent-encoded: those with a meaning, and `%`, which begins what is encoded already."""
 _ADDRESS = re.compile(rf"(https?|{'|'.join(PACKAGES)}):/+(.+)", re.IGNORECASE | re.DOTALL)
-
-
-@runtime_checkable
-class Connection(Protocol):
-    """An open connection."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
-
-    def close(self) -> None: ...
 
 
 def is_remote(text: str) -> bool:
@@ -239,12 +230,12 @@ class ResumingStream:
         open_at: opens a connection at an offset; returns it with the size of the whole, or None if that is unknown.
     """
 
-    def __init__(self, name: str, open_at: Callable[[int], tuple[Connection, int | None]]) -> None:
+    def __init__(self, name: str, open_at: Callable[[int], tuple[Any, int | None]]) -> None:
         self._name = name
         self._open_at = open_at
         self._position = 0
         self._failures = 0
-        self._connection: Connection | None = None
+        self._connection: Any = None
         self._size: int | None = None
 
     def read(self, size: int = -1, /) -> bytes:
@@ -257,7 +248,7 @@ class ResumingStream:
             try:
                 if self._connection is None:
                     self._connection, self._size = self._open_at(self._position)
-                data = self._connection.read(size)
+                data: bytes = self._connection.read(size)
                 if data or self._size is None or self._position >= self._size:
                     self._position += len(data)
                     self._failures = 0
@@ -301,7 +292,7 @@ class _Server:
         self._address = address
         self._version: str | None = None
 
-    def open(self, offset: int) -> tuple[Connection, int | None]:
+    def open(self, offset: int) -> tuple[Any, int | None]:
         headers = _HEADERS | ({"Range": f"bytes={offset}-"} if offset else {})
         response = _answer(self._address, "GET", headers)
         version = _version_in(response.headers)

@@ -15,7 +15,6 @@ from typing import final
 
 from discern.data.sources.base import TEXT_NAMES, FileSource, ReadContext, ending, is_number, record_texts
 from discern.data.sources.documents import Document, Lines
-from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import HeadStream
 from discern.data.sources.text import text_lines
 from discern.errors import DataError
@@ -59,9 +58,19 @@ class TableSource(FileSource):
         dialect = table_dialect(context.name, stream.head)
         assert dialect is not None
         lines = text_lines(stream, context.name, context.problems, squeeze=False)
-        column = context.options.text_field
-        rows = table_records(lines, context.name, dialect, column, context.problems, required=context.explicit)
-        return context.cut_records(rows)
+        columns, has_header, rows = table_rows(lines, context.name, dialect)
+        if has_header and len(columns) == 1:  # a short first line of text looks like a name, so the user must be able to notice
+            context.problems.note(f"tables: the first line, '{columns[0]}', is taken as the header")
+
+        def records() -> Iterator[tuple[str, dict[str, str]]]:
+            for number, row in rows:
+                where = f"{context.name}: line {number:,}"
+                if len(row) == len(columns):
+                    yield where, dict(zip(columns, row, strict=True))
+                else:
+                    context.problems.add("row skipped, as its number of fields differs from the header", where)
+
+        return context.cut_records(record_texts(records(), context, tabular=True))
 
 
 def table_dialect(name: str, head: bytes) -> Dialect | None:
@@ -110,36 +119,6 @@ def delimiter_of(header: str, marks: str = DELIMITERS) -> str | None:
     counts = {mark: len(_fields(header, mark)) for mark in marks}
     found = max(marks, key=counts.__getitem__)
     return found if counts[found] != 1 else None
-
-
-def table_records(
-    lines: Iterator[Lines], name: str, dialect: Dialect, field: str | None, problems: ProblemLog, *, required: bool
-) -> Iterator[Lines]:
-    """The text of each row, one record per row.
-
-    Args:
-        lines: lines of the file.
-        field: name of the text column; if None, it is detected.
-        problems: collects rows that are left out, and the choice of column.
-        required: whether to raise an error if no column looks like text, instead of leaving the file out.
-
-    Raises:
-        ConfigError: there is no such column, or it is not clear which one holds the text.
-        DataError: a quotation mark is never closed.
-    """
-    columns, has_header, rows = table_rows(lines, name, dialect)
-    if has_header and len(columns) == 1:  # a short first line of text looks like a name, so the user must be able to notice
-        problems.note(f"tables: the first line, '{columns[0]}', is taken as the header")
-
-    def records() -> Iterator[tuple[str, dict[str, str]]]:
-        for number, row in rows:
-            where = f"{name}: line {number:,}"
-            if len(row) == len(columns):
-                yield where, dict(zip(columns, row, strict=True))
-            else:
-                problems.add("row skipped, as its number of fields differs from the header", where)
-
-    yield from record_texts(records(), field, name, problems, kind="tables", required=required)
 
 
 def table_rows(

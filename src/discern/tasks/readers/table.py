@@ -105,8 +105,11 @@ def open_table(path: Path, format: str | None = None) -> Table:
     if str(path) != "-":
         with naming(name):
             # What is read from a pipe cannot be read again.
-            if format in (None, "parquet") and stat.S_ISREG(path.stat().st_mode) and _begins_as_parquet(path):
-                return _parquet(path)
+            if format in (None, "parquet") and stat.S_ISREG(path.stat().st_mode):
+                with path.open("rb") as file:
+                    is_parquet = file.read(4) == b"PAR1"
+                if is_parquet:
+                    return _parquet(path)
     lines = stream_lines(sys.stdin.buffer, name) if str(path) == "-" else numbered_lines(path)
     first = next(((number, line) for number, line in lines if line.strip()), None)
     if first is None:
@@ -127,11 +130,6 @@ def open_table(path: Path, format: str | None = None) -> Table:
         rows = (Row(f"{name}:{number}", {"text": line}) for number, line in without_blank_end(itertools.chain(above, lines)))
         return Table(name, "text", ("text",), rows)
     return _delimited(lines, name, dialect_of([line for _, line in begin], "\t" if found == "tsv" else DELIMITERS))
-
-
-def _begins_as_parquet(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
 
 
 def _format(path: Path, line: str) -> TableFormat:
