@@ -477,12 +477,12 @@ def test_what_is_named_json_has_to_be_json_lines(tmp_path: Path, name: str) -> N
     content = json.dumps([{"text": "x"}, {"text": "y"}]).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     (tmp_path / "text").write_text("Text.")
-    with pytest.raises(DataError, match=f"{name} is not JSON lines") as error:
+    with pytest.raises(DataError, match=f"{name} is not text: it is not JSON lines") as error:
         read(tmp_path / name)
     assert "jq -c" in str(error.value.hint)
     problems = ProblemLog()
     assert read(tmp_path, problems=problems) == [["Text."]]
-    assert [problem.kind for problem in problems.summary()] == ["file skipped, as it is named JSON but is not JSON lines"]
+    assert [problem.kind for problem in problems.summary()] == ["file skipped, as it is not text"]
 
 
 def test_a_part_of_a_file_may_begin_within_a_record(tmp_path: Path) -> None:

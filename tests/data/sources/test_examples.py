@@ -52,7 +52,7 @@ def test_a_table_without_a_header_and_a_compressed_file(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "a"}\n{"text"\n', "line 2 is not JSON"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', "line 2 is not a JSON object"),
         ("a.json", '[{"text": "a"}]', "is not JSON lines"),
-        ("a.json", '{"data": [{"paragraphs": []}]}', "is one JSON object, expected one object per line"),
+        ("a.json", '{"data": [{"paragraphs": []}]}', "it is one JSON object, expected one object per line"),
         ("a.bin", "\0" * 20, "is not text"),
     ],
 )

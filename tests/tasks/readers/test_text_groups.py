@@ -26,6 +26,7 @@ def texts_of(path: Path, *, training: bool = True, **options: Any) -> list[tuple
         ("query,document", "a,b", ("a", "b")),
         ("Premise,Hypothesis,id", "a,b,1", ("a", "b")),
         ("text", "a", ("a", "a")),
+        ("id,content", "1,a", ("a", "a")),
     ],
 )
 def test_columns_are_recognized(tmp_path: Path, header: str, row: str, expected: tuple[str, ...]) -> None:

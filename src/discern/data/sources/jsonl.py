@@ -9,7 +9,7 @@ from typing import Any, final
 from discern.data.sources.base import FileSource, ReadContext, ending, record_texts
 from discern.data.sources.documents import Document, Limits
 from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import BLOCK_BYTES, HeadStream, Readable
+from discern.data.sources.streams import BLOCK_BYTES, HeadStream, NotTextError, Readable
 from discern.errors import DataError
 from discern.parsing import json_value
 
@@ -39,9 +39,9 @@ def named_json(name: str) -> bool:
     return ending(name) in ("json", "jsonl", "ndjson")
 
 
-def not_json_lines(name: str) -> DataError:
+def not_json_lines(name: str) -> NotTextError:
     """The error of a file that is named JSON but has no object in its first line."""
-    return DataError(f"{name} is not JSON lines, as its first line is not an object", hint=ONE_PER_LINE)
+    return NotTextError(name, "it is not JSON lines, as its first line is not an object", ONE_PER_LINE)
 
 
 def is_json_lines(head: bytes) -> bool:
@@ -58,9 +58,9 @@ def is_json_lines(head: bytes) -> bool:
         return False
 
 
-def one_object(name: str) -> DataError:
+def one_object(name: str) -> NotTextError:
     """The error of a file that is a single JSON object."""
-    return DataError(f"{name} is one JSON object, expected one object per line", hint=ONE_PER_LINE)
+    return NotTextError(name, "it is one JSON object, expected one object per line", ONE_PER_LINE)
 
 
 def json_records(stream: Readable, name: str, limits: Limits, problems: ProblemLog) -> Iterator[tuple[str, Mapping[str, Any]]]:

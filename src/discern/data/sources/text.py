@@ -32,19 +32,8 @@ class TextSource(FileSource):
         if context.options.documents == "record":
             raise DataError(f"{context.name} has no records: it is plain text", hint="use --documents blank-line, file or line")
         if named_json(context.name) and stream.head.strip():
-            return self._not_text(context)
-        return context.cut_text(text_lines(stream, context.name, context.problems))
-
-    def _not_text(self, context: ReadContext) -> Iterator[Document]:
-        """No documents: markup is no text.
-
-        Raises:
-            DataError: the user named the file.
-        """
-        if context.explicit:
             raise not_json_lines(context.name)
-        context.problems.add("file skipped, as it is named JSON but is not JSON lines", context.name)
-        return iter(())
+        return context.cut_text(text_lines(stream, context.name, context.problems))
 
 
 def text_lines(stream: Readable, name: str, problems: ProblemLog, *, squeeze: bool = True) -> Iterator[Lines]:
