@@ -14,6 +14,7 @@ from discern.errors import ConfigError
 from discern.finetune.settings import given_settings, load_finetune_config
 from discern.models.config import ModelConfig
 from discern.objectives.rtd import RTDConfig
+from discern.storage.checksums import write_recorded
 from discern.tasks import tasks
 from discern.training.pretrain_config import PretrainConfig, differences, load_pretrain_config, read_written_config
 from discern.training.schedule import learning_rate
@@ -213,10 +214,8 @@ def test_a_warm_up_without_steps_after_it_is_refused_where_the_user_set_it() -> 
 
 def test_a_configuration_that_discern_wrote_keeps_its_warm_up(tmp_path: Path) -> None:
     """Earlier versions fitted that of no schedule but 'wsd'."""
-    (tmp_path / "run.json").write_text("{}")
-    (tmp_path / "config.toml").write_text(
-        to_toml(load("tiny", "optimizer.warmup_steps=40")).replace("max_steps = 50", "max_steps = 9")
-    )
+    text = to_toml(load("tiny", "optimizer.warmup_steps=40")).replace("max_steps = 50", "max_steps = 9")
+    write_recorded(tmp_path, {"run.json": "{}", "config.toml": text})
     for config in (load_pretrain_config(tmp_path, None).config, read_written_config(tmp_path / "config.toml")):
         assert (config.train.max_steps, config.optimizer.warmup_steps) == (9, 40)
     said = r"config\.toml, line \d+: optimizer\.warmup_steps: 40 is not less than the 8 steps of train\.max_steps"

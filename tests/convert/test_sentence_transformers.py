@@ -17,6 +17,7 @@ from discern.data.tokenizer import load_tokenizer
 from discern.errors import CheckpointError, ConfigError
 from discern.interop.sentence_transformers import StoredPooling, read_pooling
 from discern.progress import Silent
+from discern.storage.checksums import write_recorded
 from tests.small.run import make_run
 
 TEXTS = ["a quiet street.", "the old town has a bridge of stone.", "", "x"]
@@ -74,7 +75,7 @@ def test_a_length_that_is_none_is_refused(exported: Path, tmp_path: Path, stated
     folder = tmp_path / "model"
     shutil.copytree(exported, folder)
     write_sentence_transformers(folder, "mean")
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": stated}))
+    write_recorded(folder, {"sentence_bert_config.json": json.dumps({"max_seq_length": stated})})
     with pytest.raises(CheckpointError, match=r"sentence_bert_config.json: max_seq_length is .* expected a number of tokens"):
         discern.load(folder)
 

@@ -25,6 +25,7 @@ from discern.inference.detection import Detection, detect, detect_each, detect_r
 from discern.inference.texts import InputText
 from discern.objectives.base import Objective
 from discern.progress import Silent
+from discern.storage.checksums import write_recorded
 from tests.interop.small_tokenizers import HARD
 from tests.small.run import make_run
 
@@ -170,7 +171,7 @@ def test_other_folders_are_refused(made: tuple[Path, Objective], tmp_path: Path)
     with pytest.raises(CheckpointError, match="is None, expected a whole number"):
         found(tmp_path, "x")
     export(made[0] / "run", out=tmp_path / "model", network="discriminator", progress=Silent(), warn=pytest.fail)
-    (tmp_path / "config.json").write_bytes((tmp_path / "model" / "config.json").read_bytes())
+    write_recorded(tmp_path, {"config.json": (tmp_path / "model" / "config.json").read_bytes()})
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         found(tmp_path, "x")
 

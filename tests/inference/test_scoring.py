@@ -23,6 +23,7 @@ from discern.inference.score_file import score_lines
 from discern.inference.scoring import Score, ScoringModel, TokenScorer, load_scorer
 from discern.objectives.base import Objective
 from discern.progress import Silent
+from discern.storage.checksums import write_recorded
 from tests.inference.small_scorers import SPECIAL, TEXTS, ids_of, make_objective, make_scorer
 from tests.small.run import make_run
 
@@ -353,6 +354,6 @@ def test_text_that_the_vocabulary_cannot_write_is_said(runs: Path, tmp_path: Pat
 
 
 def test_a_fine_tuning_is_known_as_one(tmp_path: Path) -> None:
-    (tmp_path / "finetuned.json").write_text("{}")
+    write_recorded(tmp_path, {"finetuned.json": "{}"})
     with pytest.raises(DataError, match=r"is a fine-tuned model; it outputs task predictions.*\n.*discern predict"):
         load_scorer(tmp_path, warn=pytest.fail)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from discern.config.problems import InvalidConfigError
-from discern.config.tree import flatten, to_toml
+from discern.config.tree import flatten
 from discern.models import encoders
 from discern.models.config import LONGEST_SEQUENCE, ModelConfig, build_config, config_class, read_config
 from discern.models.electra.config import ElectraConfig
 from discern.models.xlnet.config import XLNetConfig
-from discern.training.pretrain_config import load_pretrain_config, read_written_config
+from discern.training.pretrain_config import load_pretrain_config
 
 
 def refusal(preset: str, *overrides: str, file: Path | None = None) -> tuple[str, str | None]:
@@ -60,17 +60,6 @@ def test_a_key_of_the_preset_is_dropped_with_its_encoder() -> None:
     assert isinstance(resolved.config.model, XLNetConfig)
     dropped = {each.key: each.reason for each in resolved.dropped if each.key.startswith("model.")}
     assert dropped == {"model.initialization": "[model] with encoder = 'xlnet' has no such key"}
-
-
-def test_keys_of_all_encoders_in_a_run_written_before_are_dropped(tmp_path: Path) -> None:
-    config = load_pretrain_config(None, "tiny").config
-    old = to_toml(config).replace("[model]\n", '[model]\nactivation = "gelu"\nclamp_length = 0\n').replace("normaliz", "normalis")
-    (tmp_path / "config.toml").write_text(old)
-    assert read_written_config(tmp_path / "config.toml") == config
-    (tmp_path / "run.json").touch()
-    resolved = load_pretrain_config(tmp_path, None)
-    assert resolved.config == config
-    assert resolved.dropped == []
 
 
 def test_a_record_written_before_is_read() -> None:

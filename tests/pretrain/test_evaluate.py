@@ -19,6 +19,7 @@ from discern.pretrain.doctor import examine
 from discern.pretrain.evaluate import evaluate
 from discern.progress import Silent
 from discern.report.run_page import report
+from discern.storage.checksums import write_recorded
 from tests.data.small_text import made_up, plain
 from tests.interop.small_tokenizers import KINDS
 from tests.small.run import make_run
@@ -144,7 +145,7 @@ def test_figures_of_a_data_set_that_has_changed_are_not_those_of_the_run(tmp_pat
     make_run(tmp_path / "run")
     data = prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
-    (tmp_path / "run" / "run.json").write_text(json.dumps({**record, "data_fingerprint": TokenData.open(data).fingerprint}))
+    write_recorded(tmp_path / "run", {"run.json": json.dumps({**record, "data_fingerprint": TokenData.open(data).fingerprint})})
     figures(tmp_path / "run")
     kept = (tmp_path / "run" / "evaluation.json").read_bytes()
     data.rename(tmp_path / "before")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 import warnings
@@ -27,8 +26,11 @@ from discern.cli.main import main
 from discern.compare.results import Unit
 from discern.convert.export import export
 from discern.convert.export_finetuned import export_task
+from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import SPLITS
 from discern.data.dataset.shards import TokenData
+from discern.data.prepare import prepare
+from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
 from discern.inference.calibration import chosen_threshold, head_fingerprint
 from discern.inference.detection import load_detector
@@ -185,13 +187,15 @@ def test_one_changed_byte_in_any_file_is_refused_or_has_no_effect(name: str, mad
                 continue
             path.unlink() if place is None else path.write_bytes(flipped(good, place))
             try:
-                found = kind.read(folder)
+                found, refusal = kind.read(folder), None
             except DiscernError as problem:
-                assert path.name in problem.message, f"{path}, byte {place}"
-                assert problem.hint
-            else:  # a digest of checksums, which are compared themselves
-                assert found == before, f"{path}, byte {place}"
-                assert path == made / "export" / CHECKSUMS_NAME
+                found, refusal = before, problem
+            assert found == before, f"{path}, byte {place}"
+            if refusal is None:  # a digest of checksums, which are compared themselves
+                assert path == made / "export" / CHECKSUMS_NAME, f"{path}, byte {place}"
+            else:
+                assert path.name in refusal.message, f"{path}, byte {place}"
+                assert refusal.hint
             path.write_bytes(good)
 
 
@@ -199,6 +203,22 @@ def test_a_card_may_be_edited(made: Path) -> None:
     (made / "export" / "README.md").write_text("# Mine\n")
     read_whole(made / "export")
     assert not check_folder(made / "export", Silent()).problems
+
+
+def test_a_data_set_without_a_manifest_is_replaced_as_the_hint_says(originals: Path, made: Path) -> None:
+    data = made / "data"
+    (data / "manifest.json").write_text("")
+    options: dict[str, Any] = {
+        "tokenizer": TokenizerChoice(originals / "run" / "tokenizer.json"),
+        "build": BuildOptions(heldout=0.5, workers=1),
+        "progress": Silent(),
+    }
+    for verb in (lambda: TokenData.open(data), lambda: prepare([str(originals / "data.txt")], out=data, **options)):
+        with pytest.raises(DataError, match=r"manifest\.json is damaged") as caught:
+            verb()
+        assert caught.value.hint
+    prepare([str(originals / "data.txt")], out=data, overwrite=True, **options)
+    assert read_data(data)
 
 
 def test_it_can_be_switched_off(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +304,7 @@ def test_a_folder_without_checksums_gets_them(made: Path) -> None:
     for folder in (made / "export", made / "export" / "generator"):
         (folder / CHECKSUMS_NAME).unlink()
     found = check_folder(made / "export", Silent())
-    assert [(each.name, each.state) for each in found.problems][0] == ("checksums.json", "missing")
+    assert next((each.name, each.state) for each in found.problems) == ("checksums.json", "missing")
     told: list[Accepted] = []
     accept_folder(made / "export", told.append)
     assert {"model.safetensors", "config.json", "generator/model.safetensors"} <= {each.name for each in told}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from discern.storage.checksums import write_recorded
 from discern.storage.output import OutputFolder
 from tests.pretrain.commands import DISCERN, LIMIT, command, figures, run, weights
 
@@ -111,7 +112,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_can_begin_again_otherwise(
     assert run(*command(data, out, 6)).returncode == 0
     shutil.rmtree(out / "checkpoints")
     log = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (out / "metrics.jsonl").write_text("".join(line for line in log if json.loads(line)["step"] < 3))  # as if it was killed then
+    early = "".join(line for line in log if json.loads(line)["step"] < 3)
+    write_recorded(out, {"metrics.jsonl": early})  # as if it was killed then
     missing = run(*command(data, out, 6, "--resume", "must"))
     assert "has no checkpoint to resume from" in missing.stderr
     done = run(*command(data, out, 4, "--set", "train.seed=5"))

@@ -30,6 +30,7 @@ from discern.pretrain.evaluate import evaluate
 from discern.pretrain.refit import refit_head
 from discern.pretrain.run import pretrain
 from discern.progress import Silent
+from discern.storage.checksums import write_recorded
 from tests.interop.small_tokenizers import CORPUS, GEMMA_NAMES, HARD, gemma
 
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
@@ -121,7 +122,7 @@ def test_a_refitted_head_is_told_and_exported_whole(run: Path, data: Path, tmp_p
 def test_a_head_for_text_that_has_changed_comes_with_a_warning(run: Path, data: Path, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(run, tmp_path / "run"))
     record = json.loads((run / "run.json").read_text())
-    (copied / "run.json").write_text(json.dumps(record | {"data_fingerprint": "0" * 64}))
+    write_recorded(copied, {"run.json": json.dumps(record | {"data_fingerprint": "0" * 64})})
     warnings: list[str] = []
     refit_head(copied, updates=1, progress=Silent(), warn=warnings.append)
     assert [f"{data} has changed since {copied} was trained on it" in each for each in warnings] == [True]

@@ -14,6 +14,7 @@ import pytest
 from discern.errors import DataError
 from discern.progress import Silent
 from discern.report.finetuned_page import report_finetuned
+from discern.storage.checksums import write_recorded
 from tests.small.run import make_run
 from tests.small.task import Finetuning, finetune
 from tests.tasks.data_folder import write
@@ -55,14 +56,14 @@ def test_baselines_stand_beside_the_scores_and_a_verdict_below(done: tuple[Path,
     for each in results["baselines"].values():
         assert each["title"] in html
         assert f"{each['metrics']['accuracy']:.4f}" in html
-    (tmp_path / "config.toml").write_bytes((folder / "config.toml").read_bytes())
+    write_recorded(tmp_path, {"config.toml": (folder / "config.toml").read_bytes()})
     for changed, shown in (({"beats_baselines": False, "best_baseline": "majority"}, True), ({"beats_baselines": True}, False)):
-        (tmp_path / "results.json").write_text(json.dumps(results | changed))
+        write_recorded(tmp_path, {"results.json": json.dumps(results | changed)})
         html = report_finetuned(tmp_path, None).read_text(encoding="utf-8")
         assert ("The model does not beat the most frequent class (0.5385)." in html) == shown
     # Results from before there were baselines.
     old = {key: value for key, value in results.items() if "baseline" not in key}
-    (tmp_path / "results.json").write_text(json.dumps(old))
+    write_recorded(tmp_path, {"results.json": json.dumps(old)})
     assert "Baseline" not in report_finetuned(tmp_path, None).read_text(encoding="utf-8")
 
 
@@ -97,9 +98,9 @@ def test_the_same_results_give_the_same_bytes_wherever_they_go(done: tuple[Path,
 def test_seeds_that_failed_are_named(done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, results = done
     for name in ("results.json", "config.toml"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
+        write_recorded(tmp_path, {name: (folder / name).read_bytes()})
     failed = results | {"failed_seeds": {"1": "diverged: the loss is nan"}, "median": None, "selected_on": None}
-    (tmp_path / "results.json").write_text(json.dumps(failed))
+    write_recorded(tmp_path, {"results.json": json.dumps(failed)})
     html = report_finetuned(tmp_path, None).read_text(encoding="utf-8")
     assert "rte, seed 1 failed: diverged: the loss is nan." in html
     assert "the weights were chosen" not in html

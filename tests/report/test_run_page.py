@@ -12,6 +12,7 @@ from discern.cli.main import main
 from discern.errors import ConfigError, DataError
 from discern.inference.detection import Detection
 from discern.report.run_page import report
+from discern.storage.checksums import write_recorded
 from tests.report.test_curves import MLM, RTD
 from tests.report.test_page import assert_stands_alone, structure
 from tests.small.run import make_run
@@ -57,7 +58,7 @@ def test_what_cannot_be_shown_or_written_is_told(tmp_path: Path) -> None:
     make_run(tmp_path / "run", metrics=[])
     with pytest.raises(DataError, match="nothing to show yet"):
         report(tmp_path / "run", None)
-    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(MLM) + '\n{"step": 2, "lo')
+    write_recorded(tmp_path / "run", {"metrics.jsonl": json.dumps(MLM) + '\n{"step": 2, "lo'})
     with pytest.raises(ConfigError, match="is a folder"):
         report(tmp_path / "run", tmp_path)
     with pytest.raises(DataError, match="cannot write"):

@@ -11,6 +11,7 @@ from discern.artifacts.run_record import COUNTS_FILE
 from discern.report.finetuned_page import task_verdict
 from discern.report.page import Page, TaggedTexts, entity_pieces, render_page
 from discern.report.run_page import how_good, report, run_verdict
+from discern.storage.checksums import write_recorded
 from discern.training.diagnosis import Finding
 from tests.small.run import make_run
 
@@ -123,8 +124,8 @@ def test_the_last_evaluation_is_compared_with_guessing_and_with_what_is_usual() 
 
 def test_a_run_that_predicts_words_no_better_than_their_frequencies(tmp_path: Path) -> None:
     make_run(tmp_path / "run", overrides=["objective.name=mlm"])
-    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"step": 5, "tokens": 100, "heldout_mlm_loss": 9.0}) + "\n")
+    write_recorded(tmp_path / "run", {"metrics.jsonl": json.dumps({"step": 5, "tokens": 100, "heldout_mlm_loss": 9.0}) + "\n"})
     entries = json.loads((tmp_path / "run" / "run.json").read_text())["vocab_size"]
-    (tmp_path / "run" / COUNTS_FILE).write_text("".join(f"{number}\n" for number in range(entries)))
+    write_recorded(tmp_path / "run", {COUNTS_FILE: "".join(f"{number}\n" for number in range(entries))})
     page = report(tmp_path / "run", None).read_text()
     assert re.search(r"it predicts words \d\.\d\d nats worse than word frequencies alone", page)

@@ -274,6 +274,8 @@ class _Finetuned(Record):
     debug: bool
     discern: str
     versions: dict[str, str]
+    language: str | None = None
+    text_license: str | None = None
 
 
 def read_finetuned(folder: Path) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def read_file(path: Path, *, written: bool = False) -> Settings:
     Raises:
         ConfigError: it cannot be read, or is not TOML.
     """
-    path = _existing(path)
+    path = path if written else _existing(path)
     return _read_layer(path, str(path), "file", (), written=written)
 
 
@@ -195,7 +195,8 @@ def _existing(path: Path) -> Path:
 
 def _text(path: Path) -> str:
     # Editors on Windows begin a file with a byte order mark.
-    return read_text(path, hint="a configuration is a TOML file, in UTF-8", error=ConfigError).removeprefix("\ufeff")
+    hint = "a configuration is a TOML file, in UTF-8; if discern wrote it, copy it back"
+    return read_text(path, hint=hint, error=ConfigError).removeprefix("\ufeff")
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:

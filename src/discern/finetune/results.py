@@ -13,9 +13,10 @@ import torch
 from discern import __version__
 from discern.artifacts.finetuned import read_scores, seed_folder, write_json
 from discern.config.tree import flatten, plain
+from discern.errors import DataError
 from discern.finetune.task_files import TaskData
-from discern.parsing import json_value
 from discern.progress import Progress
+from discern.storage.records import read_object
 from discern.tasks.baselines.base import deciding_metrics, measure_baselines, unbeaten_metric
 
 
@@ -203,7 +204,6 @@ def _task_baselines(data: TaskData, kept: Mapping[str, Any], progress: Progress)
 def _kept_baselines(folder: Path) -> dict[str, Any]:
     """The baselines that were measured before; empty if there is no file, or a damaged one."""
     try:
-        found = json_value((folder / BASELINES_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(folder / BASELINES_FILE, hint="")
+    except DataError:
         return {}
-    return found if isinstance(found, dict) else {}

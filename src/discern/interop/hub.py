@@ -9,6 +9,7 @@ from pathlib import Path
 
 from discern.errors import ConfigError, DataError
 from discern.interop.names import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME
+from discern.storage.checksums import CHECKSUMS_NAME
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL = (

@@ -21,6 +21,7 @@ from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.encoding import DocumentEncoder
 from discern.errors import DataError
 from discern.progress import Silent
+from discern.storage.checksums import write_recorded
 from discern.types import SpecialTokens
 from tests.data.small_text import made_up, plain, write_vocabulary
 
@@ -140,9 +141,9 @@ def test_wide_vocabularies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda folder: (folder / "manifest.json").unlink(), "is not a data set"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "is not valid JSON"),
-        (lambda folder: (folder / "manifest.json").write_text("{}"), "is not the manifest"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json is missing"),
+        (lambda folder: write_recorded(folder, {"manifest.json": "{"}), "is not valid JSON"),
+        (lambda folder: write_recorded(folder, {"manifest.json": "{}"}), "is not the manifest"),
         (lambda folder: edit_manifest(folder, format_version=99), "format version 99"),
         (lambda folder: edit_manifest(folder, dtype="int7"), "is damaged"),
         (lambda folder: (folder / "train-00000.tokens").unlink(), r"train-00000\.tokens is missing"),
@@ -174,5 +175,5 @@ def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
 
 
 def edit_manifest(folder: Path, **changes: object) -> None:
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    write_recorded(folder, {"manifest.json": json.dumps(manifest | changes)})

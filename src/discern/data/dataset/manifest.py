@@ -18,7 +18,7 @@ from discern.data.overlap import FileOverlap
 from discern.data.sources.problems import Problem
 from discern.errors import DataError
 from discern.parsing import json_value
-from discern.storage.checksums import known_checksums
+from discern.storage.checksums import has_file, known_checksums
 from discern.storage.records import read_object, understood
 
 FORMAT = "discern-data"
@@ -213,7 +213,7 @@ def read_manifest(folder: Path) -> Manifest:
         "make one with: discern prepare TEXT --out DATA --train-tokenizer wordpiece --vocab-size 8000; "
         "for an existing model, use its tokenizer: --tokenizer MODEL"
     )
-    if not path.exists():
+    if not has_file(folder, MANIFEST_NAME):
         other = "it is a file" if folder.exists() else "there is no such folder"
         reason = f"{path.name} is missing" if folder.is_dir() else other
         raise DataError(f"{folder} is not a data set: {reason}", hint=none)
