@@ -176,3 +176,6 @@ def test_a_check_counts_what_filters_leave_out(
     assert json.loads(capsys.readouterr().out)["filtered"] == {"words: fewer than 3 words": 2}
     assert call(monkeypatch, *asked, "--filter", "words:4") == 1
     assert "the filters leave out every document" in capsys.readouterr().err
+    chosen = more or ("--train-tokenizer", "wordpiece", "--vocab-size", 100)
+    assert call(monkeypatch, asked[0], *chosen, "--filter", "words:4", "--out", tmp_path / "data") == 1
+    assert "the filters leave out every document (words: fewer than 4 words: 3)" in capsys.readouterr().err

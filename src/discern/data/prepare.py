@@ -21,6 +21,7 @@ from discern.data.dataset.publish import (
     repair,
     write_header,
 )
+from discern.data.filters import all_left_out
 from discern.data.overlap import EvaluationFiles, FileOverlap, OverlapSearch
 from discern.data.processes import available_cores
 from discern.data.reports import PartReport, PrepareReport
@@ -285,8 +286,7 @@ def _publish(
         progress.note(line)
     if not made.built.statistics.documents:
         if left_out := made.built.filtered:
-            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
-            raise DataError(f"the filters leave out every document ({reasons})", hint="leave out a --filter, or relax it")
+            raise all_left_out(left_out)
         found = "".join(f"; {problem}" for problem in made.problems)
         raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
     before, info = asked.before, describe(made.tokenizer, made.trained)

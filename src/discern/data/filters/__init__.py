@@ -8,12 +8,12 @@ left out. Other packages register filters under the entry point group `discern.f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from discern.data.sources.documents import Document
-from discern.errors import ConfigError
+from discern.errors import ConfigError, DataError
 from discern.registry import Registry
 
 Rule = Callable[[Document], Document | str]
@@ -81,6 +81,16 @@ class Rules:
                 return f"{name}: {found}"
             document = found
         return document
+
+
+def all_left_out(filtered: Mapping[str, int]) -> DataError:
+    """The error that no document is left.
+
+    Args:
+        filtered: number of documents that were left out, by filter and reason.
+    """
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(filtered.items()))
+    return DataError(f"the filters leave out every document ({reasons})", hint="leave out a --filter, or relax it")
 
 
 def no_argument(name: str, argument: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
-from discern.data.filters import Rules
+from discern.data.filters import Rules, all_left_out
 from discern.data.processes import WorkerProcess
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.problems import ProblemLog
@@ -93,12 +94,17 @@ def train_on(
     sample = SentenceSample(seed, SAMPLE_BYTES[choice.train])
     rules = Rules(filters)
     meter = CorpusProgress(progress, "reading a sample for the tokenizer", corpus)
+    filtered = Counter[str]()
     for document in meter.read(ProblemLog()):
-        for kept in rules.apply([document])[0]:
-            sample.add(kept)
+        kept, left_out = rules.apply([document])
+        filtered += left_out
+        for sentences in kept:
+            sample.add(sentences)
         meter.show()
     meter.finish()
     texts = sample.sentences()
+    if filtered and not texts:
+        raise all_left_out(filtered)
     progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "")
     lowercase = choice.train == "wordpiece" if choice.lowercase is None else choice.lowercase
     words = " ".join(texts[:_EXAMINED]).lower().split()
