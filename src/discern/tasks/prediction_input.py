@@ -11,7 +11,7 @@ from itertools import islice, tee
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from discern.data.sources.table import TEXT_NAMES
+from discern.data.sources.base import TEXT_NAMES
 from discern.errors import ConfigError, DataError
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, Labels, Task
