@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 
 from discern.artifacts.finetuned import FinetunedFolder
 from discern.config.tree import flatten
-from discern.errors import ConfigError
+from discern.errors import ConfigError, DataError
 from discern.finetune import seed as finetune_seed
 from discern.finetune import sweep as sweeping
 from discern.finetune.seed import FinetunePlan
 from discern.finetune.settings import Recipe, given_settings, load_finetune_config
+from discern.finetune.task_files import find_files
 from discern.models.config import ModelConfig
 from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.progress import Silent
@@ -155,6 +156,14 @@ def test_a_file_to_predict_is_read_without_its_labels_and_never_evaluated(reques
         plan = prepare_finetuning(replace(request_, overrides=overrides), Silent())
         assert plan.data["own"].dev_name == "held out of train"
         assert list(plan.data["own"].unlabeled) == ["test"]
+
+
+def test_the_folder_of_all_tasks_is_refused_with_that_of_the_task(tmp_path: Path) -> None:
+    for name in ("CoLA", "SST-2"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match="has no training file of sst2; it contains CoLA, SST-2") as caught:
+        find_files(tasks.load("sst2"), tmp_path)
+    assert caught.value.hint == f"--data {tmp_path / 'SST-2'}"
 
 
 @pytest.mark.parametrize(

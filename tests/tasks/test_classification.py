@@ -113,6 +113,12 @@ def test_nothing_to_learn_is_an_error(labels: tuple[Any, ...], message: str) -> 
         Classification.learn(reading(*labels), ClassificationConfig(), ())
 
 
+def test_a_named_task_with_one_class_needs_its_whole_file() -> None:
+    with pytest.raises(DataError, match="nothing to learn") as caught:
+        Classification.learn(reading("1", "1"), ClassificationConfig(), ("0", "1"))
+    assert caught.value.hint == "give the whole file, with 0, 1"
+
+
 def test_an_unknown_label_names_the_nearest() -> None:
     with pytest.raises(DataError, match="'positve'") as caught:
         task(Labels(("negative", "positive"))).check(reading("positve"))

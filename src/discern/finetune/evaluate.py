@@ -158,7 +158,7 @@ def _measure(
         outputs, loss = outputs_of(model.objective, task.name, features, precision=resolved, progress=progress)
     finally:
         progress.finish()
-    refuse_non_finite(task.name, outputs, loss)
+    refuse_non_finite(task.name, outputs, loss, hint="fine-tune again with a lower optimizer.learning_rate")
     scores = task.score(reading.examples, task.predict(reading.examples, features, outputs))
     for line in scores.undefined(Path(reading.source).name):
         progress.note(line)

@@ -11,6 +11,7 @@ from discern.artifacts.finetuned import write_json
 from discern.errors import ConfigError
 from discern.finetune.seed import FinetunePlan, train_network
 from discern.finetune.settings import FinetuneConfig
+from discern.finetune.task_files import MIN_SELECTION
 from discern.progress import Progress
 from discern.storage.records import read_object
 from discern.training.interrupt import StopRequest
@@ -30,9 +31,10 @@ def check_selection(plan: FinetunePlan) -> None:
     """
     without = next((name for name, data in plan.data.items() if data.selection is None), None)
     if plan.config.finetune.rate_search and without is not None:
+        file = "a dev file" if plan.data[without].dev_name == "dev" else "a larger training file, or a dev file"
         raise ConfigError(
             f"{without}: there are too few held-out examples to choose a learning rate",
-            hint="give a larger training file or a dev file, or leave out --sweep-rates",
+            hint=f"give {file} of at least {MIN_SELECTION} examples, or leave out --sweep-rates",
         )
 
 

@@ -279,7 +279,7 @@ def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
     if train.sequences_per_step % ranks.world_size:
         raise ConfigError(
             f"train.sequences_per_step {train.sequences_per_step} cannot be divided evenly among {ranks.world_size} processes",
-            hint=f"set a number that is a multiple of {ranks.world_size}",
+            hint=f"--set train.sequences_per_step={-(-train.sequences_per_step // ranks.world_size) * ranks.world_size}",
         )
     for name in plan.data:
         _refuse_passes_of_divided_weights(plan.config, name, ranks)

@@ -112,8 +112,12 @@ def find_files(definition: Definition[Any], folder: Path) -> TaskFiles:
     """
     found = definition.source.splits(folder)
     if "train" not in found:
-        held = ", ".join(sorted(path.name for path in folder.iterdir())[:20]) or "nothing"
-        raise DataError(f"{folder} has no training file of {definition.name}; it contains {held}", hint="check --data")
+        held = sorted(folder.iterdir())
+        names = ", ".join(path.name for path in held[:20]) or "nothing"
+        # The folders of GLUE are named like the tasks: SST-2 for sst2.
+        own = next((path for path in held if path.is_dir() and path.name.replace("-", "").lower() == definition.name), None)
+        hint = f"--data {own}" if own else "give the folder that has the task's files under their official names: --data FOLDER"
+        raise DataError(f"{folder} has no training file of {definition.name}; it contains {names}", hint=hint)
     return TaskFiles(definition, found)
 
 

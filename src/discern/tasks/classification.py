@@ -153,7 +153,9 @@ class Classification(Task[ClassificationExample]):
         if len(counts) < 2 and kind == "single":
             raise DataError(
                 f"every example of {train.source} is '{next(iter(counts))}': there is nothing to learn",
-                hint="check the column of the label: --label COLUMN",
+                hint=f"give the whole file, with {', '.join(fixed)}"
+                if fixed
+                else "check the column of the label: --label COLUMN",
             )
         if not names:
             raise DataError(f"no example of {train.source} has a label", hint="check the column of the labels: --label COLUMN")

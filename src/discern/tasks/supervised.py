@@ -223,17 +223,16 @@ def are_finite(outputs: Outputs) -> bool:
     return all(np.isfinite(array).all() for row in outputs for array in row.values())
 
 
-def refuse_non_finite(task: str, outputs: Outputs, loss: float) -> None:
+def refuse_non_finite(
+    task: str, outputs: Outputs, loss: float, hint: str = "try a lower optimizer.learning_rate or a longer warm-up"
+) -> None:
     """Refuse the outputs of a network whose weights have overflowed.
 
     Raises:
         NumericsError: an output or the loss is not finite.
     """
     if not math.isfinite(loss) or not are_finite(outputs):
-        raise NumericsError(
-            f"{task}: the outputs of the network are not finite (loss {loss:.4g})",
-            hint="try a lower optimizer.learning_rate or a longer warm-up",
-        )
+        raise NumericsError(f"{task}: the outputs of the network are not finite (loss {loss:.4g})", hint=hint)
 
 
 def _stds(heads: nn.Module, layers: HeadLayers) -> dict[int, float]:
