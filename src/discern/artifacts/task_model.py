@@ -83,7 +83,8 @@ class TaskModel:
     @property
     def frame(self) -> FrameName:
         """Input framing of its texts."""
-        return self.record["frame"]
+        frame: FrameName = self.record["frame"]
+        return frame
 
     @property
     def text(self) -> TextEncoder:

@@ -28,6 +28,7 @@ from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.storage.checksums import write_recorded
 from discern.storage.files import utf8_name
+from discern.storage.records import read_object
 from discern.tasks.readers.files import numbered_lines
 from discern.training.rank_environment import rank_environment
 from discern.wording import counted

@@ -20,6 +20,7 @@ from discern.config.resolve import Resolved
 from discern.config.tree import NONE, flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
+from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
 from discern.training.checkpoint import Contents
 from discern.training.metrics_log import METRICS_FILE, read_metrics

@@ -280,8 +280,8 @@ def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data:
         checkpoint.clean(out / CHECKPOINTS)
         data.tokenizer()  # the tokenizer that the ids belong to
         tokenizer = (data.folder / TOKENIZER_NAME).read_bytes()
-        files = {TOKENIZER_FILE: tokenizer, COUNTS_FILE: counts_text(data), CONFIG_FILE: to_toml(config)}
-        write_recorded(out, files | {RECORD_FILE: json.dumps(record, indent=1) + "\n"})
+        files = {CONFIG_FILE: to_toml(config), RECORD_FILE: json.dumps(record, indent=1) + "\n"}
+        write_recorded(out, {TOKENIZER_FILE: tokenizer, COUNTS_FILE: counts_text(data), **files})
     except OSError as problem:
         raise cannot_write(out, problem) from problem
 
