@@ -124,7 +124,8 @@ class TrainConfig(Section):
         "ddp",
         description="How several processes share the work. Each computes with its part of the rows. 'ddp': each has the whole "
         "model. 'fsdp': weights, gradients and moments are divided among all of them (FSDP2). 'hsdp': they are divided among the "
-        "processes of a group, and each group has the whole model. The results are those of one process, up to rounding.",
+        "processes of a group, and each group has the whole model. Without dropout, the results are those of one process, up to "
+        "rounding.",
     )
     shard_ranks: int | None = Field(
         None, ge=2, description="Number of processes in a group of 'hsdp' (default: the processes of one machine)."
