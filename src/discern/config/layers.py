@@ -226,8 +226,8 @@ def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, obj
         )
     found: list[tuple[str, object]] = []
     for key, value in tree.items():
-        nested = isinstance(value, dict) and value
-        found += _leaves(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+        name = f"{prefix}{key}"
+        found += _leaves(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
     return found
 
 

@@ -114,7 +114,7 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
 
 def _waiting(records: Sequence[Mapping[str, Any]], run: RunFolder, device: torch.device) -> list[Finding]:
     """What the run was waiting for when it last wrote a record and, on a GPU like its own, how fast it was."""
-    record = next((each for each in reversed(records) if "data_share" in each), {})
+    record: Mapping[str, Any] = next((each for each in reversed(records) if "data_share" in each), {})
     computed = run.record.get("arithmetic", {})
     numbers = [float(record[key]) for key in ("flops", "tokens", "tokens_per_second") if is_number(record.get(key))]
     if device.type != "cuda" or computed.get("device") != "cuda" or len(numbers) < 3 or 0.0 in numbers:

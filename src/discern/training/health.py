@@ -13,6 +13,7 @@ from discern.training.diagnosis import (
     diagnose_drift,
     diagnose_metrics,
     discriminator_share,
+    unusual_findings,
 )
 from discern.training.expectations import Expectations
 from discern.training.metrics_log import is_number
@@ -46,7 +47,7 @@ def too_early(finding: Finding, step: int, settled: int) -> Finding:
         settled: first step at which it can be diagnosed.
     """
     depends = finding.name in _OF_PROGRESS or finding.name.endswith(_OF_PROGRESS_ENDINGS)
-    if step >= settled or not depends or finding.verdict not in ("low", "high"):
+    if step >= settled or not depends or not unusual_findings([finding]):
         return finding
     cause = f"too early to tell at step {step:,}; wait until step {settled:,}"
     return replace(finding, verdict="unknown", cause=cause, knob="")
@@ -93,13 +94,9 @@ class HealthMonitor:
             found.append(discriminator_share(share / (USUAL_WEIGHTS[0] * generator + share)))
         if norm is not None and self._start_norm is not None:
             found.append(diagnose_drift(norm, self._start_norm, self._expected.settings))
-        return [warning_of(finding) for finding in found if self._is_new(finding)]
-
-    def _is_new(self, finding: Finding) -> bool:
-        if finding.verdict not in ("low", "high") or finding.name in self._told:
-            return False
-        self._told.add(finding.name)
-        return True
+        new = [finding for finding in unusual_findings(found) if finding.name not in self._told]
+        self._told.update(finding.name for finding in new)
+        return [warning_of(finding) for finding in new]
 
 
 def warning_of(finding: Finding) -> str:
