@@ -76,7 +76,7 @@ def publish(out: Path, write: Callable[[Path], None]) -> None:
             write(folder.path)
             folders = sorted(path for path in folder.path.rglob("*") if path.is_dir())
             for each in (*reversed(folders), folder.path):  # a folder lists the checksums of those in it
-                files = [path for path in each.iterdir() if path.is_file() and path.name != CARD_NAME]
+                files = [path for path in each.iterdir() if path.is_file() and path.name not in (CARD_NAME, CHECKSUMS_NAME)]
                 files += each.glob(f"*/{CHECKSUMS_NAME}")
                 record_checksums(each, (str(path.relative_to(each)) for path in files))
                 sync_folder(each)

@@ -53,6 +53,7 @@ from discern.models.heads import BilinearTerm, CopyMLMHead, EnergyHead, MaskedLM
 from discern.models.modernbert.huggingface import PROJECTION, WORDS
 from discern.models.two_tower import TwoTowerEncoder, two_tower_generator
 from discern.objectives.base import Vocabulary
+from discern.storage.checksums import record_checksums
 from discern.storage.files import sync_file, write_file
 from discern.training.finite import check_finite
 
@@ -130,6 +131,7 @@ class HuggingFaceModel:
                 (folder / name).chmod((folder / CONFIG_NAME).stat().st_mode)
                 with (folder / name).open("rb") as file:
                     sync_file(file)
+                record_checksums(folder, [CONFIG_NAME, name])
 
 
 def to_huggingface(network: Network, vocabulary: Vocabulary, precision: str = "float32") -> HuggingFaceModel:
