@@ -81,6 +81,8 @@ def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str
     place = Path(os.path.normpath(Path(os.path.realpath(out.parent), out.name)))
     for path in {place, Path(os.path.realpath(out))} - owned:
         for folder in filter(is_kept_whole, reversed(path.parents)):  # the outermost one, beside which there is room
+            if folder / "work" in path.parents and (folder / "comparison.json").exists():
+                continue  # a comparison trains its models there, and each has a folder of its own
             raise ConfigError(
                 f"{out} lies inside {folder}, which is a data set, a run or a model", hint=hint or _elsewhere(option, out, folder)
             )
