@@ -238,6 +238,9 @@ def test_the_best_evaluation_may_be_kept_and_patience_ends_a_seed(request_: Fine
     judged = [record for record in records if "accuracy" in record]
     assert judged[-1]["step"] < 60
     assert results["median"] == max(record["accuracy"] for record in judged)
+    scores = json.loads((request_.out / "seed-0" / "scores.json").read_text())
+    assert scores["kept_step"] < scores["steps"] == judged[-1]["step"]
+    assert {record["step"]: record["accuracy"] for record in judged}[scores["kept_step"]] == results["median"]
 
 
 def test_a_seed_that_says_the_same_of_everything_is_named(request_: Finetuning, tmp_path: Path) -> None:
