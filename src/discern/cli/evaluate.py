@@ -26,7 +26,7 @@ def evaluate(
         typer.Argument(
             metavar="MODEL",
             help="A run, an export with all its networks ('discern export RUN --out DIR --all-networks') or a fine-tuned model. "
-            "With --suite also any other export, or a Hugging Face ELECTRA folder.",
+            "With --suite also any other export, or a Hugging Face folder with a pre-training head.",
         ),
     ],
     data: Annotated[
