@@ -1,12 +1,9 @@
-"""The modern encoder through the whole of discern: trained, measured, written, read, refitted, continued, filled and scored."""
+"""The modern encoder through the whole of discern: trained, measured, written, read, continued, filled and scored."""
 
 from __future__ import annotations
 
 import json
 import random
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +19,12 @@ from discern.convert.import_ import import_model
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.errors import ConfigError
 from discern.models.heads import ReplacedTokenHead
 from discern.models.modernbert.config import ModernBertConfig
 from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.pretrain.evaluate import evaluate
-from discern.pretrain.refit import refit_head
 from discern.pretrain.run import pretrain
 from discern.progress import Silent
-from discern.storage.checksums import write_recorded
 from tests.interop.small_tokenizers import CORPUS, GEMMA_NAMES, HARD, gemma
 
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
@@ -90,52 +84,6 @@ def test_it_learns_and_both_networks_go_out_and_in(run: Path, data: Path, tmp_pa
     )
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
     assert open_model(tmp_path / "half", warn=pytest.fail).networks().keys() == {"generator"}
-
-
-def test_a_refitted_head_is_told_and_exported_whole(run: Path, data: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForTokenClassification, AutoTokenizer
-
-    found = refit_head(run, updates=40, progress=Silent(), warn=pytest.fail)
-    assert found.auc_with_term == pytest.approx(measured(run, data)["discriminator_auc"], abs=1e-6)
-    assert 0.6 < found.auc <= found.auc_with_term + 0.05
-    export(run, out=tmp_path / "out", all_networks=True, dense_head=found, progress=Silent(), warn=pytest.fail)
-    assert measured(tmp_path / "out", data)["discriminator_auc"] == pytest.approx(found.auc, abs=1e-5)
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert f"AUC on held-out text: {found.auc:.4f}, and {found.auc_with_term:.4f} with the term" in card
-    model, info = AutoModelForTokenClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not info["missing_keys"]
-    text = "the old cat sat near the river"
-    encoded = AutoTokenizer.from_pretrained(tmp_path / "out")(text, return_tensors="pt")
-    assert "token_type_ids" not in encoded
-    with torch.no_grad():
-        theirs = torch.sigmoid(model.eval()(**encoded).logits)[0, 1:-1, 0]
-    ours = discern.load(tmp_path / "out").detect(text)
-    assert list(ours.replaced_probability) == pytest.approx(theirs.tolist(), abs=1e-5)
-    code = card.split("```python\n")[1].split("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "[CLS]" in done.stdout
-    # Nothing of it touched the run.
-    assert load_run(run, warn=pytest.fail).objective.networks()["discriminator"].bilinear is not None
-
-
-def test_a_head_for_text_that_has_changed_comes_with_a_warning(run: Path, data: Path, tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(run, tmp_path / "run"))
-    record = json.loads((run / "run.json").read_text())
-    write_recorded(copied, {"run.json": json.dumps(record | {"data_fingerprint": "0" * 64})})
-    warnings: list[str] = []
-    refit_head(copied, updates=1, progress=Silent(), warn=warnings.append)
-    assert [f"{data} has changed since {copied} was trained on it" in each for each in warnings] == [True]
-    refit_head(copied, data=data, updates=1, progress=Silent(), warn=pytest.fail)
-
-
-def test_a_head_is_refitted_only_where_there_is_a_term(run: Path, data: Path, tmp_path: Path) -> None:
-    plain = trained(data, tmp_path / "plain", steps=2)
-    with pytest.raises(ConfigError, match="no discriminator of replaced tokens with a bilinear term"):
-        refit_head(plain, progress=Silent(), warn=pytest.fail)
-    export(run, out=tmp_path / "out", progress=Silent(), warn=pytest.fail)
-    with pytest.raises(ConfigError, match="is not a run, and fitting a head needs the run's generator"):
-        refit_head(tmp_path / "out", progress=Silent(), warn=pytest.fail)
 
 
 def test_a_dense_discriminator_and_a_narrow_generator_are_ordinary_folders(data: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from discern.api.arguments import Logged, checks_choices
 from discern.api.exporting import serving_of
-from discern.artifacts.export_folder import check_target
 from discern.artifacts.opening import open_model
 from discern.artifacts.run import is_finetuned
 from discern.config.tree import toml_value
@@ -45,8 +44,6 @@ from discern.pretrain import evaluate as held_out
 from discern.pretrain import run as pretraining
 from discern.pretrain.added_tokens import AddedTokens
 from discern.pretrain.estimate import estimate
-from discern.pretrain.refit import check_refit
-from discern.pretrain.refit import refit_head as fit_head
 from discern.pretrain.resolved_run import Replay, Resume
 from discern.progress import Progress
 from discern.tasks.base import Prediction
@@ -459,8 +456,6 @@ def export(
     task: str | None = None,
     seed: int | None = None,
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
-    refit_head: bool = False,
-    data: PathLike | None = None,
     form: Form | None = None,
     sentence_transformers: bool = False,
     pooling: VectorPooling | None = None,
@@ -481,9 +476,6 @@ def export(
         task: task of a fine-tuned model with several tasks.
         seed: seed of a fine-tuned model whose weights are exported; None: the best.
         precision: data type of the stored weights.
-        refit_head: first fit a dense head on the frozen states of a discriminator with a bilinear term, so that transformers
-            loads it whole; the model card states both AUCs.
-        data: data set for it; None: the one that the run was trained on.
         form: architecture of the exported model, `--as` of the command: 'electra', 'bert' or 'modernbert'; None: its own.
         sentence_transformers: also write the files of a sentence-transformers model, with `pooling` ('mean', 'mean-all' or
             'cls') and `normalize`.
@@ -514,24 +506,15 @@ def export(
         progress=listener,
     )
     if is_finetuned(folder):
-        if network is not None or all_networks or refit_head or data is not None:
-            raise ConfigError(
-                "network, all_networks, refit_head and data are for runs; a fine-tuned model has one network",
-                hint="leave them out",
-            )
+        if network is not None or all_networks:
+            raise ConfigError("network and all_networks are for runs; a fine-tuned model has one network", hint="leave them out")
         done = export_task(folder, out=Path(out), task=task, seed=seed, precision=precision, serving=serving, progress=listener)
         return done.folder
     if task is not None or seed is not None:
         raise ConfigError(f"task and seed are for fine-tuned models, but {model} is not one", hint="leave them out")
-    check_refit(refit_head, network, data)
-    dense_head = None
-    if refit_head:
-        check_target(Path(out), folder)  # before any work
-        dense_head = fit_head(folder, data=None if data is None else Path(data), progress=listener, warn=listener.note)
     written = export_networks(
         folder,
         out=Path(out),
-        dense_head=dense_head,
         network=network,
         all_networks=all_networks,
         precision=precision,

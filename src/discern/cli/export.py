@@ -51,18 +51,6 @@ def export(
     precision: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option("--precision", help="Data type of the stored weights.")
     ] = "float32",
-    refit_head: Annotated[
-        bool,
-        typer.Option(
-            "--refit-head",
-            help="Fit a dense head on the frozen states of a discriminator with a bilinear term, so that transformers loads it "
-            "whole, and report how much AUC this costs.",
-        ),
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="DATA", help="Data set for --refit-head (default: the one that the run was trained on)."),
-    ] = None,
     form: Annotated[
         Literal["electra", "bert", "modernbert"] | None,
         typer.Option(
@@ -140,34 +128,23 @@ def export(
             progress=console.progress,
         )
         if is_finetuned(run):
-            if network is not None or all_networks or refit_head or data is not None:
+            if network is not None or all_networks:
                 raise ConfigError(
-                    "--network, --all-networks, --refit-head and --data are for runs; a fine-tuned model has one network with "
-                    "its head",
+                    "--network and --all-networks are for runs; a fine-tuned model has one network with its head",
                     hint="leave them out",
                 )
             _export_task(console, run, out=out, task=task, seed=seed, precision=precision, serving=serving)
             return
         if task is not None or seed is not None:
             raise ConfigError(f"--task and --seed are for fine-tuned models, but {run} is not one", hint="leave them out")
-        from discern.artifacts.export_folder import check_target
         from discern.convert.export import export as export_networks
-        from discern.pretrain.refit import check_refit
-        from discern.pretrain.refit import refit_head as fit_head
 
-        check_refit(refit_head, network, data)
-
-        dense_head = None
-        if refit_head:
-            check_target(out, run)  # before any work
-            dense_head = fit_head(run, data=data, progress=console.progress, warn=console.warn)
         done = export_networks(
             run,
             out=out,
             network=network,
             all_networks=all_networks,
             precision=precision,
-            dense_head=dense_head,
             serving=serving,
             progress=console.progress,
             warn=console.warn,
@@ -183,12 +160,6 @@ def export(
             "bytes": done.num_bytes,
         } | _parity(done.parity)
         text = "\n".join([_text(done, precision), *_served(out, done.parity, vectors=sentence_transformers)])
-        if dense_head is not None:
-            values |= {"discriminator_auc": dense_head.auc, "discriminator_auc_with_term": dense_head.auc_with_term}
-            text = (
-                f"The dense head, fitted in {dense_head.updates:,} updates, has an AUC of {dense_head.auc:.4f} on held-out text; "
-                f"the trained head with its bilinear term has {dense_head.auc_with_term:.4f}.\n{text}"
-            )
         console.result(values, text=text)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from discern import __version__
-from discern.artifacts.dense_head import DenseHead
 from discern.artifacts.export_folder import CARD_NAME, SETTINGS_NAME, check_target, publish
 from discern.artifacts.huggingface import HuggingFaceFolder, weights_outside_networks
 from discern.artifacts.model_folder import TEXT_LICENSE
@@ -38,7 +37,6 @@ from discern.interop.tokenizer import (
     to_huggingface_tokenizer,
     tokenizer_files,
 )
-from discern.models.base import Network
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
 from discern.storage.files import write_file
@@ -94,7 +92,6 @@ def export(
     network: str | None = None,
     all_networks: bool = False,
     precision: str = "float32",
-    dense_head: DenseHead | None = None,
     serving: Serving = Serving(),
     progress: Progress,
     warn: Callable[[str], None],
@@ -107,7 +104,6 @@ def export(
         network: name of the network; None: the first of the objective, which is the one to fine-tune.
         all_networks: also write the other networks, each in a folder of its name, so that the export can be evaluated.
         precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
-        dense_head: head for the discriminator of a run, in place of its own with a bilinear term.
         serving: further forms of the model, for those who serve it.
         warn: receives a message for every damaged checkpoint that was skipped, and one if the networks of an export that holds
             them all are not enough to evaluate it.
@@ -130,7 +126,7 @@ def export(
         contents = _from_export(source, title, network, all_networks, precision, serving.form)
     else:
         run = load_run(source, warn=warn)
-        contents = _from_run(run, title, network, all_networks, precision, dense_head, serving.form)
+        contents = _from_run(run, title, network, all_networks, precision, serving.form)
         if all_networks and (lost := weights_outside_networks(run.objective)):
             warn(f"{out} lacks weights that belong to none of the networks ({', '.join(lost[:3])}): evaluate the run instead")
     progress.advance(1)
@@ -179,21 +175,9 @@ def folder_size(folder: Path) -> int:
 
 
 def _from_run(
-    run: RunFolder,
-    title: str,
-    network: str | None,
-    all_networks: bool,
-    precision: str,
-    dense_head: DenseHead | None,
-    form: Form | None,
+    run: RunFolder, title: str, network: str | None, all_networks: bool, precision: str, form: Form | None
 ) -> _Contents:
-    networks, objective = dict(run.objective.networks()), run.config.objective.name
-    settings = without_paths(run.config)
-    if dense_head is not None:
-        judge = networks["discriminator"]
-        networks["discriminator"] = Network(judge.encoder, dense_head.head)
-        dense = settings.objective.model_copy(update={"discriminator_head": "dense"})
-        settings = settings.model_copy(update={"objective": dense})
+    networks, objective = run.objective.networks(), run.config.objective.name
     if network is not None and network not in networks:
         raise ConfigError(f"objective '{objective}' has no network '{network}'", hint=did_you_mean(network, networks))
     hint = f"leave out --network; the {network} will be in the folder '{network}'"
@@ -209,9 +193,9 @@ def _from_run(
     family = family_of(networks[names[0]].encoder)
     length = run.config.data.sequence_length
     tokenizer = to_huggingface_tokenizer(run.tokenizer_path, length, family.frame, has_segments=family.has_segments)
-    card = model_card(replace(facts_of_run(run, models, title), dense_head=dense_head))
+    card = model_card(facts_of_run(run, models, title))
     is_whole = "objective" in models[names[0]].config[MARK]
-    return _Contents(models, tokenizer, to_toml(settings).encode() if is_whole else None, card, run.step)
+    return _Contents(models, tokenizer, to_toml(without_paths(run.config)).encode() if is_whole else None, card, run.step)
 
 
 def _mark(run: RunFolder, networks: list[str]) -> dict[str, object]:

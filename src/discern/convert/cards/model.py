@@ -12,7 +12,6 @@ from markupsafe import Markup
 from tokenizers import Tokenizer
 
 from discern import __version__
-from discern.artifacts.dense_head import DenseHead
 from discern.artifacts.huggingface import weights_outside_networks
 from discern.artifacts.model_folder import TEXT_LICENSE
 from discern.artifacts.run import RunFolder
@@ -77,7 +76,6 @@ class ModelFacts:
         versions: versions of Python and the libraries.
         language: language code of the text.
         text_license: license of the text.
-        dense_head: the head that was fitted for the export; None: the network has its own.
         overlap: overlap of the text with each evaluation file, as in the record of the run; None if it was not checked.
         start: name of the model whose weights the run started from; None: it started from random weights.
         replay: fraction of the rows that come from another data set; None if there is none.
@@ -102,7 +100,6 @@ class ModelFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     language: str | None = None
     text_license: str | None = None
-    dense_head: DenseHead | None = None
     overlap: Sequence[Mapping[str, Any]] | None = None
     start: str | None = None
     replay: float | None = None
