@@ -301,8 +301,8 @@ class Muon(UpdateRule):
 def orthogonalized(matrices: Float[Tensor, "N R C"], dtype: torch.dtype) -> Float[Tensor, "N R C"]:
     """The matrices with singular values near 1, computed in `dtype`; zero matrices stay zero.
 
-    A singular value above 0.0015 of the Frobenius norm ends between 0.68 and 1.21, a smaller one is multiplied by at most 485. All
-    those of random rectangular matrices are above it; of square ones, about 2% are below, and end anywhere from 0 to 0.68.
+    A singular value above 0.0015 of the Frobenius norm ends between 0.68 and 1.21, a smaller one is multiplied by at most 485.
+    All those of random rectangular matrices are above it; of square ones, about 2% are below, and end anywhere from 0 to 0.68.
     """
     linear, cubic, quintic = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
