@@ -20,6 +20,7 @@ from discern.convert.export import export
 from discern.convert.sentence_transformers import write_sentence_transformers
 from discern.errors import ConfigError, DataError
 from discern.interop.hub import hub_name, is_hub_name, local_model
+from discern.pretrain.doctor_files import accept_folder
 from discern.progress import Silent
 from tests.small.run import make_run
 
@@ -32,6 +33,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(folder / "run")
     export(folder / "run", out=folder / "out", progress=Silent(), warn=pytest.fail)
     write_sentence_transformers(folder / "out", "cls", normalize=True)
+    accept_folder(folder / "out", lambda change: None)
     (folder / "out" / "tf_model.h5").write_bytes(b"another framework's weights")
     return folder / "out"
 

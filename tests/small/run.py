@@ -52,7 +52,7 @@ def make_run(
         "format": FORMAT,
         "discern": "0.1.0",
         "data": str(folder.parent / "data"),
-        "data_fingerprint": "0" * 64,
+        "data_fingerprint": "",
         "tokenizer_fingerprint": fingerprint(built),
         "vocab_size": vocab_size(built),
         "special_tokens": asdict(special_tokens(built)),
