@@ -80,7 +80,9 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
         raise problem
     shutil.rmtree(folder.parent, ignore_errors=True)
     # A manifest that is written again records a new overlap; nothing was damaged.
-    repaired = () if existing is None or overwrite else tuple(name for name in differing if name not in (CHECKSUMS_NAME, MANIFEST_NAME))
+    repaired = (
+        () if existing is None or overwrite else tuple(name for name in differing if name not in (CHECKSUMS_NAME, MANIFEST_NAME))
+    )
     return replace(report, folder=address, unchanged=existing is not None and not overwrite and not repaired, repaired=repaired)
 
 
