@@ -23,7 +23,7 @@ from discern.inference.score_file import score_lines
 from discern.inference.scoring import Score, ScoringModel, TokenScorer, load_scorer
 from discern.objectives.base import Objective
 from discern.progress import Silent
-from discern.storage.checksums import write_recorded
+from discern.storage.checksums import remove_recorded, write_recorded
 from tests.inference.small_scorers import SPECIAL, TEXTS, ids_of, make_objective, make_scorer
 from tests.small.run import make_run
 
@@ -219,7 +219,7 @@ def test_an_xlnet_is_scored_from_left_to_right(tmp_path: Path) -> None:
     export(tmp_path / "run", out=tmp_path / "export", progress=Silent(), warn=pytest.fail)
     assert load_scorer(tmp_path / "export", warn=pytest.fail).name == "permutation-lm"
     assert totals(tmp_path / "export") == pytest.approx(totals(tmp_path / "run"), abs=1e-4)
-    (tmp_path / "export" / SETTINGS_NAME).unlink()
+    remove_recorded([tmp_path / "export" / SETTINGS_NAME])
     assert totals(tmp_path / "export") == pytest.approx(totals(tmp_path / "run"), abs=1e-4)
 
 
@@ -231,7 +231,7 @@ def test_of_an_xlnet_it_is_said_what_it_was_trained_by(tmp_path: Path) -> None:
 
 def test_the_share_of_chosen_tokens_is_assumed_aloud(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "rtd-both", tmp_path / "copy")
-    (tmp_path / "copy" / SETTINGS_NAME).unlink()
+    remove_recorded([tmp_path / "copy" / SETTINGS_NAME])
     told: list[str] = []
     load_scorer(tmp_path / "copy", "inversion", "cpu", warn=told.append).score(SENTENCES)
     # 0.15 with replacement: of 510 words 77 draws, of which 71.5 differ.

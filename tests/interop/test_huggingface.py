@@ -16,6 +16,7 @@ from discern.errors import CheckpointError, ConfigError
 from discern.interop.huggingface import is_discriminator, load_huggingface_weights, network_from_huggingface, to_huggingface
 from discern.interop.names import parameter_names
 from discern.models.base import Encoder, Network
+from discern.storage.checksums import CHECKSUMS_NAME
 from tests.parity.small_networks import VOCABULARY, build, counterpart, inputs, network_logits, sizes, token_batch
 
 NETWORKS: dict[str, Network] = {
@@ -37,9 +38,10 @@ def network(request: pytest.FixtureRequest) -> Network:
 
 
 def write(folder: Path, network: Network, precision: str = "float32") -> Path:
-    """The files of a model, in a new or empty folder."""
+    """The files of a model, in a new or empty folder, without the checksums that discern adds to them."""
     folder.mkdir(exist_ok=True)
     to_huggingface(network, VOCABULARY, precision).write(folder)
+    (folder / CHECKSUMS_NAME).unlink()
     return folder
 
 

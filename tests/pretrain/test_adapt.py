@@ -36,6 +36,7 @@ from discern.pretrain.evaluate import evaluate
 from discern.pretrain.resolved_run import Replay, resolve_run
 from discern.pretrain.run import pretrain
 from discern.progress import Silent
+from discern.storage.checksums import write_recorded
 from discern.training import checkpoint, trackers
 from discern.training.metrics_log import read_metrics
 from tests.objectives.test_conformance import build
@@ -408,7 +409,8 @@ def test_tokens_that_cannot_be_added(world: Path, tmp_path: Path) -> None:
     data = tmp_path / "moved"
     shutil.copytree(world / "domain" / "data", data)
     manifest = (data / "manifest.json").read_text()
-    (data / "manifest.json").write_text(manifest.replace(str(world / "domain" / "text.txt"), str(tmp_path / "gone.txt")))
+    edited = manifest.replace(str(world / "domain" / "text.txt"), str(tmp_path / "gone.txt"))
+    write_recorded(data, {"manifest.json": edited})
     with pytest.raises(DataError, match=r"gone\.txt' does not exist"):
         go(world, tmp_path / "out", data=data, added=AddedTokens(number=3))
     assert not (tmp_path / "out-data").exists()
