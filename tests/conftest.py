@@ -41,3 +41,9 @@ def request_(tmp_path: Path, small_model: Path) -> Finetuning:
     from tests.small.task import small_request
 
     return small_request(small_model, tmp_path)
+
+
+@pytest.fixture
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that discern wrote may be edited."""
+    monkeypatch.setenv("DISCERN_VERIFY", "0")

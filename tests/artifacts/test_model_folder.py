@@ -46,6 +46,7 @@ def somebody_elses(folder: Path, network: Network) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("unverified")
 def test_somebody_elses_model_is_named_by_what_it_does(tmp_path: Path) -> None:
     networks = build(sizes()).networks()
     for name, network in networks.items():
@@ -88,6 +89,7 @@ def test_a_discriminator_alone_makes_up_nothing(tmp_path: Path) -> None:
     assert "--all-networks" in str(caught.value.hint)
 
 
+@pytest.mark.usefixtures("unverified")
 def test_somebody_elses_model_makes_up_nothing(tmp_path: Path) -> None:
     for name, missing in (("discriminator", "the generator and the settings"), ("generator", "the settings")):
         somebody_elses(tmp_path / name, build(sizes()).networks()[name])

@@ -358,6 +358,7 @@ def test_answers_that_do_not_occur_are_counted_listed_and_skipped(
     assert (results["train_examples"], results["examples"]) == (6, 2)
 
 
+@pytest.mark.usefixtures("unverified")
 def test_a_tokenizer_that_does_not_fit_is_refused(
     model: Path,
     reviews: tuple[str, ...],

@@ -50,6 +50,7 @@ def test_the_vectors_of_encode(exported: Path, tmp_path: Path, pooling: str, our
     check_target(folder)  # an export with these files may be replaced
 
 
+@pytest.mark.usefixtures("unverified")
 def test_the_mean_over_all_tokens_is_what_other_servers_have(exported: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
@@ -70,6 +71,7 @@ def test_the_mean_over_all_tokens_is_what_other_servers_have(exported: Path, tmp
     assert discern.load(folder).max_length == 16
 
 
+@pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("stated", [2, True, "64"])
 def test_a_length_that_is_none_is_refused(exported: Path, tmp_path: Path, stated: object) -> None:
     folder = tmp_path / "model"

@@ -319,6 +319,7 @@ def test_a_precision_out_of_reach_is_said_and_nothing_is_kept(
     assert f"the most precise is {values['threshold']:.4f}: precision {values['precision']:.3f}" in printed
 
 
+@pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("checksums", [True, False])
 def test_a_folder_that_cannot_be_written_to_is_no_reason_to_fail(
     checksums: bool, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
@@ -336,6 +337,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_reason_to_fail(
     assert "--threshold" in said[0]
 
 
+@pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 1, "threshold": 7}', '{"format": 2}'])
 def test_a_damaged_calibration_is_named(content: str, model: Path) -> None:
     (model / CALIBRATION_NAME).write_text(content)

@@ -223,6 +223,7 @@ def test_other_folders_are_refused(made: tuple[Path, Objective], tmp_path: Path)
         filled(tmp_path, TEXT)
 
 
+@pytest.mark.usefixtures("unverified")
 def test_a_tokenizer_that_is_too_large_is_refused(made: tuple[Path, Objective], tmp_path: Path) -> None:
     export(made[0] / "run", out=tmp_path / "out", network="generator", progress=Silent(), warn=pytest.fail)
     tokenizer = load_tokenizer(tmp_path / "out")

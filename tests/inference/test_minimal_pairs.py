@@ -161,6 +161,7 @@ def test_several_scorers_stand_side_by_side_and_in_the_report(world: Path) -> No
     assert "rtd at step 20: 4 pairs (the first 2 of each paradigm)" in page
 
 
+@pytest.mark.usefixtures("unverified")
 def test_a_damaged_file_of_figures_is_named(world: Path, tmp_path: Path) -> None:
     for content in ("{", "[]"):
         (tmp_path / BLIMP_FILE).write_text(content)

@@ -47,6 +47,7 @@ def test_with_a_bilinear_head_transformers_has_the_encoder() -> None:
         torch.testing.assert_close(network.encoder(ids), theirs(ids).last_hidden_state, atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_bilinear_head_stands_beside_and_is_read_back(precision: str, tmp_path: Path) -> None:
     network = build(tying="gradient-disentangled", discriminator_head="bilinear").networks()["discriminator"]

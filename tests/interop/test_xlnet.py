@@ -17,6 +17,7 @@ from discern.interop.xlnet import encoder_from_huggingface, load_huggingface_wei
 from discern.models.base import Network
 from discern.models.heads import ReplacedTokenHead
 from discern.models.xlnet.encoder import XLNetEncoder
+from discern.storage.checksums import CHECKSUMS_NAME
 from tests.parity.small_networks import VOCABULARY
 from tests.parity.small_xlnet import build_network, encoder_of, rows, sizes
 
@@ -25,8 +26,9 @@ TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What we write."""
+    """What we write, without the checksums."""
     to_huggingface(build_network(sizes(clamp_length=7, activation="gelu-tanh")), VOCABULARY).write(tmp_path)
+    (tmp_path / CHECKSUMS_NAME).unlink()
     return tmp_path
 
 

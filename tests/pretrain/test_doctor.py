@@ -45,6 +45,7 @@ def test_a_run_is_examined_with_text_of_its_data_set(tmp_path: Path) -> None:
     assert look(tmp_path / "run") == found
 
 
+@pytest.mark.usefixtures("unverified")
 def test_a_masked_language_model(tmp_path: Path) -> None:
     make_run(tmp_path / "run", overrides=["objective.name=mlm"])
     data = prepared(tmp_path / "data", tmp_path / "run" / "tokenizer.json")
@@ -103,6 +104,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert json.loads(shown)["step"] == 20
 
 
+@pytest.mark.usefixtures("unverified")
 def test_a_run_that_has_hardly_begun_is_not_judged_as_if_it_were_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def logits(objective: Objective) -> torch.Tensor:
         return objective.networks()["discriminator"].token_logits(torch.tensor([[2, *ids_of("the chef ate"), 3]]))
 
 
+@pytest.mark.usefixtures("unverified")
 def test_a_bilinear_head_is_taken_over_whole(tmp_path: Path) -> None:
     objective = make_run(tmp_path / "run", overrides=BILINEAR)
     export(tmp_path / "run", out=tmp_path / "alone", network="discriminator", progress=Silent(), warn=pytest.fail)

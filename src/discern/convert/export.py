@@ -39,6 +39,7 @@ from discern.interop.tokenizer import (
 )
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
+from discern.storage.checksums import write_recorded
 from discern.storage.files import write_file
 from discern.storage.records import read_text, understood
 from discern.tasks.readers.files import whole_text
@@ -138,7 +139,7 @@ def export(
     def write(folder: Path) -> None:
         write_networks(folder, contents.models, contents.tokenizer)
         if contents.settings is not None:
-            write_file(folder / SETTINGS_NAME, contents.settings)
+            write_recorded(folder, {SETTINGS_NAME: contents.settings})
         write_file(folder / CARD_NAME, contents.card.encode())
         parity.append(serving.add(folder, progress))
 
@@ -155,8 +156,7 @@ def write_networks(folder: Path, models: Mapping[str, HuggingFaceModel], tokeniz
         path = folder / name if number else folder
         path.mkdir(exist_ok=True)
         model.write(path)
-        write_file(path / TOKENIZER_NAME, tokenizer.tokenizer)
-        write_file(path / TOKENIZER_CONFIG_NAME, tokenizer.config)
+        write_recorded(path, {TOKENIZER_NAME: tokenizer.tokenizer, TOKENIZER_CONFIG_NAME: tokenizer.config})
 
 
 def check_finite(model: HuggingFaceModel, source: Path) -> None:

@@ -40,6 +40,7 @@ from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_
 from discern.models.heads import PredictionLayers
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
+from discern.storage.checksums import write_recorded
 from discern.storage.files import write_file
 from discern.storage.records import understood
 from discern.tasks.answer_heads import SpanHead
@@ -146,8 +147,7 @@ def export_task(
 
     def write(folder: Path) -> None:
         model.write(folder)
-        write_file(folder / TOKENIZER_NAME, tokenizer.tokenizer)
-        write_file(folder / TOKENIZER_CONFIG_NAME, tokenizer.config)
+        write_recorded(folder, {TOKENIZER_NAME: tokenizer.tokenizer, TOKENIZER_CONFIG_NAME: tokenizer.config})
         write_file(folder / CARD_NAME, card.encode())
         parity.append(serving.add(folder, progress))
 

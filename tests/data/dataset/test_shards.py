@@ -167,6 +167,7 @@ def test_a_data_set_that_does_not_exist(tmp_path: Path) -> None:
         TokenData.open(tmp_path / "set")
 
 
+@pytest.mark.usefixtures("unverified")
 def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
     write_data(tmp_path / "set")
     load_tokenizer(tmp_path / "vocab.txt", lowercase=False).save(str(tmp_path / "set" / "tokenizer.json"))
