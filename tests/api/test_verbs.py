@@ -113,8 +113,6 @@ def test_fine_tuning_and_prediction(work: Path, run: dict[str, Any], tmp_path: P
         discern.finetune(work / "run", out=tmp_path / "o", task="sst2")
     with pytest.raises(discern.ConfigError, match="has one"):
         discern.export(tmp_path / "out", out=tmp_path / "o", network="generator")
-    with pytest.raises(discern.ConfigError, match="has one"):
-        discern.export(tmp_path / "out", out=tmp_path / "o", data=tmp_path)
     with pytest.raises(discern.ConfigError, match="is not one"):
         discern.export(work / "run", out=tmp_path / "o", seed=1)
 

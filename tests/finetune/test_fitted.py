@@ -16,7 +16,6 @@ from discern.finetune import seed as finetune_seed
 from discern.finetune.seed import attempt_seed
 from discern.finetune.task_files import HELD_OUT, SEPARATE_PART, has_labels
 from discern.progress import Silent
-from discern.storage.checksums import CHECKSUMS_NAME
 from discern.tasks.examples import Reading
 from discern.training import loop
 from tests.small.task import ROWS, Finetuning, prepare_finetuning, run, write_csv
@@ -202,7 +201,7 @@ def test_a_seed_that_failed_is_drawn_again_and_counted(fitted: Finetuning, monke
     assert (results["failed_seeds"], results["retried_seeds"]) == ({}, {"0": ["every prediction is good"] * 2})
     folder = fitted.out / "seed-0"
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["retry-1", "retry-2"]
-    assert [path.name for path in (folder / "retry-2").iterdir()] == ["metrics.jsonl"]
+    assert {path.name for path in (folder / "retry-2").iterdir()} == {"metrics.jsonl", "checksums.json"}
     assert run(few)["retried_seeds"] == results["retried_seeds"]
     assert len(trained) == 3
 
@@ -252,17 +251,3 @@ def test_the_rate_is_searched_where_asked_for(fitted: Finetuning, monkeypatch: p
     with pytest.raises(ConfigError, match="too few held-out examples to choose a learning rate"):
         run(with_dev(replace(few, out=tmp_path / "few"), tmp_path, 5))
     assert not (tmp_path / "few").exists()
-
-
-def test_a_folder_from_before_a_setting_existed_goes_on(fitted: Finetuning) -> None:
-    paper = with_settings(replace(fitted, recipe="paper"), "train.sequences_per_step=120")
-    run(paper)
-    path = fitted.out / "config.toml"
-    lines = path.read_text().splitlines()
-    newer = ("min_steps", "retries", "rate_search")
-    path.write_text("\n".join(line for line in lines if not line.startswith(newer)))
-    (fitted.out / CHECKSUMS_NAME).unlink()  # nor were there checksums
-    assert run(replace(paper, seeds=2))["seeds"] == [0, 1]
-    with pytest.raises(ConfigError, match=r"finetune\.recipe") as caught:
-        run(replace(paper, recipe="auto"))
-    assert "--recipe paper" in str(caught.value.hint)

@@ -140,7 +140,11 @@ def test_a_network_that_overflows_in_its_last_update_is_a_seed_that_diverged(req
         results = run(request)
         assert results["median"] is None
         assert results["failed_seeds"]["0"].startswith("diverged: own: the outputs of the network are not finite")
-        assert sorted(path.name for path in (request.out / "seed-0").iterdir()) == ["metrics.jsonl", "scores.json"]
+        assert sorted(path.name for path in (request.out / "seed-0").iterdir()) == [
+            "checksums.json",
+            "metrics.jsonl",
+            "scores.json",
+        ]
 
 
 def test_a_file_to_predict_is_read_without_its_labels_and_never_evaluated(request_: Finetuning, tmp_path: Path) -> None:

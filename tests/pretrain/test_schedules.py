@@ -102,7 +102,7 @@ def test_a_resumed_run_may_end_before_the_last_stage_of_its_batch(data: Path, tm
     resolved = resolve_run(data=data, out=tmp_path, preset="tiny", overrides=shorter, warn=pytest.fail)
     assert resolved.config.train.batch_schedule == ((0, 64), (256, 128))
     with pytest.raises(ConfigError, match="the last stage begins at token"):
-        resolve_run(data=data, out=tmp_path / "new", preset="tiny", overrides=shorter, warn=pytest.fail)
+        resolve_run(data=data, out=tmp_path.parent / "new", preset="tiny", overrides=shorter, warn=pytest.fail)
 
 
 def test_a_micro_batch_may_be_as_large_as_the_last_stage() -> None:

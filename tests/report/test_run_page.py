@@ -36,7 +36,7 @@ def test_both_kinds_of_run(overrides: list[str], line: dict[str, float], shown: 
     assert_stands_alone(html)
     structure(html)
     assert "<svg" in html
-    for text in [*shown, "&lt;b&gt;", 'title="0.750">chef</span>', "1,611 documents", "[objective]", "not recorded"]:
+    for text in [*shown, "&lt;b&gt;", 'title="0.750">chef</span>', "1,611 documents", "[objective]"]:
         assert text in html, text
     assert "Precision setting" in html
     assert str(tmp_path) not in html

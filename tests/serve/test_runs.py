@@ -116,6 +116,7 @@ def test_curves_findings_and_examples(run: Path) -> None:
     assert ["was" in each for each in example["rows"][0]] == [False, True, False]
 
 
+@pytest.mark.usefixtures("unverified")
 def test_examples_are_read_as_text_whatever_the_vocabulary(run: Path) -> None:
     tokenizer = train_tokenizer("bpe", 300, False, ["the chef cooked the meals"] * 5)
     tokenizer.save(str(run / "tokenizer.json"))

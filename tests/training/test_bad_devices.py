@@ -31,8 +31,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 @pytest.mark.parametrize(
     ("count", "name", "says"),
     [
-        (0, "cuda:7", "--device cuda:7 was requested, but torch sees no GPU for CUDA; this machine has cpu"),
-        (0, "cuda", "--device cuda was requested, but torch sees no GPU for CUDA; this machine has cpu"),
+        (0, "cuda:7", "device cuda:7 was requested, but torch sees no GPU for CUDA; this machine has cpu"),
+        (0, "cuda", "device cuda was requested, but torch sees no GPU for CUDA; this machine has cpu"),
         (2, "cuda:7", r"there is no cuda:7; this machine has cpu, cuda:0 \(Some GPU\), cuda:1 \(Some GPU\)"),
         (0, "meta", "device 'meta' computes no numbers"),
         (0, "xpu", "there is no xpu; this machine has cpu"),
