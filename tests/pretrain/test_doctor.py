@@ -119,9 +119,9 @@ def test_a_run_that_has_hardly_begun_is_not_judged_as_if_it_were_finished(
     assert "at step 209 of 22,000" in said
     assert "it is too early to tell" in said.splitlines()[0]
     limits = ["train.max_steps=22000", "train.max_hours=0.01", "objective.name=mlm"]
-    make_run(tmp_path / "timed", overrides=limits, step=209, metrics=[{"step": 209, "seconds": 36.1}])
-    prepared(tmp_path / "data2", tmp_path / "timed" / "tokenizer.json")
-    found = look(tmp_path / "timed")
+    make_run(tmp_path / "timed" / "run", overrides=limits, step=209, metrics=[{"step": 209, "seconds": 36.1}])
+    prepared(tmp_path / "timed" / "data", tmp_path / "timed" / "run" / "tokenizer.json")
+    found = look(tmp_path / "timed" / "run")
     assert found.subject.endswith("at step 209, when its time was used")
     assert not any(finding.cause.startswith("too early") for finding in found.findings)
 
