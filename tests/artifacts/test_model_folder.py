@@ -17,6 +17,7 @@ from discern.interop.huggingface import to_huggingface
 from discern.models.base import Network
 from discern.pretrain.doctor_files import accept_folder
 from discern.progress import Silent
+from discern.storage.checksums import CHECKSUMS_NAME
 from tests.interop.small_tokenizers import KINDS
 from tests.parity.small_networks import VOCABULARY, build, sizes
 from tests.small.run import make_run
@@ -96,6 +97,20 @@ def test_somebody_elses_model_makes_up_nothing(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"lacks {missing} that it was trained with") as caught:
             assert open_model(tmp_path / name, warn=pytest.fail).objective
         assert "discern export RUN --out DIR --all-networks" in str(caught.value.hint)
+
+
+def test_what_transformers_saves_of_an_export_has_no_checksums(tmp_path: Path) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    make_run(tmp_path / "run")
+    folder = exported(tmp_path / "run", tmp_path / "out")
+    for kind in (AutoModel, AutoTokenizer):
+        kind.from_pretrained(folder).save_pretrained(tmp_path / "saved")
+    ours, theirs = (open_model(each, warn=pytest.fail).encoder.encoder for each in (folder, tmp_path / "saved"))
+    assert ours.config == theirs.config
+    (folder / CHECKSUMS_NAME).unlink()
+    with pytest.raises(CheckpointError, match=r"checksums\.json is missing"):
+        assert open_model(folder, warn=pytest.fail).encoder
 
 
 def test_what_is_missing_from_a_copy_is_named(tmp_path: Path) -> None:

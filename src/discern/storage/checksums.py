@@ -283,7 +283,8 @@ def is_recorded(folder: Path) -> bool:
     """Whether discern wrote a folder, which lacks its `checksums.json`."""
     for name, mark in _RECORDS.items():
         with suppress(OSError):
-            if mark in (folder / name).read_bytes():
+            content = (folder / name).read_bytes()
+            if mark in content and b'"transformers_version"' not in content:  # transformers keeps our entry in what it saves
                 return True
     return f"{folder.name}/{CHECKSUMS_NAME}" in known_checksums(folder.parent)
 
