@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo docs test test-slow lint format lock clean
+.PHONY: setup demo docs test test-slow test-oldest test-newest lint format lock clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,19 @@ test: lint
 
 test-slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# The tests that depend most on the versions of other packages: at the lower bounds of pyproject.toml, and at the newest.
+VERSION_TESTS := tests/golden/test_golden.py::test_the_losses_are_those_recorded tests/parity tests/training/test_loop.py \
+	tests/interop/test_huggingface.py tests/interop/test_tokenizer.py tests/convert/test_import_.py \
+	tests/convert/test_export.py tests/convert/test_serving.py
+test-oldest: BOUND := ==
+test-newest: BOUND := >=
+test-oldest test-newest: test-%:
+	$(PYTHON) -m venv $(VENV)-$*
+	grep -oE '[A-Za-z0-9_-]+>=[0-9.]+' pyproject.toml | sed 's/>=/$(BOUND)/' > $(VENV)-$*/constraints.txt
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		--constraint $(VENV)-$*/constraints.txt --editable '.[test]'
+	$(VENV)-$*/bin/python -m pytest -n 2 --dist loadfile $(VERSION_TESTS)
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -423,7 +423,8 @@ def test_the_command(tmp_path: Path) -> None:
 
     done = discern("import", RELEASED, "--out", tmp_path / "ours", "--heads", 1, "--json")
     assert done.returncode == 0, done.stderr
-    values = json.loads(done.stdout)
+    # tokenizers before 0.23 prints a line of its own, because this vocabulary lacks an index.
+    values = json.loads(done.stdout.splitlines()[-1])
     assert values["networks"] == ["discriminator", "generator"]
     assert values["architecture"] == "ElectraForPreTraining"
     assert (values["step"], values["vocab_size"], values["measurable"]) == (7, 46, True)

@@ -67,6 +67,10 @@ def _stds(module: nn.Module, config: ModelConfig) -> dict[int, float]:
     return found
 
 
+@torch.no_grad()
 def truncated_normal(weight: Tensor, generator: torch.Generator, std: float) -> None:
     """Fill a matrix from a normal that is truncated at two standard deviations."""
-    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+    # Not nn.init.trunc_normal_: it draws other numbers before torch 2.13, and a seed means the same weights in every version.
+    weight.normal_(0.0, std, generator=generator)
+    while (outside := weight.abs() > 2 * std).any():
+        weight.copy_(torch.where(outside, torch.empty_like(weight).normal_(0.0, std, generator=generator), weight))
