@@ -1,9 +1,9 @@
 #!/bin/sh
-# Checks and measures discern on a machine with a GPU, in under ten minutes; on a CPU with smaller numbers, in under three.
+# Checks and measures discern on a machine with a GPU in four minutes, or in --minutes N; on a CPU with smaller networks.
 #
 #   sh benchmarks/gpu.sh [FOLDER] [options of gpu.py]
 #
-# Writes FOLDER/gpu.md and FOLDER/gpu.json; FOLDER is $OUT where that is set, otherwise ./gpu. Nothing is installed: PYTHON
+# Writes FOLDER/gpu.md and FOLDER/gpu.json as results come; FOLDER is $OUT where that is set, otherwise ./gpu. Nothing is installed: PYTHON
 # (default python3) must have torch, numpy, safetensors and jaxtyping. Where it lacks pydantic, unpack its wheels (pydantic,
 # pydantic-core, annotated-types, typing-inspection, typing-extensions) into a folder and set PYTHONPATH to it.
 set -eu

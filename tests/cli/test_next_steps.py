@@ -18,7 +18,7 @@ def test_without_a_gpu_nobody_is_sent_into_days_of_training(monkeypatch: pytest.
         "  discern pretrain --preset modern-cpu --data 'my data' --out RUN",
     ]
     monkeypatch.setattr(next_steps, "has_gpu", lambda: True)
-    assert "--preset electra-small" in after_prepare(Path("data"))
+    assert "--preset gpu-minutes" in after_prepare(Path("data"))
     assert after_prepare(Path("data"), words=True).endswith("--set objective.masking=whole-word")
 
 

@@ -38,7 +38,7 @@ ELECTRAS = [
     "tiny",
 ]
 XLNETS = ["xlnet-base", "xlnet-cpu", "xlnet-large", "xlnet-small"]
-MODERN = ["modern-base", "modern-cpu", "modern-small"]
+MODERN = ["gpu-minutes", "modern-base", "modern-cpu", "modern-small"]
 PRESETS = sorted([*ELECTRAS, *MODERN, *XLNETS])
 SOURCES = ["Clark et al. 2020", "google-research/electra", "Warner et al. 2024", "Yang et al. 2019"]
 

@@ -26,7 +26,7 @@ PYTHON = ("export", "serve-elsewhere")
 SMALL = (
     (r" *\\\n *", " "),  # a command continued on the next line is one line
     # Sizes. `bench --device meta` computes nothing, so it is left as it is.
-    (r"--preset (?:electra-\w+|cpu-small|modern-cpu|demo)", "--preset tiny"),
+    (r"--preset (?:electra-\w+|cpu-small|modern-cpu|gpu-minutes|demo)", "--preset tiny"),
     (r'preset = "demo"', 'preset = "tiny"'),
     (r"train\.max_(?:steps|hours) ?= ?[\d.]+", "train.max_steps=4"),
     (r"discern (pretrain|adapt) (.*--set train\.max_steps=4)", r"discern \1 \2 --set train.sequences_per_step=4"),
@@ -61,6 +61,7 @@ NOT_RUN = {
     ("prepare-at-scale", "discern prepare hf:"): "network",
     ("prepare-at-scale", "discern prepare text/ --out DATA --tokenizer vocab.txt --engine ray"): "tests/data starts a cluster",
     ("one-gpu-day", ""): "a GPU",
+    ("gpu", "nvidia-smi"): "a GPU",
     ("eight-gpus", ""): "eight GPUs",
     ("cluster", ""): "several machines; tests/distributed has processes of one",
 }
@@ -68,7 +69,20 @@ QUICK = ("prepare", "prepare-at-scale")
 SLOW = (
     *("README", "README.zh", "start", "faq", "troubleshooting"),
     *("laptop", "domain", "chinese", "two-objectives", "one-gpu-day", "eight-gpus", "cluster"),
-    *("adapt", "compare", "detect", "doctor", "embeddings", "export", "finetune", "import", "look-at-it", "rerank", "score"),
+    *(
+        "adapt",
+        "compare",
+        "detect",
+        "doctor",
+        "embeddings",
+        "export",
+        "finetune",
+        "gpu",
+        "import",
+        "look-at-it",
+        "rerank",
+        "score",
+    ),
     *("serve-elsewhere", "speed"),
 )
 # No blocks of commands; their Python is run by tests of their own.

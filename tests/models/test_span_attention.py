@@ -88,8 +88,8 @@ def two_towers(name: str) -> Encoder:
 
 
 def rows(kind: str) -> TokenBatch:
-    """Rows with padding, of several documents with padding, or of several documents and full."""
-    batch = token_batch([30] * 4 if kind == "full" else LENGTHS)
+    """Rows with padding; of several documents with padding, with little padding, or full."""
+    batch = token_batch({"full": [30] * 4, "nearly full": [30, 30, 28, 29]}.get(kind, LENGTHS))
     if kind == "padded":
         return batch
     documents = (torch.arange(30) >= torch.tensor([7, 30, 9, 2])[:, None]).long()
@@ -97,7 +97,7 @@ def rows(kind: str) -> TokenBatch:
     return replace(batch, document_ids=documents, position_ids=positions, full=kind == "full")
 
 
-@pytest.mark.parametrize("kind", ["padded", "documents", "full"])
+@pytest.mark.parametrize("kind", ["padded", "documents", "nearly full", "full"])
 @pytest.mark.parametrize("direction", ["both", "left-to-right", "right-to-left"])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_spans_give_the_states_and_gradients_of_padded_rows(name: str, direction: str, kind: str, stand_in: list[int]) -> None:
@@ -119,7 +119,7 @@ def test_spans_give_the_states_and_gradients_of_padded_rows(name: str, direction
         torch.testing.assert_close(other, theirs, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("kind", ["padded", "documents", "full"])
+@pytest.mark.parametrize("kind", ["padded", "documents", "nearly full", "full"])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_spans_give_the_states_of_two_towers(name: str, kind: str, stand_in: list[int]) -> None:
     """Those of padding are zeros in both layouts where the neighbor is real, and undefined otherwise."""
@@ -162,6 +162,14 @@ def test_spans_by_hand() -> None:
     assert moved is not None
     assert moved.offsets.device.type == "meta"
     assert with_spans(batch).rows(0, 2).spans is None
+
+
+def test_little_padding_stays_in_spans_of_its_own() -> None:
+    """The rows keep their shape, for which compiled code is made."""
+    spans = with_spans(token_batch([50, 48, 50])).spans
+    assert spans is not None
+    assert spans.offsets.tolist() == [0, 50, 98, 100, 150]
+    assert spans.places is None
 
 
 def test_full_rows_are_spans_of_equal_length() -> None:
@@ -266,7 +274,7 @@ def test_varlen_attention_computes_the_definition_on_a_gpu(window: int | None, d
 
 
 @needs_gpu
-@pytest.mark.parametrize("kind", ["padded", "documents", "full"])
+@pytest.mark.parametrize("kind", ["padded", "documents", "nearly full", "full"])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_spans_give_the_states_of_padded_rows_on_a_gpu(name: str, kind: str) -> None:
     device = torch.device("cuda")

@@ -13,7 +13,16 @@ import torch
 
 from discern.models.config import build_config
 from discern.training import compilation
-from discern.training.compilation import Compilation, Mode, Workload, choose, compiler_problem, measure, shared_compilation
+from discern.training.compilation import (
+    Compilation,
+    Mode,
+    Workload,
+    choose,
+    compiler_problem,
+    eager_evaluation,
+    measure,
+    shared_compilation,
+)
 from discern.training.parallel import Ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -115,6 +124,21 @@ def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "compile", broken)
     assert compiler_problem(CPU) == "torch.compile failed: RuntimeError: No working C++ compiler found"
+
+
+def test_an_evaluation_is_not_traced_anew() -> None:
+    traced: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        traced.append(len(inputs))
+        return graph.forward
+
+    double = torch.compile(lambda values: values * 2, backend=backend)
+    with eager_evaluation("blocks"):
+        assert double(torch.ones(2)).tolist() == [2, 2]
+    assert not traced
+    assert double(torch.ones(2)).tolist() == [2, 2]
+    assert traced
 
 
 def test_a_pass_is_timed() -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from discern.objectives import objectives
 from discern.objectives.base import Objective, Phase
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
-from discern.training import bookkeeping, checkpoint, evaluation
+from discern.training import bookkeeping, checkpoint, evaluation, loop
 from discern.training.average import average_warning, averaged, update_average
+from discern.training.compilation import Mode
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.expectations import Expectations
@@ -284,6 +286,21 @@ def test_a_time_budget_stops_the_run_and_saves(tmp_path: Path) -> None:
     record = train(context(tmp_path, max_steps=10**6, max_hours=0.3 / 3600), State())
     assert 0 < record["step"] < 10**6
     assert checkpoint.found(tmp_path / "checkpoints")[0].name == f"step-{record['step']:08d}"
+
+
+@pytest.mark.parametrize("mode", ["off", "blocks"])
+def test_compiling_in_the_first_step_takes_none_of_the_time(mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "compile_encoders", lambda *_: None)
+    updates: list[float] = []
+
+    def slow_at_first(*args: Any) -> None:
+        time.sleep(0.0 if updates else 1.0)
+        updates.append(args[1])
+
+    monkeypatch.setattr(loop, "update", slow_at_first)
+    seconds = train(replace(context(tmp_path, max_steps=2), compilation=mode), State())["seconds"]
+    assert (seconds < 1) == (mode == "blocks")
+    assert len(updates) == 2
 
 
 def test_a_loss_that_is_not_finite_stops_with_what_is_needed_to_look_into_it(tmp_path: Path) -> None:

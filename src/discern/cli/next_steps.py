@@ -42,7 +42,7 @@ def after_prepare(data: Path | str, *, tokenizer: Path | None = None, words: boo
     """
     if tokenizer is not None and (tokenizer / "config.json").is_file():
         return hint(f"adapt {shell_path(tokenizer)} --data {shell_path(data)} --out RUN")
-    recipe = "electra-small" if has_gpu() else "modern-cpu"
+    recipe = "gpu-minutes" if has_gpu() else "modern-cpu"
     masking = " --set objective.masking=whole-word" if words else ""
     return hint(f"pretrain --preset {recipe} --data {shell_path(data)} --out RUN{masking}")
 

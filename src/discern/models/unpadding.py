@@ -16,6 +16,9 @@ Direction = Literal["both", "left-to-right", "right-to-left"]
 """The part of its document that a token attends to: all of it, itself and what precedes it, or itself and what follows it."""
 
 
+_NEARLY_FULL = 0.97  # fraction of real tokens from which leaving out padding saves nothing
+
+
 @dataclass(frozen=True)
 class Unpadding:
     """Padded rows, (B, L, D), or the real tokens of all rows concatenated, (T, D).
@@ -76,9 +79,14 @@ def with_spans(batch: TokenBatch) -> TokenBatch:
     """
     if batch.size == 0:
         return batch
-    found = _spans(batch.input_ids.shape, None if batch.full else batch.attention_mask, batch.document_ids)
+    mask, documents = batch.attention_mask, batch.document_ids
+    found = _spans(batch.input_ids.shape, None if batch.full else mask, documents)
     if found.has_holes or len(found.offsets) < 2:
         return batch
+    if found.places is not None and len(found.places) > _NEARLY_FULL * mask.numel():
+        # Padding in spans of its own: most batches of packed rows are full, and compiled code is made for each shape.
+        documents = torch.zeros_like(batch.input_ids) if documents is None else documents
+        found = _spans(batch.input_ids.shape, None, torch.where(mask, documents, documents.max() + 1))
     # Rounded up to a power of two, so that compiled code, which is made for each value, is made for few of them.
     longest, row = int(found.offsets.diff().max()), batch.input_ids.shape[1]
     return replace(batch, spans=Spans(found.offsets.int(), found.places, min(row, 1 << (longest - 1).bit_length())))

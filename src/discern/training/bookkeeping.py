@@ -20,6 +20,7 @@ from discern.storage.files import write_text
 from discern.training import checkpoint, evaluation
 from discern.training.average import averaged
 from discern.training.clock import Due, StepMeter, Work
+from discern.training.compilation import eager_evaluation
 from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.diagnosis import embedding_norm
 from discern.training.examples import ExampleRows
@@ -275,7 +276,7 @@ def _held_out(context: TrainContext, state: State, moments: Moments, *, saved: b
         return {}
     examples = ExampleRows()
     try:
-        with averaged(context.objective, state.average):
+        with averaged(context.objective, state.average), eager_evaluation(context.compilation):
             metrics = evaluation.evaluate(
                 context.objective,
                 context.heldout,

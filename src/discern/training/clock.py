@@ -52,6 +52,10 @@ class StepMeter:
         """Seconds of the run, including earlier sessions."""
         return self._offset + time.perf_counter() - self._begin
 
+    def begin_again(self) -> None:
+        """Do not count this session so far: its first step compiled the networks, which is not training."""
+        self._begin = time.perf_counter()
+
     def restart(self) -> None:
         """Begin a new interval. What was not read is dropped."""
         self._sums: dict[str, float] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -213,6 +214,14 @@ def compile_encoder(encoder: Encoder, mode: Mode, backend: str = "inductor") -> 
     options: dict[str, Any] = {"mode": "reduce-overhead"} if mode == "graphs" else {}
     for block in encoder.repeated_blocks() or [encoder]:
         block.compile(backend=backend, **options)
+
+
+def eager_evaluation(mode: Mode) -> AbstractContextManager[object]:
+    """A context in which compiled networks run eagerly.
+
+    Without gradients they would be traced and compiled anew, which takes longer than an evaluation.
+    """
+    return nullcontext() if mode == "off" else torch.compiler.set_stance("force_eager")
 
 
 def compiler_problem(device: torch.device) -> str | None:

@@ -74,7 +74,10 @@ class TrainConfig(Section):
     seed: int = Field(0, ge=0, description="Seed of all random numbers: weights, order, masks, samples, dropout.")
     max_steps: int = Field(1_000_000, ge=1, le=NO_STEP_LIMIT, description="Optimizer updates of the whole run.")
     max_hours: float | None = Field(
-        None, gt=0, description="Time budget in hours; the schedule ends with it. max_steps remains an upper limit."
+        None,
+        gt=0,
+        description="Time budget in hours, without start and compilation; the schedule ends with it. max_steps remains an upper "
+        "limit.",
     )
     sequences_per_step: int = Field(
         128,

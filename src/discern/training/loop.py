@@ -87,8 +87,6 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
             context.progress.note(line)
     with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader, explains_lack_of_memory(context, state):
         if state.pending is not None:
-            # Compiled networks round differently, so the missed evaluation runs compiled if the interrupted one would have.
-            compile_encoders(context.compilation, context.objective)
             with lowered(context.objective, context.train.weight_precision) as masters:
                 state.masters = masters  # the best weights may be saved
                 record = catch_up(context, state)
@@ -135,7 +133,7 @@ def train_steps(
     schedule_start, schedule_length = (first, last - first) if phase.own_schedule else (0, context.train.max_steps)
     guard = UpdateGuard(context.ranks, partial(_stop_at_nonfinite, context, state, replica))
     record: dict[str, Any] = {}
-    feed = Feed(context, reader, state.step)
+    feed, started = Feed(context, reader, state.step), state.step
 
     while state.step < last and not state.finished:
         # Read. A thread reads and corrupts the next rows while this step computes.
@@ -169,6 +167,8 @@ def train_steps(
         if context.train.weight_average:
             state.averaged += 1
             replica.update_average(state)
+        if context.compilation != "off" and state.step == started + 1:
+            meter.begin_again()
         state.seconds = meter.seconds()
         meter.add(losses, totals.tokens)
         _finish_or_interrupt(context, state, totals)

@@ -81,8 +81,9 @@ class Optimizer(torch.optim.Optimizer):
             self._begin_moments(parameter, rule)
         gradients = [self._gradient_of(parameter).float() for parameter in moved]
         if allowed is not None and not rule.holds_back(list(moved)):
+            held_back = ~allowed
             for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
-                gradient.masked_fill_(~allowed, 0.0)
+                gradient.masked_fill_(held_back, 0.0)
         full = [self._weight_of(parameter) for parameter in moved]
         rule.update(
             full,
@@ -209,7 +210,8 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig, precision: str =
     tops = _tops(name for all_names in names.values() for name in all_names)
     groups: dict[tuple[str, int, bool, int], list[nn.Parameter]] = {}
     for _, parameter in named:
-        below = max(_below(name, tops, config.layer_decay_gap) for name in names[parameter])
+        # Without decay all layers are one group, so that few kernels update them.
+        below = max(_below(name, tops, config.layer_decay_gap) for name in names[parameter]) if config.layer_decay < 1 else 0
         parts = matrices.get(parameter, 0)
         groups.setdefault((Muon.name if parts else rest.name, parts, parameter.ndim > 1, below), []).append(parameter)
     assert sum(len(group) for group in groups.values()) == len(named)

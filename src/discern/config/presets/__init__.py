@@ -10,7 +10,7 @@ _FOLDER = Path(__file__).parent
 
 DEFAULT_VOCABULARY = 30_522
 """Size of BERT's vocabulary, for which the recipes of the paper were made."""
-_USUAL_VOCABULARIES = {"cpu-small": 8192, "xlnet-cpu": 8192, "modern-cpu": 8192, "demo": 4096}
+_USUAL_VOCABULARIES = {"cpu-small": 8192, "xlnet-cpu": 8192, "modern-cpu": 8192, "demo": 4096, "gpu-minutes": 16_384}
 
 
 def usual_vocabulary(preset: str | None) -> int:
