@@ -124,7 +124,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     sections: dict[str, Any] = record["sections"]
     machine = next((each["machine"] for found in sections.values() for each in found["results"] if "machine" in each), {})
     told = ", ".join(f"{key} {value}" for key, value in machine.items())
-    lines = [f"{told}; {record['seconds']:.0f} s", ""]
+    lines = ["# Correctness and speed", "", f"{told}; {record['seconds']:.0f} s", ""]
     for name, found in sections.items():
         lines += [f"## {name.capitalize()} ({found['seconds']:.0f} s)", ""]
         results = [each for each in found["results"] if "machine" not in each]
