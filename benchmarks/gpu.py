@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SECONDS = {"correctness": 60, "speed": 90, "peers": 60, "techniques": 30}
+SECONDS = {"correctness": 100, "speed": 80, "peers": 50, "techniques": 25}
 """The sections, in the order of what they are worth, with their share of the time. What one leaves over goes to the next."""
 END = 5.0  # seconds that the last section ends before the whole time is up
 KEPT = 30  # lines of a traceback, at its beginning and at its end
