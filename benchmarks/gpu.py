@@ -33,11 +33,11 @@ def main() -> None:
     request.out.mkdir(parents=True, exist_ok=True)
     report = Report(request.out)
     shares = {name: SECONDS[name] for name in request.sections}
-    waiting = start(request.sections[0], request.small)
+    waiting = Section(request.sections[0], request.small)
     for number, name in enumerate(request.sections):
         process = waiting
         if number + 1 < len(request.sections):
-            waiting = start(request.sections[number + 1], request.small)  # it imports torch in the meantime
+            waiting = Section(request.sections[number + 1], request.small)  # it imports torch in the meantime
         left = 60 * request.minutes - END - report.seconds()
         later = sum(shares[other] for other in request.sections[number + 1 :])
         run_section(name, process, max(left * shares[name] / (shares[name] + later), 5.0), report)
@@ -74,9 +74,6 @@ class Section:
         self.errors.seek(0)
         lines = self.errors.read().splitlines()
         return "\n".join(lines if len(lines) <= 2 * KEPT else [*lines[:KEPT], "...", *lines[-KEPT:]])
-
-
-start = Section
 
 
 def run_section(name: str, section: Section, limit: float, report: Report) -> None:
