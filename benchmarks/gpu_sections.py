@@ -30,28 +30,26 @@ try:
 
     from discern.artifacts.run import build_objective
     from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
-    from discern.models import span_attention
+    from discern.models import unpadding as span_attention
     from discern.models.config import build_config
     from discern.models.unpadding import with_spans
     from discern.objectives import objectives
     from discern.objectives.base import BuildSettings, Objective, Vocabulary
-    from discern.pretrain.bench import Span, time_training
-    from discern.pretrain.meta_bench import synthetic_context
+    from discern.pretraining.bench import Span, time_training
+    from discern.pretraining.meta_bench import synthetic_context
     from discern.progress import Silent
-    from discern.training.clock import StepMeter
     from discern.training.compilation import Mode
     from discern.training.config import OptimizerConfig, TrainConfig
-    from discern.training.context import State, TrainContext
-    from discern.training.feed import Feed, read_local_batch
-    from discern.training.flops import step_flops
+    from discern.training.distributed import Ranks
+    from discern.training.flops import fastest_product, step_flops
     from discern.training.interrupt import StopRequest
     from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, train, update
+    from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
     from discern.training.metrics_log import MetricsLog, read_metrics
-    from discern.training.parallel import Ranks
     from discern.training.precision import autocast
+    from discern.training.prefetch import Feed, read_local_batch
     from discern.training.pretrain_config import load_pretrain_config
-    from discern.training.products import fastest_product
-    from discern.training.step_means import Progressed, UpdateGuard
+    from discern.training.state import State, TrainContext
     from discern.types import TokenBatch
 except ModuleNotFoundError as problem:
     raise SystemExit(
@@ -251,7 +249,7 @@ def never_waits(name: str, options: dict[str, Any]) -> None:
     run = context(name, options, DEVICE, "bfloat16")
     run.objective.train()
     (phase,) = run.objective.phases(run.train.max_steps)
-    replica, guard = setup_phase(run, phase), UpdateGuard(run.ranks, diverged)
+    replica, guard = setup_phase(run, phase), NonFiniteGuard(run.ranks, diverged)
     with ThreadPoolExecutor(1) as reader:
         feed = Feed(run, reader, 0)
         batches = [feed.take(step) for step in range(3)]
@@ -262,14 +260,14 @@ def never_waits(name: str, options: dict[str, Any]) -> None:
             totals = reduce_step_counts(run, local, StepMeter(0.0))
             means = forward_backward(run, replica, local, totals.counts, step)
             norm = replica.clip(run.optimizer.clip_norm)
-            update(replica.optimizer, 1e-4, guard.admit(Progressed(step, 0, step, 0), norm, means))
+            update(replica.optimizer, 1e-4, guard.allow(StepCounters(step, 0, step, 0), norm, means))
         finally:
             torch.cuda.set_sync_debug_mode("default")
     guard.check()
     tell(step_of=name, host_waits="nowhere")
 
 
-def diverged(before: Progressed, means: Any) -> None:
+def diverged(before: StepCounters, means: Any) -> None:
     raise FloatingPointError(f"the gradient of step {before.step} is not finite")
 
 

@@ -46,7 +46,7 @@ from discern.objectives.base import Vocabulary
 from discern.training.flops import run_flops
 from discern.training.metrics_log import read_metrics
 from discern.training.pretrain_config import load_pretrain_config
-from discern.training.step_sizes import step_sizes
+from discern.training.schedule import step_sizes
 
 JUDGES = {"pll": "nats per character", "blimp": "BLiMP"}
 # Figures of an evaluation: of the network that predicts words, and of the discriminator.

@@ -134,10 +134,10 @@ def step_of(preset: str | None, overrides: list[str], vocab_size: int | None = N
     import torch
 
     from discern.artifacts.run import build_objective
-    from discern.config.presets import usual_vocabulary
+    from discern.config.layers import usual_vocabulary
     from discern.data.batching.synthetic import SPECIAL
     from discern.objectives.base import Vocabulary
-    from discern.pretrain.meta_bench import meta_steps
+    from discern.pretraining.meta_bench import meta_steps
     from discern.training.pretrain_config import load_pretrain_config
 
     config = load_pretrain_config(None, preset, overrides).config

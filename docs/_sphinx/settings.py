@@ -14,12 +14,11 @@ from pydantic.fields import FieldInfo
 
 from discern.artifacts.run import build_objective
 from discern.compare.settings import CompareConfig
-from discern.config.presets import preset_names, preset_summary, usual_vocabulary
-from discern.config.schema import expectation, section_model
-from discern.config.tree import NONE, flatten, toml_value
+from discern.config.layers import preset_names, preset_summary, usual_vocabulary
+from discern.config.schema import NONE, expectation, flatten, section_model, toml_value
 from discern.data.batching.synthetic import SPECIAL
 from discern.data.config import DataConfig
-from discern.finetune.settings import FilesConfig, FinetuneSection
+from discern.finetuning.settings import FilesConfig, FinetuneSection
 from discern.models import encoders
 from discern.models.config import config_class
 from discern.objectives import objectives

@@ -5,7 +5,8 @@ from __future__ import annotations
 from docs._sphinx.pages import code, prose, table
 
 from discern import errors
-from discern.artifacts import run_record, task_model
+from discern.artifacts import run as run_record
+from discern.artifacts import task_model
 from discern.compare import results as comparison
 from discern.data.dataset import manifest
 from discern.inference import calibration

@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -75,17 +74,6 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     return list(__all__)
 
-
-class _Package(ModuleType):
-    """This package, where `discern.pretrain` is the function even after the room of that name has been imported."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        # An import binds a sub-package to its name in the parent; `from discern.pretrain.run import ...` works without that.
-        if not (name in _PUBLIC and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 # Read by OpenMP when torch is loaded. By default, a waiting thread spins for milliseconds. If other programs need the cores as
 # well, that makes the training of small networks several times slower.

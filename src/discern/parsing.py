@@ -7,6 +7,7 @@ The readers of the standard library raise a RecursionError for lists in lists, a
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from typing import Any
@@ -66,3 +67,8 @@ def _with_bytes(value: Any) -> Any:
 
 def _reason(problem: Exception) -> str:
     return "it is nested too deeply" if isinstance(problem, RecursionError) else "a number in it has more than 4300 digits"
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a record is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -12,10 +12,10 @@ import torch
 from discern.artifacts.opening import open_model
 from discern.convert.export import export
 from discern.data.tokenizer import fingerprint, load_tokenizer
+from discern.doctor.files import accept_folder
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.interop.huggingface import to_huggingface
 from discern.models.base import Network
-from discern.pretrain.doctor_files import accept_folder
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
 from tests.interop.small_tokenizers import KINDS

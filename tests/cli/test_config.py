@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from discern.cli.main import main
-from discern.config.tree import to_toml
+from discern.config.schema import to_toml
 from discern.training.pretrain_config import load_pretrain_config
 
 

@@ -15,7 +15,7 @@ from discern.cli.finetune import _task_lines
 from discern.cli.main import main
 from discern.config.layers import parse_overrides
 from discern.convert.export import export
-from discern.finetune import run as finetuning
+from discern.finetuning import run as finetuning
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
 from tests.interop.small_tokenizers import small_tokenizer

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discern.cli.console import jsonable
-from discern.config.base import Section
+from discern.config.schema import Section
 
 
 class Color(StrEnum):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from discern.cli import next_steps
-from discern.cli.next_steps import after_export, after_finetune, after_prepare, after_pretrain, has_gpu
+from discern.cli import outputs as next_steps
+from discern.cli.outputs import after_export, after_finetune, after_prepare, after_pretrain, has_gpu
 
 
 def test_without_a_gpu_nobody_is_sent_into_days_of_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from discern.convert.export import export
 from discern.errors import ConfigError
 from discern.progress import Silent
 from discern.report.run_page import report
-from discern.storage.guard import check_output
+from discern.storage.output import check_output
 from tests.small.finetuned import SINGLE, make_finetuned
 from tests.small.run import make_run
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from discern.cli.console import _print
 from discern.cli.evaluate import _groups
-from discern.cli.terminal import Terminal, fitting
+from discern.cli.progress import Terminal, fitting
 
 
 def shown(table: Table, width: int) -> str:

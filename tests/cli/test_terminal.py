@@ -12,8 +12,7 @@ from rich.text import Text
 
 from discern.cli import console as console_module
 from discern.cli.console import command, print_error
-from discern.cli.progress import ProgressLines
-from discern.cli.terminal import Terminal, json_text, one_line, printable
+from discern.cli.progress import ProgressLines, Terminal, json_text, one_line, printable
 
 HOSTILE = "a\x1b[31mb\x07\r\x9b2Jc\u202ed\u2066e\x7f"
 SPELLED = r"a\x1b[31mb\x07\x0d\x9b2Jc\u202ed\u2066e\x7f"

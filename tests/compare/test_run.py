@@ -30,10 +30,10 @@ from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
-from discern.pretrain.run import pretrain
+from discern.pretraining.run import pretrain
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
-from discern.storage.locks import alone_in, held
+from discern.storage.files import alone_in, held
 from tests.report.test_page import assert_stands_alone, structure
 
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()

@@ -8,10 +8,9 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-from discern.config.base import Section
 from discern.config.layers import Origin, Setting, Settings, collect, parse_overrides
 from discern.config.resolve import Clamp, Resolved, resolve
-from discern.config.schema import Variant
+from discern.config.schema import Section, Variant
 from discern.errors import ConfigError, did_you_mean
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from discern.config.presets import preset_names, preset_path, preset_summary
-from discern.config.tree import diff, flatten, to_toml
+from discern.config.layers import preset_names, preset_path, preset_summary
+from discern.config.schema import diff, flatten, to_toml
 from discern.errors import ConfigError
-from discern.finetune.settings import given_settings, load_finetune_config
+from discern.finetuning.settings import given_settings, load_finetune_config
 from discern.models.config import ModelConfig
 from discern.objectives.rtd import RTDConfig
 from discern.storage.checksums import write_recorded
@@ -271,7 +271,7 @@ def test_an_unknown_objective_names_the_nearest():
 
 
 def test_the_machinery_imports_no_torch():
-    modules = ["base", "layers", "presets", "problems", "resolve", "schema", "tree"]
+    modules = ["layers", "problems", "resolve", "schema"]
     program = "import sys\n" + "".join(f"import discern.config.{name}\n" for name in modules)
     program += "print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

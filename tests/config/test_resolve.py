@@ -6,7 +6,7 @@ import pytest
 
 from discern.config.problems import InvalidConfigError
 from discern.config.resolve import Clamp, resolve
-from discern.config.tree import flatten
+from discern.config.schema import flatten
 from tests.config.recipe import VARIANTS, Cake, Recipe, Soup, cook, cook_file, from_preset
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from discern.config.tree import ABSENT, diff, flatten, nest, to_toml, toml_value
+from discern.config.schema import ABSENT, diff, flatten, nest, to_toml, toml_value
 from tests.config.recipe import cook, cook_file
 
 

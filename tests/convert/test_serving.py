@@ -25,7 +25,7 @@ from discern.convert.onnx import Session, check_onnx, run_graph
 from discern.convert.onnx_graph import graph_of
 from discern.convert.serving import Labeled, Serving
 from discern.errors import ConfigError, NumericsError
-from discern.finetune.evaluate import evaluate_finetuned, labeled_examples
+from discern.finetuning.evaluate import evaluate_finetuned, labeled_examples
 from discern.models.config import build_config
 from discern.progress import Silent
 from discern.tasks.base import Labels

@@ -8,7 +8,7 @@ from discern.demo import run as module
 from discern.demo.documentation import Collected
 from discern.demo.run import DemoResult, demo
 from discern.demo.task import LabeledTask
-from discern.finetune.results import spread
+from discern.finetuning.results import spread
 from discern.progress import Silent
 
 FEW = ("train.max_steps=4", "train.evaluate_every_steps=0", "train.evaluate_sequences=8", "train.checkpoint_every_steps=2")

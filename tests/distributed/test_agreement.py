@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from discern.errors import ConfigError
-from discern.training.agreement import check_agreement, check_shared, facts_of
 from discern.training.config import TrainConfig
-from discern.training.parallel import Ranks
+from discern.training.distributed import Ranks, check_agreement, check_shared, facts_of
 from discern.training.replica import check_groups
 from tests.distributed.test_two_ranks import run_ranks
 
@@ -19,9 +18,9 @@ import time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from discern.errors import ConfigError, DataError
-from discern.training import agreement
+from discern.training import distributed as agreement
 from discern.training.config import TrainConfig
-from discern.training.parallel import join_ranks
+from discern.training.distributed import join_ranks
 
 out = Path(sys.argv[1]) / "not" / "there"
 

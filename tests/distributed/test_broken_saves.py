@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from tests.training.test_loop import build, context
 from discern.errors import CheckpointError, DataError, RanksError
 from discern.training import checkpoint, evaluation
-from discern.training.context import State
+from discern.training.state import State
 from discern.training.loop import train
-from discern.training.parallel import join_ranks
+from discern.training.distributed import join_ranks
 
 folder, case, rank = Path(sys.argv[1]), sys.argv[2], os.environ["RANK"]
 write, save, saves = HuggingFaceStorageWriter.write_data, checkpoint.save, []

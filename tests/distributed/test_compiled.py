@@ -16,9 +16,9 @@ sys.path.insert(0, {root!r})
 from torch._dynamo.utils import counters
 from discern import kernels
 from discern.training.checkpoint import model_tensors
-from discern.training.context import State
+from discern.training.state import State
 from discern.training.loop import train
-from discern.training.parallel import join_ranks
+from discern.training.distributed import join_ranks
 from tests.training.test_loop import build, context
 
 with join_ranks("cpu") as ranks, kernels.switched_off():  # which the compiler would not trace

@@ -124,7 +124,7 @@ def test_ranks_end_with_their_launcher_even_when_it_is_killed(tmp_path: Path) ->
 SILENT = """
 import os, sys, time
 from discern.errors import RanksError
-from discern.training.parallel import join_ranks
+from discern.training.distributed import join_ranks
 del os.environ["DISCERN_LIFELINE"]  # as torchrun starts it
 try:
     with join_ranks("cpu") as ranks:

@@ -17,8 +17,8 @@ torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from discern.training import checkpoint
 from discern.training.loop import train
-from discern.training.context import State
-from discern.training.parallel import join_ranks
+from discern.training.state import State
+from discern.training.distributed import join_ranks
 from tests.training.test_memory import build, context
 
 out, steps = Path(sys.argv[1]), int(sys.argv[2])

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 START = """
 import os, signal, sys, time
 from discern.errors import DataError, RanksError
-from discern.training.parallel import join_ranks
+from discern.training.distributed import join_ranks
 try:
     with join_ranks("cpu") as ranks:
         assert ranks.sum([1.0]) == [ranks.world_size]

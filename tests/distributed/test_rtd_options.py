@@ -17,8 +17,8 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from discern.training.loop import train
-from discern.training.context import State
-from discern.training.parallel import join_ranks
+from discern.training.state import State
+from discern.training.distributed import join_ranks
 from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.training.test_loop import context
 

@@ -25,8 +25,8 @@ from discern.objectives import objectives
 from discern.training import checkpoint
 from tests.support import MODELS, settings
 from discern.training.loop import train
-from discern.training.context import State
-from discern.training.parallel import join_ranks
+from discern.training.state import State
+from discern.training.distributed import join_ranks
 
 out, micro = Path(sys.argv[1]), int(sys.argv[2]) or None
 parallel = dict(ddp=dict(), fsdp=dict(parallel="fsdp"), hsdp=dict(parallel="hsdp", shard_ranks=2))[sys.argv[3]]

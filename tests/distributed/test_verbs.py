@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from discern.artifacts.run_record import CHECKPOINTS
+from discern.artifacts.run import CHECKPOINTS
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.pretrain.evaluate import evaluate
+from discern.pretraining.evaluate import evaluate
 from discern.progress import Silent
 from discern.training import checkpoint
 from tests.data.small_text import made_up, plain
@@ -33,8 +33,8 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from discern.errors import ConfigError
-from discern.pretrain.adapt import adapt
-from discern.pretrain.bench import bench
+from discern.pretraining.adapt import adapt
+from discern.pretraining.bench import bench
 from discern.progress import Silent
 from tests.small.task import Finetuning, finetune, sweep
 

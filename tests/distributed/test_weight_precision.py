@@ -17,9 +17,9 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
 from discern.training.checkpoint import model_tensors
-from discern.training.context import State
+from discern.training.state import State
 from discern.training.loop import train
-from discern.training.parallel import join_ranks
+from discern.training.distributed import join_ranks
 from tests.training.test_loop import build
 from tests.training.test_weight_precision import run_context
 

@@ -20,9 +20,9 @@ from tests.training.test_loop import context
 from tests.support import settings
 from discern.objectives import objectives
 from discern.training import checkpoint
-from discern.training.context import State
+from discern.training.state import State
 from discern.training.loop import train
-from discern.training.parallel import join_ranks
+from discern.training.distributed import join_ranks
 
 folder, parallel, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 with join_ranks("cpu") as ranks:

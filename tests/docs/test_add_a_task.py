@@ -12,7 +12,7 @@ import pytest
 
 from discern.convert.export_finetuned import export_task
 from discern.errors import ConfigError
-from discern.finetune.evaluate import evaluate_finetuned
+from discern.finetuning.evaluate import evaluate_finetuned
 from discern.inference.predict import predict
 from discern.progress import Silent
 from discern.tasks import tasks

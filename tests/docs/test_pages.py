@@ -13,9 +13,9 @@ from docs._sphinx.commands import verbs
 
 from discern.cli.main import application
 from discern.compare.settings import CompareConfig
-from discern.config.presets import preset_names
+from discern.config.layers import preset_names
 from discern.data.config import DataConfig
-from discern.finetune.settings import FilesConfig, FinetuneSection
+from discern.finetuning.settings import FilesConfig, FinetuneSection
 from discern.models import encoders
 from discern.models.config import config_class
 from discern.objectives import objectives

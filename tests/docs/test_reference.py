@@ -17,8 +17,8 @@ from docs.tutorials.run import RECORDED, blocks, run
 
 import discern
 from discern.cli.main import VERBS
-from discern.config.presets import preset_names
-from discern.config.tree import flatten
+from discern.config.layers import preset_names
+from discern.config.schema import flatten
 from discern.objectives import objectives
 from discern.tasks import families
 from discern.tasks import tasks as registry

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 
 from discern import kernels
-from discern.data.batching.successive import scheduled_rows
+from discern.data.batching.rows import scheduled_rows
 from discern.data.config import DataConfig
 from discern.objectives import objectives
 from discern.progress import Silent
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.context import State, TrainContext
+from discern.training.distributed import Ranks
 from discern.training.interrupt import StopRequest
 from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.parallel import Ranks
-from discern.training.step_sizes import step_sizes
+from discern.training.schedule import step_sizes
+from discern.training.state import State, TrainContext
 from tests.support import MODELS, SPECIAL, MemorySplit, settings
 
 FOLDER = Path(__file__).parent

@@ -15,7 +15,7 @@ import torch
 from discern.cli.detect import detect as detect_command
 from discern.convert.export import export
 from discern.corruption.masking import maskable_positions, quota
-from discern.data.batching.packed import PackedRows
+from discern.data.batching.segments import PackedRows
 from discern.data.batching.stream import ExampleStream
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData

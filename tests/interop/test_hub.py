@@ -18,9 +18,9 @@ from discern.artifacts.opening import open_model
 from discern.cli.main import main
 from discern.convert.export import export
 from discern.convert.sentence_transformers import write_sentence_transformers
+from discern.doctor.files import accept_folder
 from discern.errors import ConfigError, DataError
 from discern.interop.hub import hub_name, is_hub_name, local_model
-from discern.pretrain.doctor_files import accept_folder
 from discern.progress import Silent
 from tests.small.run import make_run
 

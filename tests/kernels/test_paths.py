@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from discern import kernels
 from discern.models import fused_ops
-from discern.models.dropout import Dropout
 from discern.models.electra.encoder import Block
+from discern.models.fused_ops import Dropout
 from discern.models.unpadding import plan_unpadding
 from discern.objectives import objectives
 from discern.objectives.base import Objective

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from discern.config.problems import InvalidConfigError
-from discern.config.tree import flatten
+from discern.config.schema import flatten
 from discern.models import encoders
 from discern.models.config import LONGEST_SEQUENCE, ModelConfig, build_config, config_class, read_config
 from discern.models.electra.config import ElectraConfig

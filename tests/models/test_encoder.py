@@ -8,9 +8,8 @@ from torch import Tensor
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.models.dropout import Dropout
 from discern.models.electra.encoder import BertEncoder, PostNormBlock
-from discern.models.fused_ops import as_states
+from discern.models.fused_ops import Dropout, as_states
 from discern.models.unpadding import Unpadding
 from discern.objectives.base import Objective
 from discern.types import TokenBatch

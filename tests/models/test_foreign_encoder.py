@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.small_tokenizers import small_tokenizer
-from tests.pretrain.test_evaluate import prepared
+from tests.pretraining.test_evaluate import prepared
 
 # All that another package writes: settings, the module, its FLOPs; and one line in its entry points.
 PACKAGE = """

@@ -14,12 +14,12 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.models import encoders, span_attention
+from discern.models import encoders
+from discern.models import unpadding as span_attention
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import build_config
-from discern.models.span_attention import attend_in_spans, attention_path
 from discern.models.two_tower import TwoTowerEncoder
-from discern.models.unpadding import Direction, visible_in_window, visible_keys, with_spans
+from discern.models.unpadding import Direction, attend_in_spans, attention_path, visible_in_window, visible_keys, with_spans
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.types import TokenBatch

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from discern.errors import ConfigError
 from discern.models.base import build_embeddings, build_encoder
-from discern.models.dropout import Dropout
 from discern.models.electra.encoder import BertEncoder
 from discern.models.embeddings import Embeddings
+from discern.models.fused_ops import Dropout
 from discern.models.heads import MaskedLMHead
 from discern.models.initialization import initialize
 from discern.models.xlnet.encoder import XLNetEncoder

@@ -17,8 +17,8 @@ from discern.objectives.config import PositionsConfig
 from discern.objectives.entropies import TokenEntropies, entropies_of, entropy_sums
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import checkpoint
-from discern.training.context import State
 from discern.training.loop import train
+from discern.training.state import State
 from tests.support import make_batch, settings
 from tests.training.test_loop import context
 
@@ -119,7 +119,7 @@ def test_the_masks_follow_the_entropies_of_two_steps_before() -> None:
     sums = torch.zeros(2, 50, dtype=torch.float64)
     sums[1] = 1e6
     sums[0, 7] = 1e6
-    objective.absorb(0, {"entropies": sums})
+    objective.update_state(0, {"entropies": sums})
     chosen = {step: objective.corrupt(batch, Randomness(0, step, batch.slot)).masked_positions[:, 3] for step in (0, 1, 2)}
     assert chosen[2].all(), "only token 7 is uncertain"
     assert chosen[0].float().mean() < 0.3, "as held-out rows"

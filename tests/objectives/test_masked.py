@@ -10,9 +10,8 @@ from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
 from discern.objectives.base import Vocabulary
 from discern.objectives.config import MaskingConfig
-from discern.objectives.losses import masked_token_loss
+from discern.objectives.losses import DenseLogits, masked_token_loss
 from discern.objectives.masked import mask_batch, sample_replacements
-from discern.objectives.word_logits import Whole
 from tests.support import SPECIAL, make_batch, settings
 
 VOCABULARY = Vocabulary(50, SPECIAL)
@@ -80,7 +79,9 @@ def test_samples_of_duplicates_are_averaged_and_don_t_depend_on_the_batch() -> N
         part, rows = batch.rows(start, stop), numbers.rows(start, stop)
         masked = mask_batch(part, settings, VOCABULARY, rows)
         logits = torch.zeros(masked.num_masked, 1000)
-        return sample_replacements(masked, Whole(logits), rows, lambda logits, uniforms: (uniforms * logits.shape[1]).long())
+        return sample_replacements(
+            masked, DenseLogits(logits), rows, lambda logits, uniforms: (uniforms * logits.shape[1]).long()
+        )
 
     masked = mask_batch(batch, settings, VOCABULARY, numbers)
     assert masked.target_draws is not None

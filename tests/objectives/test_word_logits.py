@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from discern.corruption.sampling import Sampling, sample_tokens
 from discern.models.heads import MaskedLMHead
-from discern.objectives.word_logits import InParts, Whole, word_logits
+from discern.objectives.losses import ChunkedLogits, DenseLogits, word_logits
 from discern.types import Places
 from tests.support import settings
 
@@ -27,7 +27,7 @@ def test_losses_in_parts_are_those_of_the_matrix(rows: int) -> None:
     states, table, bias = operands()
     weights = torch.linspace(-1, 2, N)
     expected = F.cross_entropy(F.linear(states, table, bias), TARGETS, reduction="none")
-    got = InParts(states, table, bias, rows).losses(TARGETS)
+    got = ChunkedLogits(states, table, bias, rows).losses(TARGETS)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
     for one, other in zip(
         *(torch.autograd.grad((each * weights).sum(), (states, table, bias)) for each in (got, expected)), strict=True
@@ -38,8 +38,8 @@ def test_losses_in_parts_are_those_of_the_matrix(rows: int) -> None:
 def test_under_autocast_only_the_products_are_in_bfloat16() -> None:
     states, table, bias = operands()
     with torch.autocast("cpu", torch.bfloat16):
-        whole = Whole(F.linear(states, table, bias)).losses(TARGETS)
-        parts = InParts(states, table, bias, 5).losses(TARGETS)
+        whole = DenseLogits(F.linear(states, table, bias)).losses(TARGETS)
+        parts = ChunkedLogits(states, table, bias, 5).losses(TARGETS)
     assert parts.dtype == torch.float32
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
     for one, other in zip(*(torch.autograd.grad(each.sum(), (states, table, bias)) for each in (parts, whole)), strict=True):
@@ -51,7 +51,7 @@ def test_under_autocast_only_the_products_are_in_bfloat16() -> None:
 def test_samples_in_parts_are_the_same_tokens(sampling: Sampling) -> None:
     states, table, bias = operands()
     uniforms = torch.rand(N, generator=torch.Generator().manual_seed(2))
-    parts = InParts(states, table, bias, 4)
+    parts = ChunkedLogits(states, table, bias, 4)
     expected = sampling.sample(parts.matrix(), uniforms, TARGETS)
     assert torch.equal(parts.map(sampling.sample, uniforms, TARGETS), expected)
     some = torch.tensor([3, 20, 7])
@@ -63,7 +63,7 @@ def test_entries_that_fill_up_a_row_do_not_count() -> None:
     places = Places(torch.arange(N), 12, torch.arange(N) % 2 + (torch.arange(N) == 5))
     losses = F.cross_entropy(F.linear(states, table, bias), TARGETS, reduction="none").detach()
     expected = losses[1::2].sum() + losses[5]
-    for logits in (InParts(states, table, bias, 5), Whole(F.linear(states, table, bias))):
+    for logits in (ChunkedLogits(states, table, bias, 5), DenseLogits(F.linear(states, table, bias))):
         term = logits.loss(TARGETS, places, 2.0)
         torch.testing.assert_close(term.total, expected)
         assert (term.count, term.weight) == (12, 2.0)
@@ -73,9 +73,9 @@ def test_no_part_of_a_step_holds_all_logits_on_a_device() -> None:
     sizes = settings().model
     head = MaskedLMHead(sizes, torch.nn.Embedding(V, E)).to("meta")
     states = torch.zeros(N, sizes.hidden_size, device="meta")
-    assert isinstance(word_logits(head.train(), states), InParts)
+    assert isinstance(word_logits(head.train(), states), ChunkedLogits)
     assert word_logits(head, states).observed("mlm") == {}
     # Evaluation looks at the logits.
-    assert isinstance(word_logits(head.eval(), states), Whole)
+    assert isinstance(word_logits(head.eval(), states), DenseLogits)
     assert word_logits(head, states).observed("mlm")["mlm_logits"].shape == (N, V)
     assert math.prod(word_logits(head.train(), states).matrix().shape) == N * V

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run_record import COUNTS_FILE
+from discern.artifacts.run import COUNTS_FILE
+from discern.diagnosis.health import Finding
 from discern.report.finetuned_page import task_verdict
 from discern.report.page import Page, TaggedTexts, entity_pieces, render_page
 from discern.report.run_page import how_good, report, run_verdict
 from discern.storage.checksums import write_recorded
-from discern.training.diagnosis import Finding
 from tests.small.run import make_run
 
 WORDS = "Ann Lee went to New York and Paris on Monday".split()

@@ -13,7 +13,7 @@ import torch
 from discern.artifacts.encoder import encoder_of_preset, loaded_encoder
 from discern.artifacts.finetuned import make_record, seed_folder, write_json, write_weights
 from discern.data.tokenizer import fingerprint, vocab_size
-from discern.finetune.user_files import Columns, UserFileSource
+from discern.finetuning.user_files import Columns, UserFileSource
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import ModelConfig, build_config
 from discern.storage.checksums import write_recorded

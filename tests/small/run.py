@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run import build_objective
-from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, COUNTS_FILE, FORMAT, RECORD_FILE, TOKENIZER_FILE
-from discern.config.tree import to_toml
+from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, COUNTS_FILE, FORMAT, RECORD_FILE, TOKENIZER_FILE, build_objective
+from discern.config.schema import to_toml
 from discern.data.tokenizer import fingerprint, special_tokens, vocab_size
 from discern.objectives.base import Objective, Vocabulary
 from discern.storage.checksums import write_recorded

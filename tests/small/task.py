@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.finetune import run as finetuning
-from discern.finetune import sweep as sweeping
-from discern.finetune.seed import FinetunePlan
-from discern.finetune.settings import Recipe
+from discern.finetuning import run as finetuning
+from discern.finetuning import sweep as sweeping
+from discern.finetuning.seed import FinetunePlan
+from discern.finetuning.settings import Recipe
 from discern.progress import Progress, Silent
 
 ROWS = [("the model reads the file", "good"), ("a tensor of shape", "bad"), ("returns none", "so-so")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discern.errors import ConfigError
-from discern.storage.guard import check_apart, check_output
+from discern.storage.output import check_apart, check_output
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discern.errors import DataError
-from discern.storage.locks import held, lock_folder
+from discern.storage.files import held, lock_folder
 
 fcntl = pytest.importorskip("fcntl")
 

@@ -28,7 +28,7 @@ from discern.tasks.examples import Reading, TextGroup
 from discern.tasks.features import Features, TaskBatch, TaskRowsInOrder
 from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS, Ranking, retrieval_scores
 from discern.tasks.supervised import Split, supervised
-from discern.training.prediction import outputs_of
+from discern.training.evaluation import outputs_of
 from tests.interop.small_tokenizers import small_tokenizer
 
 TOKENIZER = small_tokenizer("wordpiece, lower-cased")
@@ -289,7 +289,7 @@ sys.path.insert(0, {root!r})
 from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
 from discern.corruption.randomness import Randomness
-from discern.training.parallel import join_ranks
+from discern.training.distributed import join_ranks
 from tokenizers import Tokenizer
 from tests.tasks import test_contrastive as shared
 

@@ -16,6 +16,7 @@ from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.unpadding import with_spans
 from discern.objectives.base import Phase
+from discern.pretraining.meta_bench import META, _Step
 from discern.progress import Silent
 from discern.tasks.base import Labels, Task
 from discern.tasks.classification import Classification, ClassificationConfig
@@ -25,11 +26,10 @@ from discern.tasks.squad import Squad2Questions
 from discern.tasks.supervised import SupervisedObjective
 from discern.tasks.tagging import Tagging, TaggingConfig
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.context import TrainContext
-from discern.training.feed import read_local_batch, read_onto_device
+from discern.training.distributed import Ranks
 from discern.training.interrupt import StopRequest
-from discern.training.meta_step import META, _Step
-from discern.training.parallel import Ranks
+from discern.training.prefetch import read_local_batch, read_onto_device
+from discern.training.state import TrainContext
 from tests.models.test_span_attention import plain
 from tests.training.no_waits import WaitsError, no_waits
 

@@ -18,7 +18,7 @@ from discern.tasks.examples import ClassificationExample
 from discern.tasks.features import Features, Ragged, TaskBatch, TaskRowsInOrder
 from discern.tasks.supervised import Split, SupervisedObjective
 from discern.tasks.tagging import Tagging, TaggingConfig
-from discern.training.prediction import outputs_of
+from discern.training.evaluation import outputs_of
 from tests.support import settings
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from discern.errors import ConfigError
 from discern.objectives.rtd import ReplacedTokenDetection
 from discern.training import checkpoint, loop
-from discern.training.context import State
 from discern.training.loop import train
 from discern.training.metrics_log import add_held_out, held_out_metrics, read_metrics
 from discern.training.schedule import learning_rate
+from discern.training.state import State
 from tests.objectives.rtd_options import build_option
 from tests.training.test_loop import context
 

@@ -11,12 +11,13 @@ import torch
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError, DataError
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
-from discern.training import evaluation, parallel
-from discern.training.context import State
+from discern.training import distributed as parallel
+from discern.training import evaluation
+from discern.training.distributed import Ranks, choose_device
 from discern.training.loop import train
 from discern.training.out_of_memory import out_of_memory
-from discern.training.parallel import Ranks, choose_device
 from discern.training.precision import Shape, resolve_precision, shared_precision
+from discern.training.state import State
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import settings
 from tests.training.test_loop import context

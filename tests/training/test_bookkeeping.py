@@ -19,11 +19,11 @@ from discern.data.config import DataConfig
 from discern.errors import DataError
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import checkpoint, evaluation
-from discern.training.clock import Due, TimeBudget, Work
-from discern.training.context import EarlyStopping, State, TrainContext
 from discern.training.interrupt import StopRequest
 from discern.training.loop import train
+from discern.training.metrics import Due, TimeBudget, Work
 from discern.training.metrics_log import MetricsLog, read_metrics
+from discern.training.state import EarlyStopping, State, TrainContext
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import SPECIAL
 from tests.support import settings as model_settings

@@ -23,7 +23,7 @@ from discern.training.compilation import (
     measure,
     shared_compilation,
 )
-from discern.training.parallel import Ranks
+from discern.training.distributed import Ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MODEL = build_config(encoder="bert", num_layers=2, hidden_size=16, embedding_size=16, num_heads=2, feedforward_size=32)

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from discern.training import clock
-from discern.training.clock import StepMeter
-from discern.training.device_clock import DeviceClock, device_clock
-from discern.training.diagnosis import diagnose_waiting
-from discern.training.step_means import StepMeans
+from discern.diagnosis.health import diagnose_waiting
+from discern.training import metrics as clock
+from discern.training.metrics import DeviceClock, StepMeans, StepMeter, device_clock
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 
 from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
-from discern.training.examples import ExampleRows
+from discern.training.evaluation import ExampleRows
 from discern.training.metrics_log import EXAMPLES_FILE, MetricsLog
 from tests.support import make_batch, settings
 

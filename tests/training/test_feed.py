@@ -16,10 +16,10 @@ from discern.corruption import MASKINGS_OF_INTEGERS, maskings
 from discern.objectives.base import BuildSettings
 from discern.objectives.electric import Electric
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
-from discern.training.context import State, TrainContext
-from discern.training.feed import Feed, read_local_batch, read_onto_device
+from discern.training.distributed import Ranks
 from discern.training.loop import train
-from discern.training.parallel import Ranks
+from discern.training.prefetch import Feed, read_local_batch, read_onto_device
+from discern.training.state import State, TrainContext
 from discern.types import CorruptedBatch
 from tests.support import settings
 from tests.training.test_loop import context, stream, weights

@@ -24,7 +24,7 @@ from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Phase, Vocabulary
 from discern.training.flops import MASKED_SHARE, Flops, PaperTransformer, RunFlops, executed_flops, run_flops, step_flops
 from discern.training.pretrain_config import load_pretrain_config
-from discern.training.step_sizes import step_sizes
+from discern.training.schedule import step_sizes
 from discern.types import SpecialTokens
 from tests.support import MODELS, settings
 

@@ -16,11 +16,11 @@ from discern.objectives.base import Objective
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig
-from discern.training.context import State
+from discern.training.distributed import Ranks
 from discern.training.loop import train
 from discern.training.metrics_log import read_metrics
 from discern.training.optimizer import Optimizer, parameter_groups
-from discern.training.parallel import Ranks
+from discern.training.state import State
 from discern.training.update_rules import AdamW, fused_adamw
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import settings

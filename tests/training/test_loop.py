@@ -13,6 +13,8 @@ from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import build_packing
 from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
+from discern.diagnosis.expectations import Expectations
+from discern.diagnosis.health import HealthMonitor
 from discern.errors import CheckpointError, NumericsError
 from discern.objectives import objectives
 from discern.objectives.base import Objective, Phase
@@ -22,14 +24,12 @@ from discern.training import bookkeeping, checkpoint, evaluation, loop
 from discern.training.average import average_warning, averaged, update_average
 from discern.training.compilation import Mode
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.context import EarlyStopping, State, TrainContext
-from discern.training.expectations import Expectations
+from discern.training.distributed import Ranks
 from discern.training.flops import Flops, RunFlops
-from discern.training.health import HealthMonitor
 from discern.training.interrupt import StopRequest
 from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.parallel import Ranks
+from discern.training.state import EarlyStopping, State, TrainContext
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 

@@ -14,8 +14,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from discern.errors import ConfigError, DataError, RanksError
 from discern.storage.output import OutputFolder
-from discern.training.meeting import meet, open_store
 from discern.training.rank_environment import lock_patience
+from discern.training.rendezvous import open_store, rendezvous
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def client(store: Any) -> Any:
 
 def together(store: Any, ranks: list[int], world_size: int = 3, seconds: float = 20.0) -> list[str]:
     with ThreadPoolExecutor(len(ranks)) as threads:
-        met = [threads.submit(meet, client(store), rank, world_size, seconds) for rank in ranks]
+        met = [threads.submit(rendezvous, client(store), rank, world_size, seconds) for rank in ranks]
         return [each.result() for each in met]
 
 
@@ -41,7 +41,7 @@ def test_every_group_has_a_name_of_its_own(store: Any) -> None:
 
 def test_what_a_dead_process_has_left_is_not_met(store: Any) -> None:
     with pytest.raises(RanksError, match=r"one of the processes .* did not join within 0 seconds"):
-        meet(client(store), 1, 3, 0.3)  # rank 1 came, and died
+        rendezvous(client(store), 1, 3, 0.3)  # rank 1 came, and died
     late: list[str] = []
     waiting = threading.Thread(target=lambda: late.extend(together(store, [0, 2])))
     waiting.start()
@@ -52,10 +52,10 @@ def test_what_a_dead_process_has_left_is_not_met(store: Any) -> None:
 
 def test_rank_0_names_who_is_missing(store: Any) -> None:
     with pytest.raises(RanksError, match=r"rank 1, 2 of 3 did not join"):
-        meet(client(store), 0, 3, 0.3)
+        rendezvous(client(store), 0, 3, 0.3)
     assert len(set(together(store, [0, 1, 2]))) == 1
     with pytest.raises(RanksError, match=r"rank 1, 2 of 3 did not join"):
-        meet(client(store), 0, 3, 0.5)  # they have been there, but confirm nothing
+        rendezvous(client(store), 0, 3, 0.5)  # they have been there, but confirm nothing
 
 
 def test_a_store_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

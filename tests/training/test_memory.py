@@ -15,11 +15,11 @@ from discern.objectives.permutation_lm import PermutationLanguageModel, Permutat
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.context import State, TrainContext
+from discern.training.distributed import Ranks
 from discern.training.interrupt import StopRequest
 from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.parallel import Ranks
+from discern.training.state import State, TrainContext
 from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 
 SPLIT = MemorySplit(random_documents(60, 50, seed=3), begins=lambda token: token % 3 != 0)

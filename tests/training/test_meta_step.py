@@ -11,22 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from discern.config.presets import preset_names
+from discern.config.layers import preset_names
 from discern.data.batching.synthetic import SyntheticParts, SyntheticRows
-from discern.objectives import objectives, word_logits
+from discern.objectives import losses as word_logits
+from discern.objectives import objectives
 from discern.objectives.base import Objective
-from discern.pretrain.meta_bench import meta_bench
+from discern.pretraining.meta_bench import META, MemoryLedger, _Step, meta_bench, meta_step
 from discern.progress import Silent
-from discern.training import feed, loop
-from discern.training.clock import StepMeter
+from discern.training import loop
+from discern.training import prefetch as feed
 from discern.training.config import OptimizerConfig, TrainConfig
-from discern.training.context import TrainContext
+from discern.training.distributed import Ranks
 from discern.training.flops import step_flops
 from discern.training.interrupt import StopRequest
-from discern.training.meta_step import META, MemoryLedger, _Step, meta_step
-from discern.training.parallel import Ranks
+from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
 from discern.training.pretrain_config import load_pretrain_config
-from discern.training.step_means import Progressed, UpdateGuard
+from discern.training.state import TrainContext
 from tests.golden.runs import OPTIMIZERS, OPTIONS, ROWS, VARIANT_MODELS, VARIANTS
 from tests.support import MODELS, settings
 from tests.training.no_waits import WaitsError, no_waits
@@ -133,7 +133,7 @@ def test_the_way_of_a_device_computes_the_same(name: str, monkeypatch: pytest.Mo
 
     def in_parts(head: Any, states: Tensor) -> word_logits.WordLogits:
         words = getattr(head, "words", head)
-        return word_logits.InParts(words.inner(states), words.word_embeddings.weight, words.bias, rows=5)
+        return word_logits.ChunkedLogits(words.inner(states), words.word_embeddings.weight, words.bias, rows=5)
 
     for module in ("mlm", "two_networks", "replace_mlm", "all_tokens_mlm", "electric", "permutation_lm", "rtd.generators"):
         monkeypatch.setattr(f"discern.objectives.{module}.word_logits", in_parts)
@@ -205,7 +205,7 @@ def test_a_gpu_runs_the_step_without_a_wait(name: str) -> None:
     for phase in run.objective.phases(20):
         if phase.start is not None:
             phase.start()
-        guard, means = UpdateGuard(run.ranks, pytest.fail), []
+        guard, means = NonFiniteGuard(run.ranks, pytest.fail), []
         replica = loop.setup_phase(run, phase)
         local = [feed.read_local_batch(run, step) for step in range(3)]
         for step in range(3):
@@ -214,7 +214,7 @@ def test_a_gpu_runs_the_step_without_a_wait(name: str) -> None:
                 totals = loop.reduce_step_counts(run, local[step], StepMeter(0.0))
                 means.append(loop.forward_backward(run, replica, local[step], totals.counts, step))
                 norm = replica.clip(1.0)
-                loop.update(replica.optimizer, 1e-3, guard.admit(Progressed(step, 0, step, 0), norm, means[-1]))
+                loop.update(replica.optimizer, 1e-3, guard.allow(StepCounters(step, 0, step, 0), norm, means[-1]))
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         guard.check()

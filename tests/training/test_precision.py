@@ -11,7 +11,7 @@ import torch
 
 from discern.models.config import build_config
 from discern.training import precision
-from discern.training.parallel import Ranks
+from discern.training.distributed import Ranks
 from discern.training.precision import Precision, Shape, resolve_precision, shape_of, shared_precision
 
 CPU = torch.device("cpu")

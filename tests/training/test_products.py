@@ -11,8 +11,7 @@ from discern.corruption.randomness import Randomness
 from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
-from discern.training.flops import executed_flops
-from discern.training.products import Product, ProductTimer, RecordProducts, record_products
+from discern.training.flops import Product, ProductTimer, RecordProducts, executed_flops, record_products
 from tests.support import MODELS, settings
 
 PLAIN = ((0, 1), (0, 1))

@@ -14,22 +14,21 @@ import torch
 
 from discern.config.layers import Origin, Setting, collect, parse_overrides
 from discern.config.resolve import Resolved
-from discern.config.tree import to_toml
-from discern.data.batching.rows import training_rows
-from discern.data.batching.successive import SuccessiveRows, scheduled_rows
+from discern.config.schema import to_toml
+from discern.data.batching.rows import SuccessiveRows, scheduled_rows, training_rows
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.training import checkpoint
 from discern.training.config import TrainConfig
-from discern.training.context import State, TrainContext
-from discern.training.feed import read_local_batch
 from discern.training.flops import run_flops, step_flops
 from discern.training.loop import train
 from discern.training.metrics_log import read_metrics
+from discern.training.prefetch import read_local_batch
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, resolve_pretrain_config
-from discern.training.step_sizes import StepSizes, Stretch, step_sizes
+from discern.training.schedule import StepSizes, Stretch, step_sizes
+from discern.training.state import State, TrainContext
 from tests.support import MODELS, SPECIAL, settings
 from tests.training.test_loop import SPLIT, context
 

@@ -20,7 +20,7 @@ from discern.api.verbs import overrides_of
 from discern.cli.console import progress_display
 from discern.cli.progress import Listener
 from discern.errors import ConfigError, DataError
-from discern.finetune.run import finetune
+from discern.finetuning.run import finetune
 from discern.inference.model import load
 from discern.progress import Progress
 from discern.tasks.readers.table import written

@@ -9,7 +9,7 @@ from discern.artifacts.run import is_finetuned
 from discern.convert.forms import Form
 from discern.convert.sentence_transformers import VectorPooling
 from discern.convert.serving import Labeled, Serving
-from discern.finetune.evaluate import labeled_examples
+from discern.finetuning.evaluate import labeled_examples
 from discern.progress import Progress
 
 

@@ -17,7 +17,7 @@ from discern.api.arguments import Logged, checks_choices
 from discern.api.exporting import serving_of
 from discern.artifacts.opening import open_model
 from discern.artifacts.run import is_finetuned
-from discern.config.tree import toml_value
+from discern.config.schema import toml_value
 from discern.convert.export import export as export_networks
 from discern.convert.export_finetuned import export_task
 from discern.convert.forms import Form
@@ -33,18 +33,18 @@ from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import TokenizerKind
 from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
-from discern.finetune import run as finetuning
-from discern.finetune.evaluate import evaluate_finetuned
-from discern.finetune.own_tasks import without_own_task
-from discern.finetune.settings import Recipe
+from discern.finetuning import run as finetuning
+from discern.finetuning.evaluate import evaluate_finetuned
+from discern.finetuning.own_tasks import without_own_task
+from discern.finetuning.settings import Recipe
 from discern.inference import predict as prediction
 from discern.interop.hub import local_model
-from discern.pretrain import adapt as adapting
-from discern.pretrain import evaluate as held_out
-from discern.pretrain import run as pretraining
-from discern.pretrain.added_tokens import AddedTokens
-from discern.pretrain.estimate import estimate
-from discern.pretrain.resolved_run import Replay, Resume
+from discern.pretraining import adapt as adapting
+from discern.pretraining import evaluate as held_out
+from discern.pretraining import run as pretraining
+from discern.pretraining.estimate import estimate
+from discern.pretraining.resolved_run import Replay, Resume
+from discern.pretraining.warm_start import AddedTokens
 from discern.progress import Progress
 from discern.tasks.base import Prediction
 from discern.tasks.prediction_input import InputFormat

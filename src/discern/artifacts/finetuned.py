@@ -32,8 +32,7 @@ from discern.tasks import tasks as registry
 from discern.tasks.base import Source, Task
 from discern.tasks.frames import FrameName
 from discern.tasks.supervised import SupervisedObjective, supervised
-from discern.training.checkpoint import load_model_tensors, model_tensors
-from discern.training.finite import check_finite
+from discern.training.checkpoint import check_finite, load_model_tensors, model_tensors
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, RESULTS_FILE = "config.toml", FINETUNED_FILE, "tokenizer.json", "results.json"
 MODEL_FILE, SCORES_FILE = "model.safetensors", "scores.json"

@@ -8,8 +8,7 @@ from pathlib import Path
 from discern.artifacts.finetuned import FinetunedFolder
 from discern.artifacts.huggingface import HuggingFaceFolder
 from discern.artifacts.model_folder import ModelFolder
-from discern.artifacts.run import RunFolder, is_finetuned
-from discern.artifacts.run_record import is_run
+from discern.artifacts.run import RunFolder, is_finetuned, is_run
 from discern.errors import DataError
 from discern.interop.names import CONFIG_NAME
 from discern.storage.checksums import has_file

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.next_steps import after_pretrain
 from discern.cli.options import DeviceOption, NprocOption, SetOption, launch_ranks
+from discern.cli.outputs import after_pretrain
 from discern.errors import ConfigError
 from discern.training.rank_environment import rank_environment
 from discern.wording import counted
@@ -95,10 +95,10 @@ def adapt(
     """
     with command(json_output=json_output, trains=True) as console:
         model = console.local_model(model)
-        from discern.pretrain.adapt import adapt as run
-        from discern.pretrain.adapt import data_with_tokens
-        from discern.pretrain.added_tokens import AddedTokens
-        from discern.pretrain.resolved_run import Replay
+        from discern.pretraining.adapt import adapt as run
+        from discern.pretraining.adapt import data_with_tokens
+        from discern.pretraining.resolved_run import Replay
+        from discern.pretraining.warm_start import AddedTokens
 
         added = None if add_tokens is None else AddedTokens.of(add_tokens)
         if replay_share is not None and replay is None:

@@ -66,7 +66,7 @@ def bench(
     """
     with command(json_output=json_output, trains=True) as console:
         launch_ranks(nproc, console)
-        from discern.pretrain.bench import bench as measure
+        from discern.pretraining.bench import bench as measure
 
         measured = measure(
             config,

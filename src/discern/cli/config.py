@@ -13,9 +13,9 @@ from rich.text import Text
 
 from discern.cli.console import JsonOption, command
 from discern.cli.options import ConfigArgument, PresetOption, SetOption
-from discern.config.presets import preset_names, preset_summary, usual_vocabulary
+from discern.config.layers import preset_names, preset_summary, usual_vocabulary
 from discern.config.problems import InvalidConfigError
-from discern.config.tree import ABSENT, NONE, flatten, nest, toml_value
+from discern.config.schema import ABSENT, NONE, flatten, nest, toml_value
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpt
     Example: discern config check my-run.toml
     """
     with command(json_output=json) as console:
-        from discern.pretrain.meta_bench import meta_objective
+        from discern.pretraining.meta_bench import meta_objective
         from discern.training.pretrain_config import load_pretrain_config
 
         try:

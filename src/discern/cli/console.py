@@ -26,8 +26,19 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from discern.cli.progress import READER_GONE, Listener, ProgressBar, drop_unread, progress_on
-from discern.cli.terminal import Terminal, fitting, json_text, one_line, printable, same_terminal
+from discern.cli.progress import (
+    READER_GONE,
+    Listener,
+    ProgressBar,
+    Terminal,
+    drop_unread,
+    fitting,
+    json_text,
+    one_line,
+    printable,
+    progress_on,
+    same_terminal,
+)
 from discern.errors import ConfigError, DiscernError, RanksError
 from discern.progress import Progress, Silent
 from discern.training.interrupt import handled

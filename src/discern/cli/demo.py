@@ -11,8 +11,8 @@ from rich.text import Text
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.detection_text import show
-from discern.cli.next_steps import hint, shell_path
 from discern.cli.options import SetOption
+from discern.cli.outputs import hint, shell_path
 from discern.training.metric_catalog import MEANINGS
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from discern.cli.options import DeviceOption
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:
-    from discern.pretrain.doctor import Diagnosis
-    from discern.pretrain.doctor_files import Accepted
-    from discern.training.diagnosis import Finding
+    from discern.diagnosis.health import Finding
+    from discern.doctor.checks import Diagnosis
+    from discern.doctor.files import Accepted
 
 
 def doctor(
@@ -49,7 +49,7 @@ def doctor(
         if files or accept:
             _files(run, accept, console)
             return
-        from discern.pretrain.doctor import examine
+        from discern.doctor.checks import examine
 
         found = examine(run, sequences, device, console.progress, console.warn)
         findings = [_plain(finding) for finding in found.findings]
@@ -58,7 +58,7 @@ def doctor(
 
 def _files(folder: Path | None, accept: bool, console: Console) -> None:
     """Check the files of a folder, or accept them."""
-    from discern.pretrain.doctor_files import accept_folder, check_folder
+    from discern.doctor.files import accept_folder, check_folder
 
     if folder is None:
         raise ConfigError("no folder is given", hint=f"discern doctor {'--accept' if accept else '--files'} FOLDER")
@@ -95,7 +95,7 @@ def _plain(finding: Finding) -> dict[str, object]:
 
 
 def _text(found: Diagnosis) -> str:
-    from discern.training.diagnosis import unusual_findings
+    from discern.diagnosis.health import unusual_findings
 
     facts = [f"  {name:<12} {value}" for name, value in found.facts.items() if isinstance(value, str | int) and name != "run"]
     facts += [f"  {'devices':<12} {', '.join(found.facts['devices']) or 'no GPU'}"] if "devices" in found.facts else []

@@ -10,8 +10,8 @@ import typer
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.finetune import baseline_lines
-from discern.cli.next_steps import after_evaluate
 from discern.cli.options import DeviceOption
+from discern.cli.outputs import after_evaluate
 from discern.errors import ConfigError
 from discern.training.rank_environment import require_single_process
 from discern.wording import counted
@@ -91,7 +91,7 @@ def evaluate(
         if limit is not None or scorer:
             raise ConfigError("--limit and --scorer are for suites of minimal pairs", hint="add --suite blimp, or leave them out")
         from discern.artifacts.opening import holds_model, open_model
-        from discern.artifacts.run_record import is_run
+        from discern.artifacts.run import is_run
 
         names_task = task is not None or seed is not None
         # A folder without any model is not a fine-tuned one either: wrong options are reported before a wrong folder.
@@ -106,7 +106,7 @@ def evaluate(
                     hint="leave it out",
                 )
             from discern.artifacts.run import is_finetuned
-            from discern.finetune.evaluate import evaluate_finetuned
+            from discern.finetuning.evaluate import evaluate_finetuned
 
             found = evaluate_finetuned(
                 model, data, task=task, seed=seed, device=device, precision=precision, progress=console.progress
@@ -117,7 +117,7 @@ def evaluate(
             return
         if names_task:
             raise ConfigError(f"--task and --seed are for fine-tuned models, but {model} is not one", hint="leave them out")
-        from discern.pretrain.evaluate import evaluate as measure
+        from discern.pretraining.evaluate import evaluate as measure
 
         metrics = measure(
             model,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.next_steps import after_export, shell_path
+from discern.cli.outputs import after_export, shell_path
 from discern.errors import ConfigError
 
 if TYPE_CHECKING:

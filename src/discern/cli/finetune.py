@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.next_steps import after_finetune
 from discern.cli.options import DeviceOption, NprocOption, SetOption, launch_ranks
+from discern.cli.outputs import after_finetune
 from discern.errors import ConfigError
 from discern.wording import counted
 
@@ -117,7 +117,7 @@ def finetune(
     """
     with command(json_output=json_output, trains=True) as console:
         launch_ranks(nproc, console)
-        from discern.finetune.own_tasks import without_own_task
+        from discern.finetuning.own_tasks import without_own_task
 
         names, folders = task or [], data or []
         names, own_task = without_own_task(names, has_data=bool(folders), has_train=train is not None)
@@ -136,8 +136,8 @@ def finetune(
         own = [f"files.{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in given.items() if value is not None]
         if names and own:
             raise ConfigError("a named task has its own files and columns", hint="leave out --task, or --train and the columns")
-        from discern.finetune.run import finetune as train_seeds
-        from discern.finetune.sweep import sweep as train_combinations
+        from discern.finetuning.run import finetune as train_seeds
+        from discern.finetuning.sweep import sweep as train_combinations
 
         results = (partial(train_combinations, axes=sweep) if sweep else train_seeds)(
             model,
@@ -193,7 +193,7 @@ def _text(results: dict[str, Any], out: Path) -> str:
 
 def baseline_lines(entry: Mapping[str, Any]) -> list[str]:
     """One line per baseline, and their comparison with the score."""
-    from discern.finetune.results import ADVICE
+    from discern.finetuning.results import ADVICE
     from discern.report.finetuned_page import baselines_verdict
 
     metric, baselines = entry["metric"], entry.get("baselines") or {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.next_steps import shell_path
+from discern.cli.outputs import shell_path
 
 if TYPE_CHECKING:
     from discern.convert.import_ import Imported

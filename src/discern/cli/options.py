@@ -13,7 +13,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from discern.cli.console import Console
-from discern.config.presets import preset_names
+from discern.config.layers import preset_names
 from discern.errors import ConfigError
 from discern.training.rank_environment import rank_environment
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discern.cli.console import Console
-from discern.cli.next_steps import after_prepare
+from discern.cli.outputs import after_prepare
 from discern.wording import counted
 
 if TYPE_CHECKING:

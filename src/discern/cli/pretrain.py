@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.next_steps import after_pretrain
 from discern.cli.options import ConfigArgument, DeviceOption, NprocOption, PresetOption, SetOption, launch_ranks
+from discern.cli.outputs import after_pretrain
 
 
 def pretrain(
@@ -76,12 +76,12 @@ def pretrain(
             "decay_from": decay_from,
         }
         if dry_run:
-            from discern.pretrain.estimate import estimate
+            from discern.pretraining.estimate import estimate
 
             estimated = estimate(config, **options, processes=nproc)
             console.result(estimated.values, text=estimated.text)
             return
-        from discern.pretrain.run import pretrain as run
+        from discern.pretraining.run import pretrain as run
 
         record = run(config, **options, progress=console.progress)
         if record is not None:

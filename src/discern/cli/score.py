@@ -66,7 +66,7 @@ def score(
         sentences = [typed_text(each, "--text") for each in text] if text else file
         from discern.inference.score_file import score_lines
         from discern.inference.scoring import UNIT, CorpusScore, load_scorer
-        from discern.storage.guard import check_output
+        from discern.storage.output import check_output
 
         check_output("--out", out, "scores.jsonl", model, file)
         chosen = load_scorer(model, scorer, device, warn=console.warn)

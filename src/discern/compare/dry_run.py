@@ -8,7 +8,7 @@ from typing import Any
 
 from discern.compare.plan import CONVENTION, ComparisonPlan, PlannedRun, plan_comparison
 from discern.compare.results import Unit, check_results, units
-from discern.pretrain.estimate import estimate
+from discern.pretraining.estimate import estimate
 
 
 def dry_run(

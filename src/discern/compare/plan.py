@@ -14,11 +14,11 @@ from discern.compare.settings import UNTRAINED, CompareConfig, RunSpec, as_overr
 from discern.compare.tasks import TaskFolder, find_task_folders
 from discern.config.layers import read_file
 from discern.config.resolve import Resolved
+from discern.config.schema import flatten
 from discern.config.stages import rescaled
-from discern.config.tree import flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, did_you_mean
-from discern.finetune.settings import given_settings, load_finetune_config
+from discern.finetuning.settings import given_settings, load_finetune_config
 from discern.models import encoders
 from discern.models.config import ModelConfig
 from discern.objectives.base import Vocabulary
@@ -27,7 +27,7 @@ from discern.tasks import tasks as registry
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import Flops, run_flops
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
-from discern.training.step_sizes import BATCH_KEY, LENGTH_KEY, step_sizes
+from discern.training.schedule import BATCH_KEY, LENGTH_KEY, step_sizes
 
 CONVENTION = "executed: multiplications and additions of the matrix products that run, forward and backward"
 _NOTICEABLE = 0.03

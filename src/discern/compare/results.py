@@ -15,12 +15,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from discern.artifacts.finetuned import write_json
-from discern.artifacts.run_record import CONFIG_FILE
+from discern.artifacts.run import CONFIG_FILE
 from discern.compare.plan import ComparisonPlan, PlannedRun
 from discern.compare.tasks import TaskFolder
-from discern.config.tree import flatten, plain, to_toml
+from discern.config.schema import flatten, plain, to_toml
 from discern.errors import ConfigError, DataError
-from discern.pretrain.resolved_run import MAY_CHANGE
+from discern.pretraining.resolved_run import MAY_CHANGE
 from discern.storage.checksums import write_recorded
 from discern.storage.records import Record, read_record
 from discern.training.metrics_log import held_out_metrics

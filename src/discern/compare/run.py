@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from discern.artifacts.finetuned import MODEL_FILE, write_json
-from discern.artifacts.run import build_objective, vocabulary_of
-from discern.artifacts.run_record import (
+from discern.artifacts.run import (
     CHECKPOINTS,
     CONFIG_FILE,
     arithmetic,
+    build_objective,
     make_record,
     read_record,
+    vocabulary_of,
 )
 from discern.compare.plan import ComparisonPlan, plan_comparison
 from discern.compare.results import (
@@ -40,26 +41,25 @@ from discern.compare.summary import summarize
 from discern.compare.tasks import TaskFolder
 from discern.convert.export import export
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
-from discern.finetune.run import finetune
-from discern.pretrain.bench import processor_name
-from discern.pretrain.resolved_run import fill_folder
-from discern.pretrain.run import pretrain
-from discern.pretrain.warm_start import start_generator
+from discern.finetuning.run import finetune
+from discern.pretraining.bench import processor_name
+from discern.pretraining.resolved_run import fill_folder
+from discern.pretraining.run import pretrain
+from discern.pretraining.warm_start import start_generator
 from discern.progress import Progress
 from discern.report.comparison import comparison_page
 from discern.report.page import render_page
 from discern.storage.checksums import remove_recorded
-from discern.storage.files import sync_folder, write_text
-from discern.storage.locks import alone_in, held
+from discern.storage.files import alone_in, held, sync_folder, write_text
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
+from discern.training.distributed import Ranks, choose_device
 from discern.training.flops import run_flops
 from discern.training.metrics_log import held_out_metrics, read_metrics
-from discern.training.parallel import Ranks, choose_device
 from discern.training.precision import shape_of, shared_precision
 from discern.training.pretrain_config import read_written_config
 from discern.training.rank_environment import require_single_process
-from discern.training.step_sizes import step_sizes
+from discern.training.schedule import step_sizes
 
 COMPARISON_FILE, PAGE_FILE = "comparison.json", "comparison.html"
 _POLL_SECONDS = 5.0  # between checks of a run that another process works on

@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from discern.config.base import Section
-from discern.config.tree import toml_value
+from discern.config.schema import Section, toml_value
 from discern.errors import ConfigError, did_you_mean
-from discern.finetune.settings import Recipe
+from discern.finetuning.settings import Recipe
 from discern.parsing import toml_tables
 from discern.tasks import tasks as registry
 

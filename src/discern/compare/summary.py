@@ -14,7 +14,7 @@ import numpy as np
 from discern import __version__
 from discern.compare.plan import CONVENTION, ComparisonPlan, PlannedRun
 from discern.compare.results import FORMAT, Unit, why_left_out
-from discern.config.tree import ABSENT, NONE, diff, plain
+from discern.config.schema import ABSENT, NONE, diff, plain
 
 MEAN = "mean"
 """Name of the column with the mean over all tasks."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from discern.errors import DataError
-from discern.finetune.task_files import find_files
+from discern.finetuning.task_files import find_files
 from discern.tasks import tasks as registry
 
 # Besides the task's own name; case and characters other than letters and digits are ignored.

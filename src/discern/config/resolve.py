@@ -10,8 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from discern.config.layers import DEFAULT, Origin, Setting, Settings
 from discern.config.problems import InvalidConfigError, Problem, quoted, translated, unknown_key, wrong_value
-from discern.config.schema import Schema, Variant, section_model, takes_none, takes_number_only
-from discern.config.tree import NONE, flatten, nest, plain
+from discern.config.schema import NONE, Schema, Variant, flatten, nest, plain, section_model, takes_none, takes_number_only
 from discern.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)

@@ -13,9 +13,8 @@ from discern import __version__
 from discern.artifacts.export_folder import CARD_NAME, SETTINGS_NAME, check_target, publish
 from discern.artifacts.huggingface import HuggingFaceFolder, weights_outside_networks
 from discern.artifacts.model_folder import TEXT_LICENSE
-from discern.artifacts.run import RunFolder, load_run
-from discern.artifacts.run_record import is_run
-from discern.config.tree import to_toml
+from discern.artifacts.run import RunFolder, is_run, load_run
+from discern.config.schema import to_toml
 from discern.convert.cards.imported import ImportedFacts, imported_card
 from discern.convert.cards.markdown import code, escaped
 from discern.convert.cards.model import facts_of_run, model_card, tokenizer_kind, without_paths

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from discern import __version__
 from discern.artifacts.export_folder import CARD_NAME, SETTINGS_NAME, check_target, publish
-from discern.artifacts.run_record import is_run
-from discern.config.tree import flatten, to_toml
+from discern.artifacts.run import is_run
+from discern.config.schema import flatten, to_toml
 from discern.convert.cards.imported import ImportedFacts, imported_card
 from discern.convert.export import check_finite, folder_size, write_networks
 from discern.data.tokenizer import fingerprint, special_tokens

@@ -140,7 +140,7 @@ def with_replacement(batch: TokenBatch, context: MaskingContext) -> Chosen:
 
     In a row of 128 tokens there are 19 draws of 17.7 different tokens on average: 13.8% instead of 15%. `draws` counts them.
 
-    Reference: google-research/electra, pretrain/pretrain_helpers.py, `mask`.
+    Reference: google-research/electra, pretraining/pretrain_helpers.py, `mask`.
     """
     maskable = maskable_positions(batch)
     available = maskable.sum(1)
@@ -238,7 +238,7 @@ def hide(
         draws: number of times each position was drawn, if that may be more than once. Each draw decides independently: a
             position becomes [MASK] if any of its draws does, otherwise a random token if any of them does.
 
-    Reference for the draws: google-research/electra, pretrain/pretrain_helpers.py, `mask`.
+    Reference for the draws: google-research/electra, pretraining/pretrain_helpers.py, `mask`.
     """
     mask_share, random_share = shares
     mask_id, vocab_size = vocabulary

@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from discern.config.base import Section
-from discern.config.schema import OTHER_NAME
+from discern.config.schema import OTHER_NAME, Section
 from discern.config.stages import Stage, check_stages
 
 _SHORTEST = 8

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int, UInt
 
-from discern.config.base import Section
+from discern.config.schema import Section
 from discern.data.sources.documents import Document
 from discern.data.sources.examples import read_examples
 from discern.errors import ConfigError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.config.presets import usual_vocabulary
+from discern.config.layers import usual_vocabulary
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.demo.documentation import collect
@@ -17,8 +17,8 @@ from discern.demo.task import LabeledTask, labeled_task
 from discern.demo.wrong_words import WrongWords, wrong_words
 from discern.errors import DataError
 from discern.inference.detection import Detection, detect
-from discern.pretrain.evaluate import evaluate
-from discern.pretrain.run import pretrain
+from discern.pretraining.evaluate import evaluate
+from discern.pretraining.run import pretrain
 from discern.progress import Progress
 from discern.report.run_page import report
 from discern.storage.files import whole_file, write_text

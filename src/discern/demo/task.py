@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from discern.finetune.run import finetune
+from discern.finetuning.run import finetune
 from discern.progress import Progress
 from discern.storage.files import write_text
 

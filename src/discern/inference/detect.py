@@ -20,7 +20,7 @@ from discern.progress import Progress
 from discern.report.detection_page import CheckedText, DetectionPage, PlaceProposals, render_detections
 from discern.report.page import ShadedText
 from discern.storage.files import whole_file
-from discern.storage.guard import check_output
+from discern.storage.output import check_output
 
 Show = Callable[[InputText, Detection, ChosenThreshold], None]
 

@@ -22,7 +22,7 @@ from discern.inference.texts import InputText
 from discern.models.base import Network
 from discern.models.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.progress import Progress
-from discern.training.parallel import choose_device
+from discern.training.distributed import choose_device
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from discern.inference.model import Model, load
 from discern.inference.texts import read_texts
 from discern.inference.vector_files import check_vectors_path, nearest, opened_vectors, stored_vectors, vectors_file
 from discern.progress import Progress
-from discern.storage.guard import check_output
+from discern.storage.output import check_output
 from discern.tasks.readers.files import COMPRESSED
 from discern.tasks.readers.table import open_table, text_of
 from discern.tasks.readers.user_columns import chosen_column

@@ -22,7 +22,7 @@ from discern.inference.rows import moved, read
 from discern.models.base import Network
 from discern.models.heads import CopyMLMHead, LanguageHead, TiedLMHead
 from discern.models.two_tower import TwoTowerEncoder
-from discern.training.parallel import choose_device
+from discern.training.distributed import choose_device
 
 MASK = SPECIAL_TOKENS["mask"]
 _MASKS_AT_ONCE = 32

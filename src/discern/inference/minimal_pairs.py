@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run_record import is_run
+from discern.artifacts.run import is_run
 from discern.errors import ConfigError, DataError
 from discern.inference.scoring import TextScorer, load_scorer
 from discern.parsing import json_value

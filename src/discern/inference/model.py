@@ -33,7 +33,7 @@ from discern.interop.sentence_transformers import read_pooling
 from discern.progress import Silent
 from discern.tasks.base import Prediction
 from discern.tasks.contrastive import ContrastiveConfig
-from discern.training.parallel import choose_device
+from discern.training.distributed import choose_device
 
 # Number of texts whose states, tokens and scores are held in memory at a time, besides the results.
 _BLOCK = 1024

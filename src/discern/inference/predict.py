@@ -18,16 +18,16 @@ from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference.prediction_columns import readable_again, write_appended
 from discern.progress import Progress, warning_to
 from discern.storage.files import whole_file
-from discern.storage.guard import check_output
+from discern.storage.output import check_output
 from discern.tasks.base import Prediction, Task
 from discern.tasks.conll import ConllSource
 from discern.tasks.examples import ClassificationExample, QuestionExample, TaggingExample
 from discern.tasks.prediction_input import InputFormat, blocks, input_examples, known_definition
 from discern.tasks.readers.files import clean_text
 from discern.tasks.supervised import are_finite
-from discern.training.parallel import choose_device
+from discern.training.distributed import choose_device
+from discern.training.evaluation import outputs_of
 from discern.training.precision import resolve_precision, shape_of
-from discern.training.prediction import outputs_of
 
 # Rows are sorted by length in blocks of this size: large enough for little padding, small enough to be held in memory.
 _BLOCK = 2048

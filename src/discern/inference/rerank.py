@@ -31,7 +31,7 @@ from discern.inference.nbest import NBest, read_nbest
 from discern.inference.scoring import TextScorer, load_scorer
 from discern.progress import Progress
 from discern.storage.files import whole_file
-from discern.storage.guard import check_output
+from discern.storage.output import check_output
 
 LAMBDA_STEPS = 20
 """Number of steps of the grid of lambdas from 0 to the largest. Electric, section 4.2: 0.05, 0.1, ... 1.0; here also 0."""

@@ -27,7 +27,7 @@ from discern.models.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.models.two_tower import TwoTowerEncoder
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.config import ObjectiveConfig
-from discern.training.parallel import choose_device
+from discern.training.distributed import choose_device
 from discern.types import SpecialTokens
 
 UNIT = "nats"

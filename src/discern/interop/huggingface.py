@@ -55,7 +55,7 @@ from discern.models.two_tower import TwoTowerEncoder, two_tower_generator
 from discern.objectives.base import Vocabulary
 from discern.storage.checksums import record_checksums
 from discern.storage.files import sync_file, write_file
-from discern.training.finite import check_finite
+from discern.training.checkpoint import check_finite
 
 WORD_TABLE = "model.embeddings.tok_embeddings.weight"
 """ModernBERT's word embeddings."""

@@ -37,7 +37,7 @@ from discern.models.electra.huggingface import bert_name, to_huggingface
 from discern.models.embeddings import Embeddings
 from discern.models.heads import MaskedLMHead, ReplacedTokenHead
 from discern.objectives.base import Vocabulary
-from discern.training.finite import check_finite
+from discern.training.checkpoint import check_finite
 
 Head = Literal["replaced", "words", "none"]
 """Prediction of a network: which tokens were replaced, words, or nothing."""

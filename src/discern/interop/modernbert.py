@@ -51,7 +51,7 @@ from discern.models.modernbert.huggingface import (
 )
 from discern.models.modernbert.huggingface import to_huggingface as weights_to_huggingface
 from discern.objectives.base import Vocabulary
-from discern.training.finite import check_finite
+from discern.training.checkpoint import check_finite
 
 _PREFIX = "model."
 _PARTS = ("embeddings.", "layers.", "final_norm.")

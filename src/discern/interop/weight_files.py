@@ -18,7 +18,7 @@ from discern.interop.names import CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 from discern.storage.checksums import verify
 from discern.storage.files import utf8_name
 from discern.storage.records import Record, read_record
-from discern.training.finite import check_finite
+from discern.training.checkpoint import check_finite
 
 PICKLE_NAME = "pytorch_model.bin"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"

@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from discern import kernels
 from discern.models.config import ModelConfig
-from discern.models.dropout import Dropout
 from discern.models.flops import parts_flops
-from discern.models.span_attention import attend_in_spans
-from discern.models.unpadding import Unpadding
+from discern.models.fused_ops import Dropout
+from discern.models.unpadding import Unpadding, attend_in_spans
 
 
 class SelfAttention(nn.Module):

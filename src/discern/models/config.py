@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field, model_validator
 
-from discern.config.base import Section
+from discern.config.schema import Section
 from discern.models import encoders
 
 # Far beyond any published encoder. A typing error or a damaged file is refused with a message, before memory is requested.

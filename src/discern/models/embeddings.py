@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import Parameter
 
 from discern.models.config import ModelConfig
-from discern.models.dropout import Dropout
+from discern.models.fused_ops import Dropout
 
 
 class TokenEmbeddings(nn.Module, abc.ABC):

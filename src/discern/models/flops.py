@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from discern.errors import ConfigError
-from discern.models.dropout import Dropout
+from discern.models.fused_ops import Dropout
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 # Lookups and element-wise operations count as 0, because they are not matrix products.

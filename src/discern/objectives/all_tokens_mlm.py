@@ -13,10 +13,9 @@ from discern.models.base import Network
 from discern.models.heads import CopyMLMHead
 from discern.objectives.base import Phase
 from discern.objectives.config import ObjectiveConfig
-from discern.objectives.losses import copy_loss
+from discern.objectives.losses import copy_loss, word_logits
 from discern.objectives.metrics import GeneratorEvaluator, SumEvaluator
 from discern.objectives.two_networks import RestorationConfig, RestorationObjective
-from discern.objectives.word_logits import word_logits
 from discern.types import CorruptedBatch, PlacesOf, StepOutput
 
 

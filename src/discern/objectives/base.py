@@ -18,7 +18,7 @@ from discern.models.heads import LanguageHead
 from discern.models.initialization import initialize
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.entropies import TokenEntropies
-from discern.objectives.word_logits import WordLogits
+from discern.objectives.losses import WordLogits
 from discern.types import CorruptedBatch, Places, PlacesOf, SpecialTokens, StepOutput, TokenBatch
 
 ConfigT = TypeVar("ConfigT", bound=ObjectiveConfig)
@@ -219,18 +219,18 @@ class Objective(nn.Module, abc.ABC):
         """The places of a batch that `forward` needs as an index; they are found before the batch moves to a device."""
         return frozenset({"chosen"})
 
-    def tally(self, output: StepOutput) -> dict[str, Tensor]:
-        """Sums over the rows of a batch, by name, that `absorb` needs for the whole step."""
+    def step_statistics(self, output: StepOutput) -> dict[str, Tensor]:
+        """Sums over the rows of a batch, by name, that `update_state` needs for the whole step."""
         return {}
 
-    def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
+    def update_state(self, step: int, sums: Mapping[str, Tensor]) -> None:
         """Take note of a step after its forward passes. The sums may still be computed by a device: do not read them here.
 
         Args:
-            sums: results of `tally`, summed over all micro-batches and ranks.
+            sums: results of `step_statistics`, summed over all micro-batches and ranks.
         """
 
-    def forget_rows(self) -> None:
+    def reset_memory(self) -> None:
         """Drop what is kept of earlier rows: from now on, the slots of the batch read from other places in the text."""
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
@@ -266,11 +266,11 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
             return {}
         return {"entropy_sums": self._entropies.sums(logits, targets, places)}
 
-    def tally(self, output: StepOutput) -> dict[str, Tensor]:
+    def step_statistics(self, output: StepOutput) -> dict[str, Tensor]:
         sums = output.observations.get("entropy_sums")
         return {} if sums is None else {"entropies": sums}
 
-    def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
+    def update_state(self, step: int, sums: Mapping[str, Tensor]) -> None:
         if self._entropies is not None:
             self._entropies.update(step, sums["entropies"])
 

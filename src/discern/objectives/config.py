@@ -6,8 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from discern.config.base import Section
-from discern.config.schema import OTHER_NAME
+from discern.config.schema import OTHER_NAME, Section
 from discern.corruption import MASKINGS_OF_WORDS, maskings
 from discern.corruption.sampling import Sampling
 from discern.data.config import DataConfig

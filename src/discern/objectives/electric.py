@@ -15,16 +15,15 @@ from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import sample_tokens
 from discern.models.base import Network, build_encoder
-from discern.models.dropout import same_draws
+from discern.models.fused_ops import same_draws
 from discern.models.heads import EnergyHead, LanguageHead
 from discern.models.two_tower import two_tower_generator
 from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective
 from discern.objectives.config import ObjectiveConfig, PositionsConfig
-from discern.objectives.losses import noise_contrastive_loss
+from discern.objectives.losses import noise_contrastive_loss, word_logits
 from discern.objectives.masked import choose_positions, unmasked_batch
 from discern.objectives.metrics import DiscriminatorEvaluator
 from discern.objectives.two_networks import bilinear_term, shared_embeddings
-from discern.objectives.word_logits import word_logits
 from discern.types import CorruptedBatch, PlacesOf, StepOutput, TokenBatch
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from discern.objectives.word_logits import WordLogits
+from discern.objectives.losses import WordLogits
 from discern.types import Places
 
 _DECAY = 0.99

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable
+from typing import Any, final
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from discern import kernels
-from discern.types import LossTerm
+from discern.models.heads import CopyMLMHead, LanguageHead
+from discern.types import LossTerm, Places
 
 
 def masked_token_loss(
@@ -101,3 +107,166 @@ def copy_loss(
     written = written - word_losses
     log_probability = torch.where(input_ids == targets, torch.logaddexp(copied, written), written)
     return LossTerm(-log_probability.sum(), targets.shape[0], weight)
+
+
+PART = 1 << 25
+"""Number of logits that are computed at once: 128 MiB in float32."""
+
+
+class WordLogits(abc.ABC):
+    """Logits over the vocabulary at N positions."""
+
+    @abc.abstractmethod
+    def matrix(self) -> Float[Tensor, "N V"]:
+        """All of them at once, with gradient."""
+
+    @abc.abstractmethod
+    def observed(self, name: str) -> dict[str, Tensor]:
+        """The observation `<name>_logits`, without gradient; none if the logits are computed in parts."""
+
+    @abc.abstractmethod
+    def losses(self, targets: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """Cross-entropy of each target, in float32, with gradient."""
+
+    @abc.abstractmethod
+    def select(self, index: Int[Tensor, "M"]) -> WordLogits:
+        """The logits at some of the positions."""
+
+    @abc.abstractmethod
+    def map(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
+        """The result of a function of some rows of logits, without gradient, and of the same rows of the columns; (N, ...)."""
+
+    def loss(self, targets: Int[Tensor, "N"], places: Places, weight: float = 1.0) -> LossTerm:
+        """Cross-entropy of the targets, summed.
+
+        Args:
+            places: the N positions, which may count more than once.
+        """
+        return LossTerm(places.weigh(self.losses(targets)).sum(), places.count, weight)
+
+
+@final
+class DenseLogits(WordLogits):
+    """Logits as one matrix."""
+
+    def __init__(self, logits: Float[Tensor, "N V"]) -> None:
+        self._logits = logits
+
+    def matrix(self) -> Float[Tensor, "N V"]:
+        return self._logits
+
+    def observed(self, name: str) -> dict[str, Tensor]:
+        return {f"{name}_logits": self._logits.detach()}
+
+    def losses(self, targets: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+        return F.cross_entropy(self._logits.float(), targets, reduction="none")
+
+    def loss(self, targets: Int[Tensor, "N"], places: Places, weight: float = 1.0) -> LossTerm:
+        return masked_token_loss(self._logits, targets, weight, places.draws, places.count)
+
+    def select(self, index: Int[Tensor, "M"]) -> WordLogits:
+        return DenseLogits(self._logits.index_select(0, index))
+
+    @torch.no_grad()
+    def map(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
+        logits = self._logits.detach()
+        if logits.device.type == "cpu":
+            return function(logits, *columns)
+        rows = max(PART // logits.shape[1], 1)  # results may be as large as the logits, in float32
+        parts = zip(*(torch.split(each, rows) for each in (logits, *columns)), strict=True)
+        return torch.cat([function(*part) for part in parts])
+
+
+@final
+class ChunkedLogits(WordLogits):
+    """Logits that are computed a few rows at a time, wherever they are needed.
+
+    Args:
+        states: what the word table is multiplied with, (N, E).
+        table: (V, E).
+        bias: (V,).
+        rows: number of rows of a part; None: as many as have `PART` logits.
+    """
+
+    def __init__(
+        self, states: Float[Tensor, "N E"], table: Float[Tensor, "V E"], bias: Float[Tensor, "V"], rows: int | None = None
+    ) -> None:
+        self._states, self._table, self._bias = states, table, bias
+        self._rows = rows or max(PART // table.shape[0], 1)
+
+    def matrix(self) -> Float[Tensor, "N V"]:
+        return F.linear(self._states, self._table, self._bias)
+
+    def observed(self, name: str) -> dict[str, Tensor]:
+        return {}
+
+    def losses(self, targets: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+        return linear_cross_entropy(self._states, self._table, self._bias, targets, self._rows)
+
+    def select(self, index: Int[Tensor, "M"]) -> WordLogits:
+        return ChunkedLogits(self._states.index_select(0, index), self._table, self._bias, self._rows)
+
+    @torch.no_grad()
+    def map(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
+        parts = zip(*(torch.split(each, self._rows) for each in (self._states.detach(), *columns)), strict=True)
+        return torch.cat([function(F.linear(states, self._table, self._bias), *others) for states, *others in parts])
+
+
+def word_logits(head: LanguageHead | CopyMLMHead, states: Float[Tensor, "N D"]) -> WordLogits:
+    """The logits of a head at some states: in parts while training on a device other than the CPU, otherwise as one matrix."""
+    if states.device.type == "cpu" or not head.training:
+        return DenseLogits(head(states))
+    words = head.words if isinstance(head, CopyMLMHead) else head
+    return ChunkedLogits(words.inner(states), words.word_embeddings.weight, words.bias)
+
+
+def linear_cross_entropy(
+    states: Float[Tensor, "N E"],
+    table: Float[Tensor, "V E"],
+    bias: Float[Tensor, "V"],
+    targets: Int[Tensor, "N"],
+    rows: int,
+) -> Float[Tensor, "N"]:
+    """Cross-entropy of each target under softmax(states table^T + bias), in float32.
+
+    Only the logits of `rows` rows are in memory at a time. The backward pass computes them again, one product more than the three
+    of the plain computation.
+
+    Reference: Wijmans et al. 2024, "Cut your losses in large-vocabulary language models", of which this is the part in rows.
+    """
+    return _LinearCrossEntropy.apply(states, table, bias, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, table: Tensor, bias: Tensor, targets: Tensor, rows: int) -> Tensor:
+        losses, normalizers, dtype = [], [], states.dtype
+        for some, wanted in zip(torch.split(states, rows), torch.split(targets, rows), strict=True):
+            logits = F.linear(some, table, bias)  # in the precision of autocast, if it is on
+            dtype = logits.dtype
+            normalizer = logits.float().logsumexp(1)
+            losses.append(normalizer - logits.gather(1, wanted[:, None]).squeeze(1).float())
+            normalizers.append(normalizer)
+        ctx.save_for_backward(states, table, bias, targets, torch.cat(normalizers))
+        ctx.rows, ctx.dtype = rows, dtype
+        return torch.cat(losses)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        states, table, bias, targets, normalizers = ctx.saved_tensors
+        operand, shift = table.to(ctx.dtype), bias.to(ctx.dtype)
+        # In float32, also if the table is not: each part adds to the sum.
+        dtable, dbias = torch.zeros_like(table, dtype=torch.float32), torch.zeros_like(bias)
+        dstates = torch.empty_like(states)
+        columns = (states, targets, normalizers, gradient, dstates)
+        for some, wanted, normalizer, slope, result in zip(*(torch.split(each, ctx.rows) for each in columns), strict=True):
+            low = some.to(ctx.dtype)
+            slopes = (F.linear(low, operand, shift).float() - normalizer[:, None]).exp_()
+            slopes.scatter_add_(1, wanted[:, None], torch.full_like(slopes[:, :1], -1.0))
+            slopes.mul_(slope[:, None])
+            dbias += slopes.sum(0)
+            slopes = slopes.to(ctx.dtype)
+            result.copy_(slopes @ operand)
+            dtable += slopes.T @ low
+        return dstates, dtable, dbias, None, None

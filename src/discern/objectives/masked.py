@@ -13,7 +13,7 @@ from discern.corruption.randomness import Randomness
 from discern.models.base import Network
 from discern.objectives.base import Phase, PretrainingObjective, Vocabulary, WordTargets, predicts_words
 from discern.objectives.config import MaskingConfig, PositionsConfig
-from discern.objectives.word_logits import WordLogits
+from discern.objectives.losses import WordLogits
 from discern.types import CorruptedBatch, TokenBatch
 
 MaskingConfigT = TypeVar("MaskingConfigT", bound=MaskingConfig)

@@ -11,9 +11,9 @@ from discern.corruption.randomness import Randomness
 from discern.models.base import Network, build_embeddings, build_encoder
 from discern.objectives.base import BuildSettings, WordTargets
 from discern.objectives.config import MaskingConfig, ObjectiveConfig
+from discern.objectives.losses import word_logits
 from discern.objectives.masked import MaskingObjective
 from discern.objectives.metrics import MaskedTokenEvaluator
-from discern.objectives.word_logits import word_logits
 from discern.types import CorruptedBatch, StepOutput
 
 

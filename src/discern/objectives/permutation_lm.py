@@ -25,9 +25,9 @@ from discern.models.xlnet.encoder import XLNetEncoder
 from discern.models.xlnet.two_stream import Factorization, Remembering
 from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective, WordTargets
 from discern.objectives.config import ObjectiveConfig
+from discern.objectives.losses import word_logits
 from discern.objectives.masked import unmasked_batch
 from discern.objectives.metrics import MaskedTokenEvaluator, SumEvaluator
-from discern.objectives.word_logits import word_logits
 from discern.types import CorruptedBatch, LossTerm, Places, StepOutput, TokenBatch
 
 _MEMORY_NAME = "memory.slot"
@@ -229,7 +229,7 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
         self._memory.load(state)
 
-    def forget_rows(self) -> None:
+    def reset_memory(self) -> None:
         self._memory.load({})
 
 

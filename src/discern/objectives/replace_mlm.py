@@ -10,9 +10,9 @@ from pydantic import Field
 from discern.corruption.randomness import Randomness
 from discern.objectives.base import WordTargets
 from discern.objectives.config import ObjectiveConfig
+from discern.objectives.losses import word_logits
 from discern.objectives.metrics import GeneratorEvaluator, MaskedTokenEvaluator, SumEvaluator
 from discern.objectives.two_networks import RestorationConfig, RestorationObjective
-from discern.objectives.word_logits import word_logits
 from discern.types import CorruptedBatch, StepOutput
 
 

@@ -20,8 +20,8 @@ from discern.models.embeddings import TokenEmbeddings, WordTable
 from discern.models.heads import BilinearTerm, CopyMLMHead, LanguageHead
 from discern.objectives.base import BuildSettings
 from discern.objectives.config import MaskingConfig, check_ramp, ramp
+from discern.objectives.losses import word_logits
 from discern.objectives.masked import MaskingObjective, sample_replacements
-from discern.objectives.word_logits import word_logits
 from discern.types import CorruptedBatch, LossTerm
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from discern.parsing import is_number
 from discern.report.charts import Line, StepCurves
-from discern.training.metrics_log import HELD_OUT, held_out_metrics, is_number
+from discern.training.metrics_log import HELD_OUT, held_out_metrics
 
 Records = Sequence[Mapping[str, Any]]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from discern.artifacts.finetuned import CONFIG_FILE, RESULTS_FILE, read_results, seed_folder
 from discern.errors import DataError
+from discern.parsing import is_number
 from discern.report.page import Page, Table, TaggedTexts, entity_pieces, render_page
 from discern.report.predictions import confusion, read_judged, reliability
 from discern.storage.files import write_text
-from discern.storage.guard import check_output
+from discern.storage.output import check_output
 from discern.storage.records import parse_json, read_lines, read_text, understood
 from discern.tasks.baselines.base import unbeaten_metric
-from discern.training.metrics_log import is_number
 from discern.wording import counted
 
 REPORT_FILE = "report.html"

@@ -10,14 +10,25 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from discern.artifacts.run import build_objective, read_counts
-from discern.artifacts.run_record import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, special_in
-from discern.artifacts.run_record import read_record as read_run_record
-from discern.config.tree import flatten, to_toml
+from discern.artifacts.run import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, build_objective, read_counts, special_in
+from discern.artifacts.run import read_record as read_run_record
+from discern.config.schema import flatten, to_toml
 from discern.data.tokenizer import TokenTexts, load_tokenizer, special_names
+from discern.diagnosis.expectations import Expectations, expectations
+from discern.diagnosis.health import (
+    Finding,
+    diagnosable_from,
+    diagnose_duplicates,
+    diagnose_metrics,
+    first_judged,
+    steps_of_run,
+    too_early,
+    unusual_findings,
+)
 from discern.errors import DataError, DiscernError
 from discern.models.config import ModelConfig
 from discern.objectives.base import Objective, Vocabulary
+from discern.parsing import is_number
 from discern.report.curves import last_held_out, run_charts
 from discern.report.evaluation import (
     BLIMP_FILE,
@@ -29,22 +40,11 @@ from discern.report.evaluation import (
 )
 from discern.report.page import Page, ShadedPiece, ShadedText, render_page
 from discern.storage.files import write_text
-from discern.storage.guard import check_output
+from discern.storage.output import check_output
 from discern.storage.records import Record, read_record, understood
-from discern.training.diagnosis import Finding, diagnose_duplicates, diagnose_metrics, unusual_findings
-from discern.training.expectations import Expectations, expectations
-from discern.training.health import diagnosable_from, first_judged, steps_of_run, too_early
-from discern.training.metrics_log import (
-    EXAMPLES_FILE,
-    HELD_OUT,
-    METRICS_FILE,
-    held_out_metrics,
-    is_number,
-    read_metrics,
-    read_records,
-)
+from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, held_out_metrics, read_metrics, read_records
 from discern.training.pretrain_config import PretrainConfig, read_written_config
-from discern.training.step_sizes import step_sizes
+from discern.training.schedule import step_sizes
 from discern.wording import counted
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from discern.inference.scoring import UNIT, CorpusScore, Score, TextScorer, load
 from discern.interop.hub import local_model
 from discern.progress import Silent
 from discern.serve.requests import Pooling
-from discern.training.parallel import choose_device
+from discern.training.distributed import choose_device
 
 Verb = Literal["detect", "fill", "score", "embed", "predict"]
 VERBS: tuple[Verb, ...] = ("detect", "fill", "score", "embed", "predict")

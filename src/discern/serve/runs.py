@@ -12,16 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run_record import CHECKPOINTS, CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE
-from discern.artifacts.run_record import read_record as read_run_record
+from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE
+from discern.artifacts.run import read_record as read_run_record
 from discern.data.tokenizer import TokenTexts, load_tokenizer
+from discern.diagnosis.expectations import Expectations
+from discern.diagnosis.health import steps_of_run
 from discern.errors import DataError, DiscernError
+from discern.parsing import is_number
 from discern.report.curves import last_held_out
 from discern.report.run_page import run_expectations, run_findings
 from discern.serve.names import short_names
-from discern.training.expectations import Expectations
-from discern.training.health import steps_of_run
-from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, is_number, metrics_record
+from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, metrics_record
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 
 MAX_RUNS = 8  # lines that a chart can tell apart

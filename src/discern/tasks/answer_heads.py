@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.models.dropout import Dropout
+from discern.models.fused_ops import Dropout
 from discern.models.heads import PredictionLayers
 from discern.tasks.base import TaskHead
 from discern.tasks.features import TaskRows

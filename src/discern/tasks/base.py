@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.config.base import Section
+from discern.config.schema import Section
 from discern.data.tokenizer.plain_text import encode_texts
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from discern.errors import DataError, nearest
 from discern.models.config import ModelConfig
-from discern.models.dropout import Dropout
+from discern.models.fused_ops import Dropout
 from discern.models.heads import PredictionLayers
 from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
 from discern.tasks.examples import ClassificationExample, Reading, label_counts

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
-from discern.models.dropout import same_draws
+from discern.models.fused_ops import same_draws
 from discern.tasks.contrastive import Contrastive, ContrastiveConfig, VectorHead
 from discern.tasks.contrastive_loss import Vectors, cosent, gathered, info_nce, of_all_ranks
 from discern.tasks.crops import cropped

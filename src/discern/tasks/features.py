@@ -15,7 +15,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discern.data.batching.ordering import Integers, derive_key, hash_uniforms, permute
+from discern.data.batching.stream import Integers, derive_key, hash_uniforms, permute
 from discern.types import TokenBatch, map_tensors
 
 IGNORED = -100

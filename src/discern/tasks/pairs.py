@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.models.dropout import Dropout
+from discern.models.fused_ops import Dropout
 from discern.types import TokenBatch
 
 # The logits of the alignment are cosines times e to the power of this, about 10 at first. The factor is trained.

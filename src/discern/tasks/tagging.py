@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from discern.errors import DataError, did_you_mean
 from discern.models.config import ModelConfig
-from discern.models.dropout import Dropout
+from discern.models.fused_ops import Dropout
 from discern.models.heads import PredictionLayers
 from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
 from discern.tasks.examples import Reading, TaggingExample, tag_counts

@@ -15,20 +15,19 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from discern.diagnosis.health import embedding_norm
 from discern.errors import CheckpointError, DataError, DiscernError, NumericsError
 from discern.storage.files import write_text
 from discern.training import checkpoint, evaluation
 from discern.training.average import averaged
-from discern.training.clock import Due, StepMeter, Work
 from discern.training.compilation import eager_evaluation
-from discern.training.context import EarlyStopping, State, TrainContext
-from discern.training.diagnosis import embedding_norm
-from discern.training.examples import ExampleRows
+from discern.training.distributed import Ranks
+from discern.training.evaluation import ExampleRows
 from discern.training.memory import lacks_memory, peak_memory
+from discern.training.metrics import Due, StepCounters, StepMeter, Work
 from discern.training.metrics_log import HELD_OUT, add_held_out, held_out_metrics, records_of_step
-from discern.training.parallel import Ranks
-from discern.training.step_means import Progressed
-from discern.training.weight_precision import full_weights
+from discern.training.precision import full_weights
+from discern.training.state import EarlyStopping, State, TrainContext
 
 _EVALUATED_ROWS = 32
 
@@ -213,7 +212,7 @@ def note_best(
 
 
 def stop_at_nonfinite(
-    context: TrainContext, state: State, moments: Moments, before: Progressed, losses: Mapping[str, float]
+    context: TrainContext, state: State, moments: Moments, before: StepCounters, losses: Mapping[str, float]
 ) -> NoReturn:
     """Keep what is needed to investigate a gradient that is not finite, and stop.
 

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from discern.errors import CheckpointError, DataError
+from discern.errors import CheckpointError, DataError, NumericsError
 from discern.storage.checksums import CHECKSUMS_NAME, checksum, read_checksums, verification_is_on
 from discern.storage.files import sync_file, sync_folder, utf8_name
 from discern.storage.records import Record, read_record
-from discern.training.finite import check_finite
 
 FORMAT = 1
 MODEL_FILE, OPTIMIZER_FILE, CARRY_FILE = "model.safetensors", "optimizer.safetensors", "carry.safetensors"
@@ -268,7 +268,7 @@ def divided_name(file: str, tensor: str) -> str:
 
 def _divided(path: Path) -> dict[str, dict[str, Tensor]]:
     """The tensors of a checkpoint that several ranks have written, by the files that have them otherwise."""
-    from discern.training.divided_checkpoint import read_divided  # imports torch.distributed
+    from discern.training.sharded_checkpoint import read_divided  # imports torch.distributed
 
     groups: dict[str, dict[str, Tensor]] = {MODEL_FILE: {}}
     for name, tensor in read_divided(path).items():
@@ -350,3 +350,25 @@ def _discard(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Check that no tensor contains NaN or infinite values.
+
+    Args:
+        source: file that contains the tensors.
+
+    Raises:
+        NumericsError: a tensor does; the message names it.
+    """
+    for name, tensor in tensors.items():
+        # A finite sum has finite terms only, which takes one pass and no copy. A sum may overflow even if all terms are finite.
+        if not tensor.is_floating_point() or torch.isfinite(tensor.sum(dtype=torch.float32)):
+            continue
+        wrong = int(tensor.numel() - torch.isfinite(tensor).sum())
+        if wrong:
+            kind = "NaN" if torch.isnan(tensor).any() else "infinite values"
+            raise NumericsError(
+                f"{source}: '{name}' holds {kind} ({wrong:,} of {tensor.numel():,} values are not finite)",
+                hint="training diverged, or the file is damaged: go back to an earlier checkpoint, or create the model again",
+            )

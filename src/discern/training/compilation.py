@@ -15,10 +15,9 @@ from discern.data.batching.synthetic import SyntheticRows
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
 from discern.models.initialization import initialize
-from discern.models.span_attention import attention_path
-from discern.models.unpadding import with_spans
+from discern.models.unpadding import attention_path, with_spans
+from discern.training.distributed import Ranks
 from discern.training.memory import lacks_memory
-from discern.training.parallel import Ranks
 from discern.training.precision import autocast
 
 Mode = Literal["off", "networks", "blocks", "graphs"]

@@ -6,9 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from discern.config.base import Section
 from discern.config.resolve import Clamp
-from discern.config.schema import OTHER_NAME
+from discern.config.schema import OTHER_NAME, Section
 from discern.config.stages import Stage, check_stages
 from discern.training.trackers import TrackerName
 

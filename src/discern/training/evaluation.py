@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from discern.corruption.randomness import Randomness, key_of
-from discern.data.batching.ordering import Integers
-from discern.models.span_attention import attention_path
-from discern.models.unpadding import with_spans
+from discern.data.batching.stream import Integers
+from discern.models.unpadding import attention_path, with_spans
 from discern.objectives.base import Objective
 from discern.progress import Progress
-from discern.training.parallel import Ranks
+from discern.tasks.base import Outputs
+from discern.tasks.features import Features, TaskRowsInOrder
+from discern.tasks.supervised import SupervisedObjective
+from discern.training.distributed import Ranks
 from discern.training.precision import autocast
 from discern.types import CorruptedBatch, StepOutput, TokenBatch
 
@@ -87,3 +90,83 @@ def evaluate(
         first.merge(other)
     metrics: dict[str, float] = first.compute()
     return metrics
+
+
+_ROWS, _TOKENS = 3, 64
+
+
+class ExampleRows:
+    """Keeps the first rows of an evaluation. Every evaluation has the same rows, so they can be compared.
+
+    Attributes:
+        rows: for each row, its `original` and its `corrupted` ids, and the `probability` that each was replaced; empty if the
+            objective has no discriminator.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, list[Any]]] = []
+
+    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
+        """Keep rows of this batch, if it is the first."""
+        seen = output.observations
+        if self.rows or not seen.keys() >= {"discriminator_logits", "corrupted_ids"}:
+            return
+        real = batch.tokens.attention_mask
+        logits = seen["discriminator_logits"]
+        if logits.shape != real.shape:
+            return
+        for row in range(min(_ROWS, len(logits))):
+            places = real[row].nonzero().squeeze(1)[:_TOKENS]
+            self.rows.append(
+                {
+                    "original": batch.tokens.input_ids[row, places].tolist(),
+                    "corrupted": seen["corrupted_ids"][row, places].tolist(),
+                    "probability": [round(value, 3) for value in logits[row, places].float().sigmoid().tolist()],
+                }
+            )
+
+
+# Tokens per batch: large enough for the matrix products, small enough for the caches.
+_TOKENS = 4096
+
+
+@torch.inference_mode()
+def outputs_of(
+    objective: SupervisedObjective,
+    task: str,
+    features: Features,
+    *,
+    precision: str = "float32",
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> tuple[Outputs, float]:
+    """The outputs of a task's head for each row, and the mean loss in nats if the rows have targets (0 otherwise).
+
+    Up to rounding, the results do not depend on how rows are batched.
+    """
+    device = device or next(objective.parameters()).device
+    rows, evaluator = TaskRowsInOrder({task: features}), objective.evaluator()
+    was_training = objective.training
+    objective.eval()
+    for chosen in _batches(features.input_ids.lengths):
+        batch = objective.corrupt(rows.batch(chosen, chosen), Randomness(0, 0, torch.from_numpy(chosen))).to(device)
+        with autocast(precision, device):
+            output = objective(batch, Randomness(0, 0, batch.tokens.example_index))
+        evaluator.update(output, batch)
+        if progress is not None:
+            progress.advance(len(chosen))
+    objective.train(was_training)
+    return evaluator.ordered(task), evaluator.loss(task)
+
+
+def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Positions of the rows in order of length, in batches of about `_TOKENS` tokens including padding."""
+    ordered = np.sort(lengths, kind="stable")
+    start = 0
+    while start < len(ordered):
+        # The last row of a batch is its longest.
+        stop = start + 1
+        while stop < len(ordered) and (stop + 1 - start) * ordered[stop] <= _TOKENS:
+            stop += 1
+        yield np.arange(start, stop)
+        start = stop

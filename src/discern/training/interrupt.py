@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from discern.progress import Progress
 
 if TYPE_CHECKING:
-    from discern.training.parallel import Ranks
+    from discern.training.distributed import Ranks
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that ask a run to save and stop."""

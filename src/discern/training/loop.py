@@ -32,19 +32,16 @@ from discern.training.bookkeeping import (
     timed,
 )
 from discern.training.checkpoint import AVERAGE_FILE, model_tensors
-from discern.training.clock import Due, StepMeter
 from discern.training.compilation import Mode, compile_networks
-from discern.training.context import State, TrainContext
-from discern.training.device_clock import device_clock
-from discern.training.feed import Feed, LocalBatch
 from discern.training.interrupt import agree_to_stop
+from discern.training.metrics import Due, NonFiniteGuard, StepCounters, StepMeans, StepMeter, device_clock
 from discern.training.optimizer import Optimizer, counts_by_rule, counts_text
 from discern.training.out_of_memory import explains_lack_of_memory
-from discern.training.precision import autocast, emulation_warning
+from discern.training.precision import autocast, emulation_warning, lowered, raise_weights
+from discern.training.prefetch import Feed, LocalBatch
 from discern.training.replica import Replica, build_replica
 from discern.training.schedule import learning_rate
-from discern.training.step_means import Progressed, StepMeans, UpdateGuard
-from discern.training.weight_precision import lowered, raise_weights
+from discern.training.state import State, TrainContext
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,7 @@ def train_steps(
     interval = state.interval if state.step > first else None
     meter, state.interval = StepMeter(state.seconds, interval, device_clock(context.ranks.device)), {}
     schedule_start, schedule_length = (first, last - first) if phase.own_schedule else (0, context.train.max_steps)
-    guard = UpdateGuard(context.ranks, partial(_stop_at_nonfinite, context, state, replica))
+    guard = NonFiniteGuard(context.ranks, partial(_stop_at_nonfinite, context, state, replica))
     record: dict[str, Any] = {}
     feed, started = Feed(context, reader, state.step), state.step
 
@@ -150,14 +147,14 @@ def train_steps(
         totals = reduce_step_counts(context, local, meter)
 
         if context.changes_size(state.step):
-            replica.forget_rows()
+            replica.reset_memory()
 
         # Forward and backward, micro-batch by micro-batch.
         losses = forward_backward(context, replica, local, totals.counts, state.step)
         norm = replica.clip(context.optimizer.clip_norm)
 
         # Update, unless the gradient is not finite. A GPU decides that by itself, so that the host need not wait for it.
-        allowed = guard.admit(Progressed(state.step, state.tokens, state.updates, state.averaged), norm, losses)
+        allowed = guard.allow(StepCounters(state.step, state.tokens, state.updates, state.averaged), norm, losses)
         if state.step == first:
             state.phase_seconds = totals.seconds if first else 0.0
         used = _time_used(context, totals.seconds, state.phase_seconds if phase.own_schedule else 0.0)
@@ -181,7 +178,7 @@ def train_steps(
 
         if due.evaluate or state.finished:
             with meter.paused():
-                replica.collect(state)
+                replica.gather_full_state(state)
 
         # Checkpoint, evaluate, log. The checkpoint comes first and holds the pending record: an evaluation that fails, or a
         # kill while it runs, then costs no training.
@@ -203,17 +200,17 @@ def train_steps(
                 state.interval = meter.interval()
                 replica.save(state)
         if state.step < last and not state.finished:
-            replica.put_away()
+            replica.release_full_state()
     replica.close()
-    replica.collect(state)
+    replica.gather_full_state(state)
     state.optimizer = dict(moments())
     return record
 
 
 def _stop_at_nonfinite(
-    context: TrainContext, state: State, replica: Replica, before: Progressed, losses: Mapping[str, float]
+    context: TrainContext, state: State, replica: Replica, before: StepCounters, losses: Mapping[str, float]
 ) -> NoReturn:
-    replica.collect(state)
+    replica.gather_full_state(state)
     stop_at_nonfinite(context, state, replica.moments, before, losses)
 
 
@@ -264,13 +261,13 @@ def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch,
             (loss * ranks.world_size).backward()
         for name, term in output.terms.items():
             sums[name] = sums.get(name, 0.0) + term.total.detach().double()
-        for name, tally in context.objective.tally(output).items():
+        for name, tally in context.objective.step_statistics(output).items():
             tallies[name] = tallies[name] + tally if name in tallies else tally
         for name, mean in output.metrics.items():
             others[name] = others.get(name, 0.0) + mean.total.detach().double()
             numbers[name] = numbers.get(name, 0) + mean.count
     replica.finish_gradients()
-    replica.absorb(step, {name: ranks.sum_tensor(tally) for name, tally in tallies.items()})
+    replica.update_state(step, {name: ranks.sum_tensor(tally) for name, tally in tallies.items()})
     means = {name: sums[name] / max(count, 1) for name, count in counts.items()}
     # The numbers of items of all ranks, which the hosts know.
     all_numbers = ranks.sum([float(number) for number in numbers.values()]) if numbers else []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.errors import CheckpointError, DataError
-from discern.parsing import json_value
+from discern.parsing import is_number, json_value
 from discern.storage.checksums import forget_checksums, record_checksums, verify
 from discern.storage.files import write_text
 from discern.training.trackers import Service, TensorBoard, Tracker, TrackerName
@@ -173,11 +173,6 @@ def held_out_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     return {
         key: value for key, value in record.items() if key not in _OF_TRAINING | twins and not _is_loss(key) and is_number(value)
     }
-
-
-def is_number(value: object) -> bool:
-    """Whether a value of a record is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_loss(key: str) -> bool:

@@ -16,8 +16,8 @@ from discern.errors import CheckpointError, ConfigError
 from discern.models.base import Encoder
 from discern.models.heads import MaskedLMHead
 from discern.training.config import OptimizerConfig
+from discern.training.precision import generator_on, in_parts, rounded_at_random
 from discern.training.update_rules import UNDIVIDED, Division, Muon, UpdateRule, adam_rule
-from discern.training.weight_precision import generator_on, in_parts, rounded_at_random
 
 _MOST_AT_ONCE = 1 << 25  # weights that have a temporary float32 copy: 128 MiB of them
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import torch
 
 from discern.errors import ConfigError
-from discern.training.context import State, TrainContext
-from discern.training.feed import read_rows
 from discern.training.memory import lacks_memory
 from discern.training.precision import autocast
+from discern.training.prefetch import read_rows
+from discern.training.state import State, TrainContext
 from discern.wording import counted
 
 

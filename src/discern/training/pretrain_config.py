@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
-from discern.config.base import Section
-from discern.config.layers import Settings, collect, read_file
-from discern.config.presets import preset_names
+from discern.config.layers import Settings, collect, preset_names, read_file
 from discern.config.resolve import Clamp, Fit, Resolved, resolve
-from discern.config.schema import Variant
+from discern.config.schema import Section, Variant, diff, flatten, plain
 from discern.config.stages import rescaled
-from discern.config.tree import diff, flatten, plain
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.models import encoders
@@ -24,15 +21,16 @@ from discern.models.embeddings import PlacedEmbeddings
 from discern.objectives import objectives
 from discern.objectives.config import ObjectiveConfig
 from discern.training.config import MICRO_BATCH_CLAMP, OptimizerConfig, TrainConfig
-from discern.training.schedule import SCHEDULE_KEYS, fitted_schedule
-from discern.training.step_sizes import (
+from discern.training.schedule import (
     BATCH_KEY,
     LENGTH_KEY,
     ROWS_KEY,
+    SCHEDULE_KEYS,
     SEQUENCE_KEY,
     Stretch,
     fitted_batch,
     fitted_lengths,
+    fitted_schedule,
     shortened_schedules,
     step_sizes,
 )

@@ -15,10 +15,10 @@ from discern.training.average import update_average
 from discern.training.bookkeeping import save_checkpoint
 from discern.training.checkpoint import model_tensors
 from discern.training.config import TrainConfig
-from discern.training.context import State, TrainContext
+from discern.training.distributed import Ranks
 from discern.training.optimizer import Optimizer, clip_gradients, parameter_groups
-from discern.training.parallel import Ranks
-from discern.training.weight_precision import full_weights, lower_weights
+from discern.training.precision import full_weights, lower_weights
+from discern.training.state import State, TrainContext
 
 _MOST_AT_ONCE = 1 << 23  # gradients that are exchanged together: 32 MiB
 
@@ -86,24 +86,24 @@ class Replica:
         """Scale the gradients so that their norm over all ranks is at most `limit` (0: no limit). Return the norm before."""
         return clip_gradients(self.objective.parameters(), limit)
 
-    def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
-        """`Objective.absorb`."""
-        self.objective.absorb(step, sums)
+    def update_state(self, step: int, sums: Mapping[str, Tensor]) -> None:
+        """`Objective.update_state`."""
+        self.objective.update_state(step, sums)
 
-    def forget_rows(self) -> None:
-        """`Objective.forget_rows`."""
-        self.objective.forget_rows()
+    def reset_memory(self) -> None:
+        """`Objective.reset_memory`."""
+        self.objective.reset_memory()
 
     def update_average(self, state: State) -> None:
         """Add the present weights to the moving average of the state."""
         own = full_weights(self.objective, state.masters)
         update_average(state.average, own, self._context.train.weight_average, state.averaged)
 
-    def collect(self, state: State) -> None:
+    def gather_full_state(self, state: State) -> None:
         """Bring weights, moments and average together on every rank, for a checkpoint or an evaluation of the run's objective."""
 
-    def put_away(self) -> None:
-        """Free what `collect` took, before the next step."""
+    def release_full_state(self) -> None:
+        """Free what `gather_full_state` took, before the next step."""
 
     def save(self, state: State) -> None:
         """Write a checkpoint of the run, or begin to.
@@ -128,7 +128,7 @@ class Replica:
         """
 
     def moments(self) -> Mapping[str, Tensor]:
-        """The optimizer's moments by parameter name, after `collect`."""
+        """The optimizer's moments by parameter name, after `gather_full_state`."""
         return self.optimizer.tensors(self._names)
 
 

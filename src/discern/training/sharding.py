@@ -4,8 +4,8 @@ Each block of an encoder is a unit, and everything else is another: embeddings, 
 matrices are gathered when it runs, forward and backward, and its gradients are summed and divided again. Vectors (biases, norms)
 stay whole on every rank, because a block may end with the norm of the next one; they are less than a hundredth of a network.
 
-A copy of the objective is divided and trained. The run's own objective stays whole: `ShardedReplica.collect` brings it up to
-date for checkpoints and evaluations, which are therefore those of a single process.
+A copy of the objective is divided and trained. The run's own objective stays whole: `ShardedReplica.gather_full_state` brings
+it up to date for checkpoints and evaluations, which are therefore those of a single process.
 
 With `train.weight_precision = 'bfloat16-masters'`, what is divided and updated is float32, and what is gathered is bfloat16.
 
@@ -32,14 +32,14 @@ from discern.training.average import update_average
 from discern.training.bookkeeping import described_state
 from discern.training.checkpoint import AVERAGE_FILE, CARRY_FILE, MODEL_FILE, OPTIMIZER_FILE, divided_name, load_model_tensors
 from discern.training.config import TrainConfig
-from discern.training.context import State, TrainContext
-from discern.training.divided_checkpoint import DividedWriter, Part
+from discern.training.distributed import LONGEST_WORK, Ranks
 from discern.training.optimizer import Optimizer, parameter_groups
-from discern.training.parallel import LONGEST_WORK, Ranks
+from discern.training.precision import matrices
 from discern.training.rank_environment import rank_environment
 from discern.training.replica import Prepare, Replica, average_over_ranks
+from discern.training.sharded_checkpoint import DividedWriter, Part
+from discern.training.state import State, TrainContext
 from discern.training.update_rules import Division
-from discern.training.weight_precision import matrices
 
 _REPLICATE, _SHARD = "replicate", "shard"
 
@@ -74,7 +74,7 @@ class ShardedReplica(Replica):
         self._collected = -1
         self._writer = _writer(ranks, mesh)
         ranks.closing.append(_forget_meshes)
-        self.put_away()
+        self.release_full_state()
 
     def begin_average(self, state: State) -> None:
         own = tensors_of(self.objective)
@@ -100,15 +100,15 @@ class ShardedReplica(Replica):
             torch._foreach_mul_([*divided, *undivided], torch.clamp(limit / (norm + 1e-6), max=1.0))
         return norm
 
-    def absorb(self, step: int, sums: Mapping[str, Tensor]) -> None:
-        super().absorb(step, sums)
-        self._whole.absorb(step, sums)  # which corrupts the rows
+    def update_state(self, step: int, sums: Mapping[str, Tensor]) -> None:
+        super().update_state(step, sums)
+        self._whole.update_state(step, sums)  # which corrupts the rows
 
     def update_average(self, state: State) -> None:
         own = {name: local(tensor) for name, tensor in tensors_of(self.objective).items()}
         update_average(self._average, own, self._context.train.weight_average, state.averaged)
 
-    def collect(self, state: State) -> None:
+    def gather_full_state(self, state: State) -> None:
         if self._collected == state.step:
             return
         device, own = self._context.ranks.device, tensors_of(self.objective)
@@ -168,7 +168,7 @@ class ShardedReplica(Replica):
         if problem is not None:
             raise problem
 
-    def put_away(self) -> None:
+    def release_full_state(self) -> None:
         self._moments, self._collected = {}, -1
         if self._context.ranks.device.type != "cpu":
             self._whole.to("cpu")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from discern.data.batching.ordering import derive_key, hash_integers, hash_uniforms, permute
+from discern.data.batching.stream import derive_key, hash_integers, hash_uniforms, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4097])

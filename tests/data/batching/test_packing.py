@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from discern.data.batching.packed import PackedRows
 from discern.data.batching.rows import build_packing, heldout_rows, training_rows
+from discern.data.batching.segments import PackedRows
 from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
 from discern.errors import DataError

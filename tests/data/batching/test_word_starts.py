@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from discern.data.batching.packed import PackedRows
 from discern.data.batching.rows import build_packing
-from discern.data.batching.segments import SegmentRows
+from discern.data.batching.segments import PackedRows, SegmentRows
 from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
 from tests.support import SPECIAL, MemorySplit, random_documents

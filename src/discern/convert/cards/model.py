@@ -15,8 +15,8 @@ from discern import __version__
 from discern.artifacts.huggingface import weights_outside_networks
 from discern.artifacts.model_folder import TEXT_LICENSE
 from discern.artifacts.run import RunFolder
-from discern.config.presets import preset_names
-from discern.config.tree import diff, flatten
+from discern.config.layers import preset_names
+from discern.config.schema import diff, flatten
 from discern.convert.cards.markdown import render
 from discern.convert.forms import BERT_LM_CLASS
 from discern.data.tokenizer import load_tokenizer, lowercases

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from discern.data.batching.ordering import Integers
+from discern.data.batching.stream import Integers
 from discern.data.dataset.shards import Shard, TokenSplit
 
 

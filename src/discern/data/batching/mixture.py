@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from discern.data.batching.ordering import Integers
-from discern.data.batching.stream import ExampleStream, Rows, join_rows, to_batch
+from discern.data.batching.stream import ExampleStream, Integers, Rows, join_rows, to_batch
 from discern.errors import ConfigError
 from discern.types import TokenBatch
 

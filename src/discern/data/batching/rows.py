@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 from typing import Protocol, runtime_checkable
 
 from discern.data.batching.cyclic_text import ForwardText
-from discern.data.batching.ordering import Integers
-from discern.data.batching.packed import PackedRows
-from discern.data.batching.segments import SegmentRows
-from discern.data.batching.stream import ExampleStream, Packing
+from discern.data.batching.segments import PackedRows, SegmentRows
+from discern.data.batching.stream import ExampleStream, Integers, Packing
 from discern.data.batching.two_part import RowOrder, ShuffledOrder, SlotOrder, TextOrder, TwoPartStream
 from discern.data.config import DataConfig
 from discern.data.dataset.shards import TokenSplit
@@ -82,3 +85,96 @@ def _text(split: TokenSplit, special: SpecialTokens) -> ForwardText:
     if split.num_tokens == 0:
         raise DataError("the split has no tokens", hint="prepare more text, or a larger --heldout fraction")
     return ForwardText(split, special.sep if special.eod is None else special.eod)
+
+
+@dataclass(frozen=True)
+class RowStretch:
+    """Steps that read rows of the same length, the same number at each.
+
+    Attributes:
+        first: number of rows of the run before it.
+        rows: rows per step.
+        length: positions per row.
+    """
+
+    first: int
+    rows: int
+    length: int
+
+
+class SuccessiveRows:
+    """Streams that are read one after the other. Each begins at the part of the epoch at which the one before it ended.
+
+    If f is the fraction of an epoch, or the number of epochs, that has been read, a stream of n rows per epoch begins with row
+    ceil(f n). So each epoch has as much text as without a change, and after the epoch of the change each row is again read once
+    per epoch. In that epoch some text is read twice and some not at all: rows of another length are other pieces of the text,
+    in another order.
+
+    Args:
+        stretches: the first rows of each stream. No step may read from two of them.
+        build: returns the stream of a stretch.
+        whole_steps: begin each stream with a row number that is a multiple of the rows per step, for rows read in slots.
+    """
+
+    def __init__(
+        self, stretches: Sequence[RowStretch], build: Callable[[RowStretch], RowStream], *, whole_steps: bool = False
+    ) -> None:
+        self._firsts = [stretch.first for stretch in stretches]
+        self.streams = [build(stretch) for stretch in stretches]
+        self._starts: list[int] = []
+        self._read = [Fraction(0)]  # epochs read before each stream, and so far
+        for number, (stretch, stream) in enumerate(zip(stretches, self.streams, strict=True)):
+            start = ceil(self._read[-1] * stream.num_rows)
+            self._starts.append(-(-start // stretch.rows) * stretch.rows if whole_steps else start)
+            if number + 1 < len(stretches):
+                self._read.append(self._read[-1] + Fraction(self._firsts[number + 1] - stretch.first, stream.num_rows))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows per epoch of the last stream."""
+        return self.streams[-1].num_rows
+
+    def epochs(self, rows: int) -> float:
+        """Number of epochs that the first `rows` rows are."""
+        number = self._number(rows)
+        return float(self._read[number] + Fraction(rows - self._firsts[number], self.streams[number].num_rows))
+
+    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
+        """The rows at these places of the sequence, all of one step.
+
+        Args:
+            indices: (B,) from 0.
+            slots: (B,) place of each row in the global batch.
+        """
+        number = self._number(int(indices[0]))
+        return self.streams[number].batch(indices - self._firsts[number] + self._starts[number], slots)
+
+    def _number(self, row: int) -> int:
+        return bisect_right(self._firsts, row) - 1
+
+
+def scheduled_rows(
+    split: TokenSplit, special: SpecialTokens, config: DataConfig, seed: int, stretches: Sequence[RowStretch], *, in_slots: bool
+) -> RowStream:
+    """The rows to train on, whose number per step or whose length changes.
+
+    A change of the number of rows does not interrupt a stream of shuffled rows: only a change of their length begins another.
+
+    Args:
+        in_slots: whether each slot of the batch continues from step to step, for a model with memory. Slots then begin
+            elsewhere in the text after every change.
+
+    Raises:
+        DataError: the split has no tokens.
+    """
+
+    def build(stretch: RowStretch) -> RowStream:
+        slots = stretch.rows if in_slots else None
+        return training_rows(split, special, config.at_length(stretch.length), seed, slots=slots)
+
+    changes = [
+        stretch
+        for number, stretch in enumerate(stretches)
+        if in_slots or number == 0 or stretch.length != stretches[number - 1].length
+    ]
+    return build(changes[0]) if len(changes) == 1 else SuccessiveRows(changes, build, whole_steps=in_slots)

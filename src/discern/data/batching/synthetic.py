@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from discern.data.batching.ordering import Integers
-from discern.data.batching.stream import Rows, to_batch
+from discern.data.batching.stream import Integers, Rows, to_batch
 from discern.types import SpecialTokens, TokenBatch
 
 SPECIAL = SpecialTokens(pad=0, unk=1, cls=2, sep=3, mask=4)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from discern.data.batching.cyclic_text import BackwardText, CyclicText, ForwardText
-from discern.data.batching.ordering import Integers, derive_key, hash_uniforms, permute
+from discern.data.batching.stream import Integers, derive_key, hash_uniforms, permute
 from discern.types import SpecialTokens, TokenBatch
 
 _FUNCTIONAL = 3  # [SEP], [SEP], [CLS]

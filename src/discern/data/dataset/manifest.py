@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
-from discern.config.base import Section
+from discern.config.schema import Section
 from discern.data.overlap import FileOverlap
 from discern.data.sources.problems import Problem
 from discern.errors import DataError

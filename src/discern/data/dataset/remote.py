@@ -24,8 +24,7 @@ from discern.data.sources.object_stores import AbsentError, shown
 from discern.data.sources.remote import joined, open_remote, read_whole, refuse_password
 from discern.errors import ConfigError, DataError
 from discern.storage.checksums import CHECKSUMS_NAME, cached_checksum, make_cache_folder, verification_is_on
-from discern.storage.files import cannot_write, sync_file, write_bytes
-from discern.storage.locks import alone_in, create_held, release
+from discern.storage.files import alone_in, cannot_write, create_held, release, sync_file, write_bytes
 
 VARIABLE = "DISCERN_DATA_CACHE"
 DEFAULT_SIZE = "64GB"

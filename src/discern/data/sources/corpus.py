@@ -30,8 +30,7 @@ from discern.data.sources.remote import ResumingStream, is_remote, open_remote, 
 from discern.data.sources.streams import CountingStream, Expansion, PipeStream, naming
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
-from discern.storage.guard import is_kept_whole
-from discern.storage.output import listed
+from discern.storage.output import is_kept_whole, listed
 
 _STEP_BYTES = 1 << 20
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from discern.config.base import Section
+from discern.config.schema import Section
 
 MAX_EXAMPLES = 10
 

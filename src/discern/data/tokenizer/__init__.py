@@ -2,18 +2,20 @@
 
 from discern.data.tokenizer.loading import (
     END_OF_DOCUMENT,
+    SPECIAL_TOKENS,
     bert_wordpiece,
     fingerprint,
     frame,
+    framing,
     load_tokenizer,
     lowercases,
     naming_panics,
     prepared,
     special_ids,
+    special_names,
     special_tokens,
     vocab_size,
 )
-from discern.data.tokenizer.roles import SPECIAL_TOKENS, framing, special_names
 from discern.data.tokenizer.shown import TokenTexts, shown_as
 
 __all__ = [

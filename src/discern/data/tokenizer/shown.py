@@ -7,8 +7,7 @@ from itertools import takewhile
 
 from tokenizers import Tokenizer
 
-from discern.data.tokenizer.loading import special_tokens
-from discern.data.tokenizer.roles import special_names
+from discern.data.tokenizer.loading import special_names, special_tokens
 
 _INSIDE = "##"  # of WordPiece
 _PART = "\ufffd"  # what a part of a character is decoded to

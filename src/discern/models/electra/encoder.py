@@ -11,12 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from discern.models.attention import SelfAttention
 from discern.models.base import Encoder
-from discern.models.dropout import Dropout
 from discern.models.electra.config import ElectraConfig
 from discern.models.electra.initialization import start_locally
 from discern.models.embeddings import TokenEmbeddings
 from discern.models.flops import module_flops, parts_flops
-from discern.models.fused_ops import States, as_states, linear_gelu, linear_residual_norm, normalized
+from discern.models.fused_ops import Dropout, States, as_states, linear_gelu, linear_residual_norm, normalized
 from discern.models.unpadding import Direction, Unpadding, padded_rows, plan_unpadding, real_tokens
 from discern.types import Spans
 

@@ -14,16 +14,22 @@ from discern import kernels
 from discern.models.attention import SelfAttention
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
-from discern.models.dropout import Dropout
 from discern.models.embeddings import DisentangledWords, TokenEmbeddings, WordEmbeddings, WordTable
 from discern.models.flops import module_flops, parts_flops
-from discern.models.fused_ops import States, as_states, linear_add_norm, linear_geglu, normalized
+from discern.models.fused_ops import Dropout, States, as_states, linear_add_norm, linear_geglu, normalized
 from discern.models.heads import LanguageHead, MaskedLMHead
 from discern.models.modernbert.config import ModernBertConfig
 from discern.models.modernbert.initialization import aim_heads
 from discern.models.modernbert.rotary import Rotation, rotation
-from discern.models.span_attention import attend_in_spans
-from discern.models.unpadding import Direction, Unpadding, padded_rows, plan_unpadding, real_tokens, visible_in_window
+from discern.models.unpadding import (
+    Direction,
+    Unpadding,
+    attend_in_spans,
+    padded_rows,
+    plan_unpadding,
+    real_tokens,
+    visible_in_window,
+)
 from discern.types import Spans
 
 

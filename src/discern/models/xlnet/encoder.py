@@ -19,9 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from discern.errors import ConfigError
 from discern.models.base import Encoder
-from discern.models.dropout import Dropout
 from discern.models.embeddings import TokenEmbeddings, WordEmbeddings
-from discern.models.fused_ops import States, as_states, linear_activation, linear_residual_norm
+from discern.models.fused_ops import Dropout, States, as_states, linear_activation, linear_residual_norm
 from discern.models.heads import TiedLMHead
 from discern.models.xlnet.config import XLNetConfig
 from discern.models.xlnet.relative_attention import RelativeAttention, Sight, Surroundings, distances, look, sinusoids

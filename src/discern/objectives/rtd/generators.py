@@ -20,15 +20,15 @@ from discern.models.embeddings import WordTable
 from discern.models.heads import LanguageHead
 from discern.models.two_tower import two_tower_generator
 from discern.objectives.base import BuildSettings
+from discern.objectives.losses import DenseLogits, WordLogits, word_logits
 from discern.objectives.masked import sample_replacements
 from discern.objectives.rtd.config import RTDConfig
 from discern.objectives.two_networks import masked_lm
-from discern.objectives.word_logits import Whole, WordLogits, word_logits
 from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf
 
 
 @dataclass(frozen=True)
-class Materials:
+class GeneratorInputs:
     """What a generator is built from.
 
     Attributes:
@@ -163,12 +163,12 @@ class MaskedLMGenerator(NetworkGenerator):
     Reference: Clark et al. 2020, section 2.
     """
 
-    def __init__(self, config: RTDConfig, materials: Materials) -> None:
+    def __init__(self, config: RTDConfig, inputs: GeneratorInputs) -> None:
         super().__init__(config)
-        if materials.encoder is None:
-            self.network = Network(*masked_lm(materials.embeddings, materials.sizes, materials.settings))
+        if inputs.encoder is None:
+            self.network = Network(*masked_lm(inputs.embeddings, inputs.sizes, inputs.settings))
         else:
-            self.network = Network(materials.encoder, materials.encoder.language_head())
+            self.network = Network(inputs.encoder, inputs.encoder.language_head())
 
     @classmethod
     def check(cls, config: RTDConfig) -> None:
@@ -195,10 +195,10 @@ class TwoTowerGenerator(NetworkGenerator):
 
     everywhere: ClassVar[bool] = True
 
-    def __init__(self, config: RTDConfig, materials: Materials) -> None:
+    def __init__(self, config: RTDConfig, inputs: GeneratorInputs) -> None:
         super().__init__(config)
-        checkpointing = materials.settings.gradient_checkpointing
-        self.network = two_tower_generator(materials.embeddings, materials.sizes, gradient_checkpointing=checkpointing)
+        checkpointing = inputs.settings.gradient_checkpointing
+        self.network = two_tower_generator(inputs.embeddings, inputs.sizes, gradient_checkpointing=checkpointing)
 
     @classmethod
     def check(cls, config: RTDConfig) -> None:
@@ -266,7 +266,7 @@ class FixedGenerator(Generator):
     def predict(self, batch: CorruptedBatch) -> Prediction:
         chosen = batch.places("chosen")
         originals = chosen.gather(batch.tokens.input_ids)
-        logits = Whole(self.log_probabilities(originals.device).expand(len(originals), -1))
+        logits = DenseLogits(self.log_probabilities(originals.device).expand(len(originals), -1))
         return Prediction(logits, originals, chosen, logits, chosen, originals, None)
 
     def loss(self, prediction: Prediction, weight: float) -> LossTerm:
@@ -297,9 +297,9 @@ class UniformGenerator(FixedGenerator):
                 "highest ids; leave out top_p, or set generator = 'unigram'"
             )
 
-    def __init__(self, config: RTDConfig, materials: Materials) -> None:
+    def __init__(self, config: RTDConfig, inputs: GeneratorInputs) -> None:
         super().__init__(config)
-        self._size = materials.settings.vocabulary.size
+        self._size = inputs.settings.vocabulary.size
 
     def modules(self) -> dict[str, nn.Module]:
         return {}
@@ -318,9 +318,9 @@ class UnigramGenerator(FixedGenerator):
     Reference: Clark et al. 2020, section 3.2: the generator "unigram" of figure 3, the weakest there.
     """
 
-    def __init__(self, config: RTDConfig, materials: Materials) -> None:
+    def __init__(self, config: RTDConfig, inputs: GeneratorInputs) -> None:
         super().__init__(config)
-        vocabulary = materials.settings.vocabulary
+        vocabulary = inputs.settings.vocabulary
         self._known = vocabulary.token_counts is not None
         self._table = FrequencyTable(vocabulary.size, vocabulary.token_counts)
 

@@ -25,7 +25,7 @@ from discern.objectives.masked import MaskingObjective
 from discern.objectives.metrics import ReplacedTokenEvaluator
 from discern.objectives.rtd.algorithms import Algorithm
 from discern.objectives.rtd.config import RTDConfig, factor_at
-from discern.objectives.rtd.generators import Generator, Materials
+from discern.objectives.rtd.generators import Generator, GeneratorInputs
 from discern.objectives.rtd.sentence_contrast import (
     SentenceContrast,
     SentenceContrastEvaluator,
@@ -57,8 +57,8 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         self.discriminator_head = ReplacedTokenHead(model)
         self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
         shared = self.discriminator if config.tying == "all" else None
-        materials = Materials(settings, small, read_by_generator, shared)
-        self._generator: Generator = generators.load(config.generator)(config, materials)
+        inputs = GeneratorInputs(settings, small, read_by_generator, shared)
+        self._generator: Generator = generators.load(config.generator)(config, inputs)
         self._algorithm = algorithm(config, self._generator)
         for name, module in (self._generator.modules() | self._algorithm.modules()).items():
             self.add_module(name, module)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from discern.data.batching.ordering import derive_key, permute
+from discern.data.batching.stream import derive_key, permute
 
 if TYPE_CHECKING:
     from discern.tasks.base import Prediction, Task

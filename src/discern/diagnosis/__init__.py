@@ -1,0 +1,1 @@
+"""What is usual in a run, and what is not."""

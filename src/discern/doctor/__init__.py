@@ -1,0 +1,1 @@
+"""Examine this machine, files and runs."""

@@ -1,0 +1,175 @@
+"""Cost of a run, estimated before it starts: parameters, memory, FLOPs and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discern.artifacts.run import CHECKPOINTS, build_objective, check_words, vocabulary_of
+from discern.config.schema import to_toml
+from discern.models.base import Network
+from discern.pretraining.meta_bench import meta_steps, slot_memory
+from discern.pretraining.opened_run import precision_of
+from discern.pretraining.resolved_run import ResolvedRun, Resume, has_progress, resolve_run
+from discern.pretraining.rows import check_shares, epochs_of, notes_on_rows, training_stream
+from discern.training import checkpoint
+from discern.training.average import average_warning
+from discern.training.config import NO_STEP_LIMIT
+from discern.training.distributed import Ranks, choose_device
+from discern.training.flops import RunFlops, fastest_product, run_flops
+from discern.training.optimizer import counts_by_rule, counts_text
+from discern.training.pretrain_config import PretrainConfig
+from discern.training.schedule import step_sizes
+
+# Fraction of the speed of plain matrix products that a whole training step reached in measurements on CPUs.
+_SHARE_OF_PRODUCTS = 0.6
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimates of a run: values for programs, text for people."""
+
+    values: dict[str, Any]
+    text: str
+
+
+def estimate(
+    config: Path | None = None,
+    *,
+    data: Path,
+    out: Path,
+    preset: str | None = None,
+    overrides: Sequence[str] = (),
+    resume: Resume = "auto",
+    device: str = "auto",
+    init_from: Path | None = None,
+    decay_from: Path | None = None,
+    processes: int = 1,
+) -> Estimate:
+    """Estimate parameters, memory, FLOPs and time of the rest of a run, without starting it.
+
+    Memory is that of a step on a GPU, from the shapes of its tensors. Time is estimated from the speed of matrix products on this
+    machine.
+
+    Args:
+        processes: number of processes that train, each on a GPU of its own or all on this machine's CPU. The other arguments are
+            those of `pretrain`.
+
+    Raises:
+        ConfigError, DataError: the options do not fit together.
+    """
+    resolved = resolve_run(
+        data=data,
+        out=out,
+        config=config,
+        preset=preset,
+        overrides=overrides,
+        resume=resume,
+        init_from=init_from,
+        decay_from=decay_from,
+        warn=lambda _: None,
+    )
+    return _estimate(resolved, choose_device(device), processes)
+
+
+def _estimate(resolved: ResolvedRun, device: torch.device, processes: int) -> Estimate:
+    check_shares(resolved.config, Ranks(0, processes, device))
+    config, data = resolved.config, resolved.data
+    precision = precision_of(resolved, Ranks(0, 1, device)).name
+    check_words(config, data)
+    vocabulary = vocabulary_of(data)
+    with torch.device("meta"):
+        objective = build_objective(config, vocabulary)
+    parameters = sum(parameter.numel() for parameter in objective.parameters())
+    sizes = step_sizes(config.train, config.data)
+    whole = run_flops(objective, config.train.max_steps, sizes)
+    speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS * (processes if device.type == "cuda" else 1)
+    steps = _steps_in_time(config, whole, speed)
+    done = checkpoint.newest_step(resolved.out / CHECKPOINTS) if has_progress(resolved.out, resolved.resume) else 0
+    begin = min(steps, max(done, 0 if resolved.decay is None else resolved.decay.step))
+    # Weights that are divided take less than this.
+    rows, at_once = config.train.sequences_per_step // processes, config.train.micro_batch_size
+    share = {"sequences_per_step": rows, "micro_batch_size": None if at_once is None else min(at_once, rows)}
+    own = config.model_copy(update={"train": config.train.model_copy(update=share)})
+    flops = whole.after(steps) - whole.after(begin)
+    epochs = epochs_of(training_stream(data, config), sizes.examples_before(steps))
+    values = {
+        "steps": steps - begin,
+        "first_step": begin,
+        "parameters": parameters,
+        "parameters_by_network": {name: _size(network) for name, network in objective.networks().items()},
+        "parameters_by_optimizer": counts_by_rule(objective, config.optimizer),
+        "flops": flops.executed,
+        "flops_paper_convention": flops.paper,
+        "memory_bytes": meta_steps(own, objective, precision, vocabulary.size).peak_memory_bytes,
+        "slot_memory_bytes": slot_memory(config, objective),
+        "estimated_seconds": flops.executed / speed,
+        "epochs": epochs,
+        "precision": precision,
+        "device": str(device),
+        "warnings": _warnings(config, steps, epochs) + notes_on_rows(data, config),
+    }
+    return Estimate(values, _text(config, values, processes))
+
+
+def _steps_in_time(config: PretrainConfig, flops: RunFlops, speed: float) -> int:
+    """Number of steps of a run: all, or the estimated number that fits into its hours."""
+    if config.train.max_hours is None:
+        return config.train.max_steps
+    return max(1, min(config.train.max_steps, flops.steps_within(config.train.max_hours * 3600 * speed)))
+
+
+def _size(network: Network) -> int:
+    modules = [module for module in (network.encoder, network.head, network.bilinear) if module is not None]
+    parts = {id(p): p.numel() for module in modules for p in module.parameters()}
+    return sum(parts.values())
+
+
+def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:
+    found = []
+    if config.optimizer.warmup_steps > steps // 2:
+        of = "train.max_steps" if steps == config.train.max_steps else "the steps that fit into train.max_hours, about"
+        found.append(
+            f"optimizer.warmup_steps {config.optimizer.warmup_steps:,} is more than half of {of} {steps:,}: "
+            "most of the run is warm-up"
+        )
+    if epochs > 100:
+        found.append(f"the data set would be read {epochs:,.0f} times; use more text or fewer steps")
+    average = average_warning(config.train, steps)
+    if average is not None:
+        found.append(average)
+    return found
+
+
+def _steps_text(config: PretrainConfig, steps: int, first: int) -> str:
+    if config.train.max_hours is None or first + steps == config.train.max_steps:
+        return f"{steps:,}" + (f", from step {first:,} on" if first else "")
+    bound = "" if config.train.max_steps >= NO_STEP_LIMIT else f"; train.max_steps allows {config.train.max_steps:,}"
+    return f"about {steps:,} fit into {config.train.max_hours:g} hours (estimate){bound}"
+
+
+def _text(config: PretrainConfig, values: dict[str, Any], processes: int) -> str:
+    hours = values["estimated_seconds"] / 3600
+    time_text = f"{hours:,.1f} hours" if hours >= 1 else f"{values['estimated_seconds']:,.0f} seconds"
+    sizes = ", ".join(f"{name} {size:,}" for name, size in values["parameters_by_network"].items())
+    remembered = values["slot_memory_bytes"] / 2**30
+    each = "" if processes == 1 else " for each process"
+    slots = f", of which {remembered:,.1f} GiB for the memory of the slots, shared by all processes" if remembered >= 0.05 else ""
+    lines = [
+        to_toml(config).rstrip(),
+        "",
+        f"# parameters    {values['parameters']:,} ({sizes})",
+        f"# optimizer     {counts_text(values['parameters_by_optimizer'])}",
+        f"# arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
+        f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB{each} (estimate){slots}",
+        f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
+        f"# steps         {_steps_text(config, values['steps'], values['first_step'])}",
+        f"# epochs        {values['epochs']:,.2f}",
+        *(f"# warning       {warning}" for warning in values["warnings"]),
+        "# nothing was trained or written: this was a dry run",
+    ]
+    return "\n".join(lines)

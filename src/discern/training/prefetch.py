@@ -1,0 +1,145 @@
+"""Rows for the training loop: read and corrupted one step ahead by a thread and, for a GPU, copied on a stream of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from discern.corruption.randomness import Randomness
+from discern.models.unpadding import attention_path, with_spans
+from discern.training.state import TrainContext
+from discern.types import CorruptedBatch, TokenBatch, map_tensors
+
+BatchT = TypeVar("BatchT", TokenBatch, CorruptedBatch)
+MicroBatches = list[tuple[CorruptedBatch, Randomness]]
+
+
+@dataclass(frozen=True)
+class LocalBatch:
+    """This rank's rows of one step: corrupted micro-batches, each with its random numbers.
+
+    Attributes:
+        micro_batches: on the host, to be counted without waiting for the device.
+        copies: the same on the device, if they were copied ahead.
+    """
+
+    micro_batches: MicroBatches
+    copies: MicroBatches | None = None
+
+    @property
+    def on_device(self) -> MicroBatches:
+        """The micro-batches to compute with, on the device if they are there already."""
+        return self.micro_batches if self.copies is None else self.copies
+
+
+def read_local_batch(context: TrainContext, step: int) -> LocalBatch:
+    """This rank's rows of a step, corrupted on the host. It runs in a thread and touches no network."""
+    even = not context.ranks.reads_freely
+    corrupted = ((context.objective.corrupt(tokens, rows), rows) for tokens, rows in read_rows(context, step))
+    return LocalBatch([(batch.locate(context.objective.reads(), even=even), rows) for batch, rows in corrupted])
+
+
+def read_rows(context: TrainContext, step: int) -> Iterator[tuple[TokenBatch, Randomness]]:
+    """This rank's rows of a step, in micro-batches, each with its random numbers."""
+    examples, ranks = context.rows_of(step), context.ranks
+    per_rank = len(examples) // ranks.world_size
+    slots = np.arange(ranks.rank * per_rank, (ranks.rank + 1) * per_rank)
+    batch = context.source.batch(examples.start + slots, slots)
+    # Keyed by seed, step and slot in the global batch: the same whatever the number of ranks and micro-batches.
+    randomness = Randomness(context.train.seed, step, batch.slot)
+    size = context.micro_batch_size(step) or per_rank
+    for start in range(0, per_rank, size):
+        yield batch.rows(start, start + size), randomness.rows(start, start + size)
+
+
+def read_onto_device(context: TrainContext, step: int, device: torch.device, *, spans: bool, pin: bool) -> LocalBatch:
+    """The same rows, with copies on a device.
+
+    They are corrupted there if the result is the same, bit for bit: that saves the host most of its work. The thread then waits
+    for the stream of the copies, to count positions and to find them; the thread that trains does not.
+
+    Args:
+        spans: whether the networks attend to spans.
+        pin: copy through page-locked memory, so that the copy does not hold up the host.
+    """
+    here, there = [], []
+    for tokens, rows in read_rows(context, step):
+        tokens = with_spans(tokens) if spans else tokens
+        moved_rows = replace(rows, examples=_pinned(rows.examples, pin=pin)).to(device)
+        if context.objective.corrupts_anywhere:
+            corrupted = context.objective.corrupt(_copied(tokens, device, pin=pin), moved_rows)
+            corrupted = corrupted.locate(context.objective.reads(), even=not context.ranks.reads_freely)
+            here.append((replace(corrupted, tokens=tokens), rows))
+        else:
+            batch = context.objective.corrupt(tokens, rows)
+            batch = batch.locate(context.objective.reads(), even=not context.ranks.reads_freely)
+            pinned = replace(batch, tokens=map_tensors(batch.tokens, lambda tensor: _pinned(tensor, pin=pin)))
+            corrupted = _copied(pinned, device, pin=pin)
+            here.append((batch, rows))
+        there.append((corrupted, moved_rows))
+    return LocalBatch(here, there)
+
+
+class Feed:
+    """Reads the rows of the next step while the current one computes.
+
+    On a GPU the thread also copies them, on a stream of its own, so that the copy overlaps with the computation.
+
+    Args:
+        reader: executor with one thread.
+    """
+
+    def __init__(self, context: TrainContext, reader: ThreadPoolExecutor, step: int) -> None:
+        self._context = context
+        self._reader = reader
+        self._stream: torch.cuda.Stream | None = None
+        device = context.ranks.device
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            path = attention_path(context.objective, device, context.precision)
+            self._spans = path is not None and path.name == "varlen"
+        self._upcoming = self._read(step)
+
+    def take(self, step: int) -> LocalBatch:
+        """The rows of a step, which must be the one after the last; waits for them. Begins to read those of the next.
+
+        Raises:
+            DataError: the rows could not be read.
+        """
+        local, ready = self._upcoming.result()
+        if ready is not None:
+            torch.cuda.current_stream(self._context.ranks.device).wait_event(ready)
+        self._upcoming = self._read(step + 1)
+        return local
+
+    def _read(self, step: int) -> Future[tuple[LocalBatch, Any]]:
+        if self._stream is None:
+            return self._reader.submit(lambda: (read_local_batch(self._context, step), None))
+        # What was launched so far uses the rows of the step before the current one. Their memory is free for new copies once
+        # that is done, and the copies wait for it.
+        launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        launched.record(torch.cuda.current_stream(self._context.ranks.device))
+        return self._reader.submit(self._copy, step, launched)
+
+    def _copy(self, step: int, launched: torch.cuda.Event) -> tuple[LocalBatch, Any]:
+        assert self._stream is not None
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(launched)
+            local = read_onto_device(self._context, step, self._context.ranks.device, spans=self._spans, pin=True)
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(self._stream)
+        return local, ready
+
+
+def _copied(batch: BatchT, device: torch.device, *, pin: bool) -> BatchT:
+    return map_tensors(batch, lambda tensor: _pinned(tensor, pin=pin)).to(device)
+
+
+def _pinned(tensor: Tensor, *, pin: bool) -> Tensor:
+    return tensor.pin_memory() if pin and tensor.device.type == "cpu" else tensor

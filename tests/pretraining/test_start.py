@@ -1,0 +1,152 @@
+"""What a run that goes on from a model takes over of it: heads whole, schedules where they stood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discern.artifacts.opening import open_model
+from discern.artifacts.run import build_objective
+from discern.convert.export import export
+from discern.errors import ConfigError
+from discern.inference.scoring import load_scorer
+from discern.objectives.base import Objective
+from discern.pretraining.start_config import start_config
+from discern.pretraining.warm_start import WarmStartResult, fill, resized
+from discern.progress import Silent
+from discern.training.pretrain_config import PretrainConfig
+from tests.inference.small_scorers import ids_of
+from tests.interop.small_tokenizers import small_tokenizer
+from tests.parity.small_networks import make_noisy
+from tests.small.run import make_run
+
+BILINEAR = ["objective.discriminator_head=bilinear", "objective.tying=gradient-disentangled"]
+
+
+def gone_on(model: Path, *overrides: str, preset: str | None = None) -> tuple[PretrainConfig, Objective, WarmStartResult]:
+    start = open_model(model, warn=pytest.fail)
+    vocabulary = make_vocabulary(model)
+    config = start_config(start, vocabulary, preset, None, overrides, None).config
+    objective = build_objective(config, vocabulary)
+    objective.initialize(1)
+    return config, objective.eval(), fill(objective, start, [])
+
+
+def make_vocabulary(model: Path) -> Any:
+    from discern.data.tokenizer import load_tokenizer, special_tokens, vocab_size
+    from discern.objectives.base import Vocabulary
+
+    tokenizer = load_tokenizer(model / "tokenizer.json")
+    return Vocabulary(vocab_size(tokenizer), special_tokens(tokenizer))
+
+
+def logits(objective: Objective) -> torch.Tensor:
+    with torch.no_grad():
+        return objective.networks()["discriminator"].token_logits(torch.tensor([[2, *ids_of("the chef ate"), 3]]))
+
+
+@pytest.mark.usefixtures("unverified")
+def test_a_bilinear_head_is_taken_over_whole(tmp_path: Path) -> None:
+    objective = make_run(tmp_path / "run", overrides=BILINEAR)
+    export(tmp_path / "run", out=tmp_path / "alone", network="discriminator", progress=Silent(), warn=pytest.fail)
+    (tmp_path / "alone" / "discern.toml").unlink()
+    config, went_on, filled = gone_on(tmp_path / "alone")
+    assert (config.objective.model_dump()["discriminator_head"], filled.fresh) == ("bilinear", ("the generator",))
+    assert torch.allclose(logits(went_on), logits(objective), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"bilinear term in its head.*\n.*discriminator_head=bilinear"):
+        gone_on(tmp_path / "run", "objective.discriminator_head=dense", preset="tiny")
+
+
+def test_a_term_that_the_model_has_not_is_fresh_and_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    _, _, filled = gone_on(tmp_path / "run", "objective.discriminator_head=bilinear")
+    assert filled.fresh == ("the bilinear term of the discriminator",)
+
+
+@pytest.mark.parametrize(("step", "frozen", "share", "factor"), [(7, None, 0.165, 0.7), (40, 0, 0.2, 1.0)])
+def test_schedules_stand_where_the_weights_were_saved(
+    step: int, frozen: int | None, share: float, factor: float, tmp_path: Path
+) -> None:
+    """A run that was stopped has not come to the end of what it was told."""
+    settings = [
+        "train.max_steps=40",
+        "objective.tying=none",
+        "objective.freeze_generator_at=30",
+        "objective.mask_probability=0.1",
+    ]
+    settings += ["objective.mask_probability_end=0.2", "objective.mask_probability_steps=10"]
+    settings += ["objective.discriminator_weight_schedule=[[0, 0.0], [10, 1.0]]"]
+    make_run(tmp_path / "run", overrides=settings, step=step)
+    config, _, _ = gone_on(tmp_path / "run")
+    objective = config.objective.model_dump()
+    assert objective["freeze_generator_at"] == frozen
+    assert (objective["mask_probability"], objective["mask_probability_end"]) == (pytest.approx(share, abs=0.006), None)
+    schedule = objective["discriminator_weight_schedule"]
+    assert (schedule[0][1] if schedule else 1.0) == pytest.approx(factor)
+
+
+def test_an_export_of_an_export_still_says_what_it_was_trained_by(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", overrides=["objective.name=replace-mlm"])
+    export(tmp_path / "run", out=tmp_path / "whole", all_networks=True, progress=Silent(), warn=pytest.fail)
+    export(tmp_path / "whole", out=tmp_path / "alone", network="encoder", progress=Silent(), warn=pytest.fail)
+    assert load_scorer(tmp_path / "whole", warn=pytest.fail).name == "pll"
+    with pytest.raises(ConfigError, match="no scorer can use it"):
+        load_scorer(tmp_path / "alone", warn=pytest.fail)
+
+
+XLNET = ["objective.name=permutation-lm", "model.encoder=xlnet", "model.embedding_size=32", "data.packing=two-part"]
+
+
+def states(objective: Objective) -> torch.Tensor:
+    with torch.no_grad():
+        return objective.networks()["encoder"].token_logits(torch.tensor([[*ids_of("the chef ate"), 3, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "of_vocabulary"),
+    [("head.bias", True), ("generator_head.words.bias", True), ("head.words.bias", True), ("next_sentence_head.bias", False)],
+)
+def test_added_tokens_change_the_tables_of_words_alone(name: str, of_vocabulary: bool) -> None:
+    assert resized(name, torch.arange(4.0), 4, [[1, 3]]).tolist() == [0, 1, 2, 3, *([2] if of_vocabulary else [])]
+
+
+def test_an_xlnet_is_gone_on_with_from_its_run_or_its_export(tmp_path: Path) -> None:
+    objective = make_run(tmp_path / "run", overrides=[*XLNET, "objective.memory_length=24", "model.activation=gelu-tanh"])
+    export(tmp_path / "run", out=tmp_path / "one", progress=Silent(), warn=pytest.fail)
+    for model in ("run", "one"):
+        config, went_on, filled = gone_on(tmp_path / model)
+        assert filled.fresh == ()
+        assert torch.equal(states(went_on), states(objective))
+        assert (config.objective.model_dump()["memory_length"], config.data.packing) == (24, "two-part")
+
+
+@pytest.mark.parametrize(("architecture", "fresh"), [("XLNetLMHeadModel", ()), ("XLNetModel", ("the head of the encoder",))])
+@pytest.mark.parametrize("preset", [None, "xlnet-cpu"])
+def test_somebody_elses_xlnet_is_gone_on_with(
+    architecture: str, fresh: tuple[str, ...], preset: str | None, tmp_path: Path
+) -> None:
+    import transformers
+
+    folder = tmp_path / "theirs"
+    tokenizer = small_tokenizer("unigram")
+    sizes = transformers.XLNetConfig(
+        vocab_size=tokenizer.get_vocab_size(), d_model=32, n_layer=2, n_head=2, d_inner=48, ff_activation="relu", dropout=0.0
+    )
+    model = getattr(transformers, architecture)(sizes)
+    make_noisy(model)
+    model.eval().save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config, objective, filled = gone_on(folder, preset=preset)
+    assert filled.fresh == fresh
+    assert (config.objective.name, config.data.packing, config.model.activation) == ("permutation-lm", "two-part", "relu")
+    assert config.objective.reads_in_order == (preset is not None)
+    ids = torch.randint(5, tokenizer.get_vocab_size(), (2, 9), generator=torch.Generator().manual_seed(0))
+    network = objective.networks()["encoder"]
+    with torch.no_grad():
+        if fresh:
+            torch.testing.assert_close(network.encoder(ids), model(ids).last_hidden_state, atol=1e-5, rtol=1e-5)
+        else:
+            torch.testing.assert_close(network.token_logits(ids), model(ids).logits, atol=1e-5, rtol=1e-5)
