@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from docs._sphinx.metrics import METRICS
 from docs._sphinx.pages import code, prose, table
 
 from discern import errors
@@ -12,7 +13,6 @@ from discern.data.dataset import manifest
 from discern.inference import calibration
 from discern.tasks import tasks
 from discern.training import checkpoint
-from discern.training.metric_catalog import METRICS
 
 _CONTENTS = (
     ("data set", "`DATA/manifest.json`", "format_version", manifest.FORMAT_VERSION),

@@ -10,18 +10,20 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.diagnosis.expectations import Expectations, WordPrediction, doubt_at_shown_words, expectations
 from discern.diagnosis.health import (
+    Expectations,
     HealthMonitor,
+    WordPrediction,
     diagnosable_from,
     diagnose_drift,
     diagnose_duplicates,
-    diagnose_gradient_cosine,
-    diagnose_gradient_ratio,
+    diagnose_gradients,
     diagnose_loss_shares,
     diagnose_metrics,
+    doubt_at_shown_words,
     embedding_gradients,
     embedding_norm,
+    expectations,
     too_early,
 )
 from discern.objectives import objectives
@@ -193,7 +195,7 @@ def test_the_surrogate_of_adversarial_training_has_no_share_and_its_gradient_is_
     shares = {finding.name: finding.value for finding in diagnose_loss_shares(StepOutput(terms), Expectations())}
     assert shares == {"baseline_loss_share": pytest.approx(1 / 5), "discriminator_loss_share": pytest.approx(4 / 5)}
     gradient = torch.tensor([[1.0, 2.0]])
-    assert diagnose_gradient_cosine({"adversarial": gradient, "discriminator": -gradient}).value == pytest.approx(-1.0)
+    assert diagnose_gradients({"adversarial": gradient, "discriminator": -gradient})[0].value == pytest.approx(-1.0)
 
 
 def build(name: str, **options: Any) -> Objective:
@@ -220,31 +222,28 @@ def test_gradients_are_those_of_each_term_alone() -> None:
     whole.backward()
     table = objective.networks()["generator"].encoder.embeddings.weights
     torch.testing.assert_close(found["generator"] + found["discriminator"], table.grad)
-    cosine = diagnose_gradient_cosine(found)
+    cosine, ratio = diagnose_gradients(found)
     assert cosine.value is not None
     assert -1 <= cosine.value <= 1
-    assert diagnose_gradient_ratio(found)[0].value == pytest.approx(
-        float(found["discriminator"].norm() / found["generator"].norm())
-    )
+    assert ratio.value == pytest.approx(float(found["discriminator"].norm() / found["generator"].norm()))
 
 
 def test_without_shared_gradient_there_is_no_conflict() -> None:
     objective, output = rtd("gradient-disentangled")
     found = embedding_gradients(objective, output)
     assert set(found) == {"generator"}
-    cosine = diagnose_gradient_cosine(found)
+    (cosine,) = diagnose_gradients(found)
     assert (cosine.value, cosine.verdict) == (None, "unknown")
     assert "only generator" in cosine.cause
-    assert diagnose_gradient_ratio(found) == []
 
 
 def test_cosine_of_gradients_that_pull_apart() -> None:
     gradient = torch.tensor([[1.0, 2.0]])
-    apart = diagnose_gradient_cosine({"generator": gradient, "discriminator": -3 * gradient})
+    apart, _ = diagnose_gradients({"generator": gradient, "discriminator": -3 * gradient})
     assert (apart.value, apart.verdict) == (pytest.approx(-1.0), "low")
     assert "gradient-disentangled" in apart.knob
     together = {"generator": gradient, "discriminator": gradient, "sentence": gradient}
-    assert diagnose_gradient_cosine(together).value == pytest.approx(1.0)
+    assert diagnose_gradients(together)[0].value == pytest.approx(1.0)
 
 
 def test_drift_and_duplicates() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from docs._sphinx import commands, settings, tables
 from docs._sphinx.build import build as build_site
+from docs._sphinx.metrics import METRICS
 from docs._sphinx.pages import fill
 from docs._sphinx.tutorials import NOT_RUN, NOT_RUN_CHINESE, with_output
 from docs.tutorials.run import RECORDED, blocks, run
@@ -24,7 +25,6 @@ from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.contrastive import SIMILARITY_METRICS
 from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS
-from discern.training.metric_catalog import METRICS
 from discern.training.metrics_log import HELD_OUT, read_metrics
 from discern.training.pretrain_config import load_pretrain_config
 from tests.objectives.test_conformance import batch, build, randomness

@@ -13,8 +13,7 @@ from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import build_packing
 from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
-from discern.diagnosis.expectations import Expectations
-from discern.diagnosis.health import HealthMonitor
+from discern.diagnosis.health import Expectations, HealthMonitor
 from discern.errors import CheckpointError, NumericsError
 from discern.objectives import objectives
 from discern.objectives.base import Objective, Phase

@@ -13,7 +13,6 @@ from discern.cli.console import Console, JsonOption, command
 from discern.cli.detection_text import show
 from discern.cli.options import SetOption
 from discern.cli.outputs import hint, shell_path
-from discern.training.metric_catalog import MEANINGS
 
 if TYPE_CHECKING:
     from discern.demo.run import DemoResult
@@ -77,8 +76,8 @@ def _show(console: Console, result: DemoResult, out: Path) -> None:
     where = f"{text['modules']:,} modules of {text['packages']} packages"
     console.print(f"\nRead {text['characters']:,} characters of documentation from {where}.")
     console.print(f"Trained {metrics['step']:,} steps; on text held out:")
-    for name in _SHOWN:
-        console.print(f"  {name:<24} {metrics[name]:>6.3f}  {MEANINGS[name]}")
+    for name, meaning in _SHOWN.items():
+        console.print(f"  {name:<24} {metrics[name]:>6.3f}  {meaning}")
     random_words = result.wrong_words
     if random_words is not None:
         console.print(
@@ -122,10 +121,10 @@ def _show_task(console: Console, task: LabeledTask) -> None:
     console.print(f"  difference of the medians {task.difference:+.3f}; {task.verdict}\n")
 
 
-_SHOWN = (
-    "generator_accuracy",
-    "replaced_fraction",
-    "discriminator_auc",
-    "discriminator_precision",
-    "discriminator_recall",
-)
+_SHOWN = {
+    "generator_accuracy": "fraction of the masked tokens that the generator predicts correctly",
+    "replaced_fraction": "fraction of all tokens that its samples replaced; for replace-mlm, fraction of the chosen tokens",
+    "discriminator_auc": "chance that a sample of its generator looks more suspicious than an original token; 0.5 is guessing",
+    "discriminator_precision": "fraction of the tokens marked as replaced that were replaced",
+    "discriminator_recall": "fraction of the replaced tokens that were marked",
+}

@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from discern.config.schema import flatten
-from discern.diagnosis.expectations import expectations
-from discern.diagnosis.health import HealthMonitor, diagnosable_from, diagnose_duplicates, unusual_findings, warning_of
+from discern.diagnosis.health import (
+    HealthMonitor,
+    diagnosable_from,
+    diagnose_duplicates,
+    expectations,
+    unusual_findings,
+    warning_of,
+)
 from discern.objectives.base import Objective
 from discern.pretraining.opened_run import Run, last_phase, open_run
 from discern.pretraining.resolved_run import ResolvedRun, Resume, resolve_run

@@ -14,13 +14,13 @@ from discern.artifacts.run import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, 
 from discern.artifacts.run import read_record as read_run_record
 from discern.config.schema import flatten, to_toml
 from discern.data.tokenizer import TokenTexts, load_tokenizer, special_names
-from discern.diagnosis.expectations import Expectations, expectations
 from discern.diagnosis.health import (
+    Expectations,
     Finding,
     diagnosable_from,
     diagnose_duplicates,
     diagnose_metrics,
-    first_judged,
+    expectations,
     steps_of_run,
     too_early,
     unusual_findings,
@@ -204,7 +204,7 @@ def run_findings(
     statistics = record.get("statistics", {})
     findings = diagnose_metrics(metrics, expected)
     findings += diagnose_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
-    return [too_early(each, evaluated or 0, first_judged(each, expected, settled)) for each in findings]
+    return [too_early(each, evaluated or 0, settled, expected.discriminator_from) for each in findings]
 
 
 def run_expectations(run: Path, config: PretrainConfig, record: Mapping[str, Any]) -> Expectations:

@@ -15,8 +15,7 @@ from typing import Any
 from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE
 from discern.artifacts.run import read_record as read_run_record
 from discern.data.tokenizer import TokenTexts, load_tokenizer
-from discern.diagnosis.expectations import Expectations
-from discern.diagnosis.health import steps_of_run
+from discern.diagnosis.health import Expectations, steps_of_run
 from discern.errors import DataError, DiscernError
 from discern.parsing import is_number
 from discern.report.curves import last_held_out

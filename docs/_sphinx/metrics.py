@@ -1,4 +1,4 @@
-"""The metrics that discern writes: what each one is, its unit, its range and what is usual. Used by the demo and the reference.
+"""The metrics that discern writes: what each one is, its unit, its range and what is usual. The reference lists them.
 
 Names ending in `_loss` are means in nats. An evaluation writes a loss as `heldout_...`, because the step may have a training loss
 of the same name.
@@ -146,6 +146,3 @@ METRICS = (
     Metric("mean_absolute_error", "task", "mean absolute difference", "the labels' unit"),
 )
 """Every metric with a fixed name."""
-
-MEANINGS = {metric.name: metric.meaning for metric in METRICS}
-"""The meaning of each metric by its name."""
