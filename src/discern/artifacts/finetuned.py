@@ -24,9 +24,8 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.models.base import Encoder, Network, build_embeddings, build_encoder
 from discern.models.config import read_config
 from discern.objectives.base import Objective
-from discern.storage.checksums import verify, write_recorded
+from discern.storage.checksums import Record, read_record, understood, verify, write_recorded
 from discern.storage.files import utf8_name
-from discern.storage.records import Record, read_record, understood
 from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Source, Task

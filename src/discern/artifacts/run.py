@@ -25,9 +25,8 @@ from discern.models.embeddings import Disentangled
 from discern.models.unpadding import attention_path
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
-from discern.storage.checksums import has_file
-from discern.storage.records import Record, read_text, understood
-from discern.storage.records import read_record as read_record_of
+from discern.storage.checksums import Record, has_file, read_text, understood
+from discern.storage.checksums import read_record as read_record_of
 from discern.training import checkpoint
 from discern.training.memory import machine_memory
 from discern.training.pretrain_config import PretrainConfig, read_written_config

@@ -27,6 +27,24 @@ def _file(what: str) -> Any:
     return typer.Option(metavar="FILE", help=what, rich_help_panel="A file of your own", show_default=False)
 
 
+TrainFile = Annotated[Path | None, _file("File to train on: CSV, TSV, JSON lines, Parquet, or CoNLL columns (.conll).")]
+DevFile = Annotated[
+    Path | None,
+    _file(
+        "File to evaluate on (default: a tenth of --train is held out); for pairs also a folder of queries and documents, or "
+        "a file in its qrels."
+    ),
+]
+TextColumn = Annotated[str | None, _column("Column of the text.")]
+PairColumn = Annotated[str | None, _column("Column of a second text.")]
+LabelColumn = Annotated[str | None, _column("Column of the class, the number, or the list of classes.")]
+WordsColumn = Annotated[str | None, _column("Column of the words to tag; for CoNLL columns its index, from 0.")]
+TagsColumn = Annotated[str | None, _column("Column of the tags, or its index; -1 is the last column.")]
+QuestionColumn = Annotated[str | None, _column("Column of the question.")]
+ContextColumn = Annotated[str | None, _column("Column of the text that contains the answer.")]
+AnswerColumn = Annotated[str | None, _column("Column of the answer.")]
+
+
 def finetune(
     model: Annotated[
         str,
@@ -51,22 +69,16 @@ def finetune(
         list[Path] | None,
         typer.Option("--data", metavar="DIR", help="Folder of the task's files; repeat it once for each --task."),
     ] = None,
-    train: Annotated[Path | None, _file("File to train on: CSV, TSV, JSON lines, Parquet, or CoNLL columns (.conll).")] = None,
-    dev: Annotated[
-        Path | None,
-        _file(
-            "File to evaluate on (default: a tenth of --train is held out); for pairs also a folder of queries and documents, or "
-            "a file in its qrels."
-        ),
-    ] = None,
-    text: Annotated[str | None, _column("Column of the text.")] = None,
-    pair: Annotated[str | None, _column("Column of a second text.")] = None,
-    label: Annotated[str | None, _column("Column of the class, the number, or the list of classes.")] = None,
-    words: Annotated[str | None, _column("Column of the words to tag; for CoNLL columns its index, from 0.")] = None,
-    tags: Annotated[str | None, _column("Column of the tags, or its index; -1 is the last column.")] = None,
-    question: Annotated[str | None, _column("Column of the question.")] = None,
-    context: Annotated[str | None, _column("Column of the text that contains the answer.")] = None,
-    answer: Annotated[str | None, _column("Column of the answer.")] = None,
+    train: TrainFile = None,
+    dev: DevFile = None,
+    text: TextColumn = None,
+    pair: PairColumn = None,
+    label: LabelColumn = None,
+    words: WordsColumn = None,
+    tags: TagsColumn = None,
+    question: QuestionColumn = None,
+    context: ContextColumn = None,
+    answer: AnswerColumn = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="TOML", help="Settings that override the recipe.")] = None,
     set_: SetOption = None,
     recipe: Annotated[

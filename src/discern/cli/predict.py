@@ -18,6 +18,13 @@ def _column(what: str) -> Any:
     return typer.Option(metavar="COLUMN", help=what, rich_help_panel="Columns of a table", show_default=False)
 
 
+TextColumn = Annotated[str | None, _column("Column of the text (default: as in the training file).")]
+PairColumn = Annotated[str | None, _column("Column of the second text.")]
+WordsColumn = Annotated[str | None, _column("Column of the words to tag; for CoNLL columns its index, from 0.")]
+QuestionColumn = Annotated[str | None, _column("Column of the question.")]
+ContextColumn = Annotated[str | None, _column("Column of the text that contains the answer.")]
+
+
 def predict(
     model: Annotated[
         Path,
@@ -47,11 +54,11 @@ def predict(
     ] = False,
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Task to apply, if the model has several.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed whose weights are used (default: the best).")] = None,
-    text: Annotated[str | None, _column("Column of the text (default: as in the training file).")] = None,
-    pair: Annotated[str | None, _column("Column of the second text.")] = None,
-    words: Annotated[str | None, _column("Column of the words to tag; for CoNLL columns its index, from 0.")] = None,
-    question: Annotated[str | None, _column("Column of the question.")] = None,
-    context: Annotated[str | None, _column("Column of the text that contains the answer.")] = None,
+    text: TextColumn = None,
+    pair: PairColumn = None,
+    words: WordsColumn = None,
+    question: QuestionColumn = None,
+    context: ContextColumn = None,
     format: Annotated[
         Literal["csv", "tsv", "jsonl", "json", "parquet", "text", "conll"] | None,
         typer.Option("--format", help="Format of INPUT (default: recognized by name and content)."),

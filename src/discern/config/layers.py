@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from discern.errors import ConfigError, did_you_mean
 from discern.parsing import toml_tables
-from discern.storage.records import read_text
+from discern.storage.checksums import read_text
 
 _DEEPEST = 16
 """Maximum number of parts of a dotted key; ours have two or three."""

@@ -38,9 +38,8 @@ from discern.interop.tokenizer import (
 )
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
-from discern.storage.checksums import write_recorded
+from discern.storage.checksums import read_text, understood, write_recorded
 from discern.storage.files import write_file
-from discern.storage.records import read_text, understood
 from discern.tasks.readers.files import whole_text
 
 _COPY = "copy the file again from where the export came from, or remove it; the new export is then written without it"

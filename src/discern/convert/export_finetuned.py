@@ -40,9 +40,8 @@ from discern.interop.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, to_
 from discern.models.heads import PredictionLayers
 from discern.objectives.base import Vocabulary
 from discern.progress import Progress
-from discern.storage.checksums import write_recorded
+from discern.storage.checksums import understood, write_recorded
 from discern.storage.files import write_file
-from discern.storage.records import understood
 from discern.tasks.answer_heads import SpanHead
 from discern.tasks.base import Task
 from discern.tasks.classification import ClassificationHead, Pooling

@@ -21,8 +21,8 @@ from discern.pretraining.evaluate import evaluate
 from discern.pretraining.run import pretrain
 from discern.progress import Progress
 from discern.report.run_page import report
+from discern.storage.checksums import Record, read_record
 from discern.storage.files import whole_file, write_text
-from discern.storage.records import Record, read_record
 from discern.training.rank_environment import require_single_process
 
 VOCABULARY = usual_vocabulary("demo")

@@ -37,10 +37,10 @@ from discern.storage.checksums import (
     is_recorded,
     known_checksums,
     read_checksums,
+    read_object,
     write_checksums,
 )
 from discern.storage.files import utf8_name
-from discern.storage.records import read_object
 from discern.training import checkpoint
 from discern.training.checkpoint import check_finite
 from discern.training.metrics_log import METRICS_FILE, read_metrics

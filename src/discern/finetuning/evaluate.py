@@ -15,7 +15,7 @@ from discern.finetuning.results import Baselines, compared
 from discern.finetuning.task_files import ReadingOptions, has_labels, trained_on
 from discern.finetuning.user_files import recorded_source
 from discern.progress import Progress, warning_to
-from discern.storage.records import read_object
+from discern.storage.checksums import read_object
 from discern.tasks.base import Definition, Task
 from discern.tasks.baselines.base import measure_baselines
 from discern.tasks.examples import Reading

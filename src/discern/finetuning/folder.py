@@ -24,10 +24,9 @@ from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
 from discern.finetuning.seed import FinetunePlan
 from discern.finetuning.settings import FinetuneConfig
-from discern.storage.checksums import CHECKSUMS_NAME, verify_folder, write_recorded
+from discern.storage.checksums import CHECKSUMS_NAME, read_text, verify_folder, write_recorded
 from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
-from discern.storage.records import read_text
 from discern.training.distributed import Ranks
 from discern.training.precision import shape_of, shared_precision
 

@@ -13,7 +13,7 @@ from discern.finetuning.seed import FinetunePlan, train_network
 from discern.finetuning.settings import FinetuneConfig
 from discern.finetuning.task_files import MIN_SELECTION
 from discern.progress import Progress
-from discern.storage.records import read_object
+from discern.storage.checksums import read_object
 from discern.training.distributed import Ranks
 from discern.training.interrupt import StopRequest
 

@@ -16,7 +16,7 @@ from discern.config.schema import flatten, plain
 from discern.errors import DataError
 from discern.finetuning.task_files import TaskData
 from discern.progress import Progress
-from discern.storage.records import read_object
+from discern.storage.checksums import read_object
 from discern.tasks.baselines.base import deciding_metrics, measure_baselines, unbeaten_metric
 
 

@@ -25,8 +25,7 @@ from discern.finetuning.task_files import TaskData
 from discern.models.base import Encoder
 from discern.models.fused_ops import Dropout
 from discern.progress import Progress, warning_to
-from discern.storage.checksums import remove_recorded
-from discern.storage.records import read_object
+from discern.storage.checksums import read_object, remove_recorded
 from discern.tasks.features import TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import SupervisedObjective, refuse_non_finite, supervised
 from discern.training import checkpoint

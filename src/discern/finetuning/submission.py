@@ -20,8 +20,8 @@ from discern.artifacts.finetuned import FinetunedFolder, predictions_file, seed_
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.finetuning.seed import FinetunePlan, predict_split
 from discern.progress import Progress
+from discern.storage.checksums import parse_json, read_lines, understood
 from discern.storage.files import whole_binary_file
-from discern.storage.records import parse_json, read_lines, understood
 from discern.tasks.glue import GLUE
 
 

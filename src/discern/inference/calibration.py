@@ -30,9 +30,8 @@ from discern.interop.names import CALIBRATION_NAME
 from discern.models.base import Network
 from discern.objectives.metrics import area_under_curve
 from discern.progress import Progress
-from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
+from discern.storage.checksums import CHECKSUMS_NAME, Record, read_record, write_recorded
 from discern.storage.files import write_text
-from discern.storage.records import Record, read_record
 from discern.types import TokenBatch
 
 # The corruption is the same for every model, so that thresholds differ only because networks do.

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discern.errors import ConfigError, DataError
+from discern.storage.checksums import read_object
 from discern.storage.files import is_stream, whole_binary_file, write_text
-from discern.storage.records import read_object
 
 Write = Callable[[Sequence[str], NDArray[np.float32]], None]
 """Takes the next texts and their vectors."""

@@ -16,8 +16,7 @@ from discern.models.config import ModelConfig
 from discern.models.electra.config import ElectraConfig
 from discern.models.electra.huggingface import REQUIRED, SIZE_KEYS
 from discern.objectives.base import Vocabulary
-from discern.storage.checksums import CHECKSUMS_NAME, has_file, lost_files
-from discern.storage.records import Record, read_object, understood
+from discern.storage.checksums import CHECKSUMS_NAME, Record, has_file, lost_files, read_object, understood
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 MARK = "discern"

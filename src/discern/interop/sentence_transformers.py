@@ -9,8 +9,7 @@ from typing import Any
 from discern.errors import CheckpointError, ConfigError
 from discern.interop.names import CONFIG_NAME
 from discern.parsing import json_value
-from discern.storage.checksums import verify
-from discern.storage.records import read_object
+from discern.storage.checksums import read_object, verify
 
 MODULES_FILE = "modules.json"
 _SETTINGS_FILE = "sentence_bert_config.json"

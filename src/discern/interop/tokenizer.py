@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 from discern.data.tokenizer import framing, load_tokenizer, lowercases, special_names
 from discern.errors import DataError
 from discern.interop.names import UNLIMITED_POSITIONS
-from discern.storage.records import read_object
+from discern.storage.checksums import read_object
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from discern.errors import CheckpointError
 from discern.interop.names import CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
-from discern.storage.checksums import verify
+from discern.storage.checksums import Record, read_record, verify
 from discern.storage.files import utf8_name
-from discern.storage.records import Record, read_record
 from discern.training.checkpoint import check_finite
 
 PICKLE_NAME = "pytorch_model.bin"

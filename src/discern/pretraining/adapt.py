@@ -25,9 +25,8 @@ from discern.pretraining.rows import heldout_stream
 from discern.pretraining.run import finish_run
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Progress, warning_to
-from discern.storage.checksums import write_recorded
+from discern.storage.checksums import Record, read_record, write_recorded
 from discern.storage.output import OutputFolder
-from discern.storage.records import Record, read_record
 from discern.training.average import averaged
 from discern.training.distributed import Ranks, join_ranks
 from discern.training.evaluation import evaluate

@@ -42,9 +42,8 @@ from discern.models.embeddings import Disentangled, DisentangledEmbeddings
 from discern.models.heads import LanguageHead, MaskedLMHead
 from discern.objectives.base import Objective
 from discern.progress import Progress
-from discern.storage.checksums import write_recorded
+from discern.storage.checksums import read_object, write_recorded
 from discern.storage.files import utf8_name
-from discern.storage.records import read_object
 from discern.tasks.readers.files import numbered_lines
 from discern.training.rank_environment import rank_environment
 from discern.wording import counted

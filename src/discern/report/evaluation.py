@@ -8,7 +8,7 @@ from typing import Any
 
 from discern.report.charts import ByGroup, Chart, Line, Reliability
 from discern.report.page import Table
-from discern.storage.records import read_object
+from discern.storage.checksums import read_object
 
 _COLUMNS = {
     "tokens": "tokens evaluated",

@@ -13,9 +13,9 @@ from discern.errors import DataError
 from discern.parsing import is_number
 from discern.report.page import Page, Table, TaggedTexts, entity_pieces, render_page
 from discern.report.predictions import confusion, read_judged, reliability
+from discern.storage.checksums import parse_json, read_lines, read_text, understood
 from discern.storage.files import write_text
 from discern.storage.output import check_output
-from discern.storage.records import parse_json, read_lines, read_text, understood
 from discern.tasks.baselines.base import unbeaten_metric
 from discern.wording import counted
 

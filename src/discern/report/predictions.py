@@ -9,7 +9,7 @@ from typing import Any
 
 from discern.artifacts.finetuned import predictions_file
 from discern.report.charts import Line, Reliability
-from discern.storage.records import parse_json, read_lines, understood
+from discern.storage.checksums import parse_json, read_lines, understood
 
 _MOST_LABELS = 20  # a larger matrix cannot be read
 _LARGEST_BYTES = 1 << 28

@@ -39,9 +39,9 @@ from discern.report.evaluation import (
     read_blimp_results,
 )
 from discern.report.page import Page, ShadedPiece, ShadedText, render_page
+from discern.storage.checksums import Record, read_record, understood
 from discern.storage.files import write_text
 from discern.storage.output import check_output
-from discern.storage.records import Record, read_record, understood
 from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, held_out_metrics, read_metrics, read_records
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.training.schedule import step_sizes

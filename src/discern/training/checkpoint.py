@@ -22,9 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from discern.errors import CheckpointError, DataError, NumericsError
-from discern.storage.checksums import CHECKSUMS_NAME, checksum, read_checksums, verification_is_on
+from discern.storage.checksums import CHECKSUMS_NAME, Record, checksum, read_checksums, read_record, verification_is_on
 from discern.storage.files import sync_file, sync_folder, utf8_name
-from discern.storage.records import Record, read_record
 
 FORMAT = 1
 MODEL_FILE, OPTIMIZER_FILE, CARRY_FILE = "model.safetensors", "optimizer.safetensors", "carry.safetensors"

@@ -18,8 +18,7 @@ from discern.data.overlap import FileOverlap
 from discern.data.sources.problems import Problem
 from discern.errors import DataError
 from discern.parsing import json_value
-from discern.storage.checksums import has_file, known_checksums
-from discern.storage.records import read_object, understood
+from discern.storage.checksums import has_file, known_checksums, read_object, understood
 
 FORMAT = "discern-data"
 FORMAT_VERSION = 1

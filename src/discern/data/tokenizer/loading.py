@@ -20,8 +20,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from discern.errors import ConfigError, DataError
 from discern.parsing import json_value
-from discern.storage.checksums import verify
-from discern.storage.records import read_object
+from discern.storage.checksums import read_object, verify
 
 if TYPE_CHECKING:
     import discern.types
