@@ -1,7 +1,7 @@
 import os
+import pkgutil
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 
@@ -41,8 +41,6 @@ def test_threads_of_torch_do_not_spin_and_importing_discern_does_not_import_it(
     assert ended.stderr.count("torch was imported before discern") == warns
 
 
-@pytest.mark.parametrize("name", ["pretrain", "finetune"])
-def test_a_room_does_not_hide_the_function_of_its_name(name: str) -> None:
-    room = import_module(f"discern.{name}.run")
-    assert room.__name__ == f"discern.{name}.run"
-    assert callable(getattr(discern, name)), "importing the room has bound the module over the public function"
+def test_no_package_has_the_name_of_a_public_function() -> None:
+    packages = {module.name for module in pkgutil.iter_modules(discern.__path__)}
+    assert not packages & set(discern.__all__), "importing the package would bind it over the function"
