@@ -11,7 +11,7 @@ from discern.corruption import maskings
 from discern.corruption.masking import MaskingContext, chosen_share
 from discern.corruption.randomness import Randomness
 from discern.models.config import build_config
-from discern.objectives.rtd.sentence_contrast import SentenceContrast
+from discern.objectives.rtd_variants import SentenceContrast
 from discern.types import TokenBatch
 from tests.support import SPECIAL, make_batch
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from discern.corruption import sampling
 from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import replace_positions
+from discern.objectives import rtd as generator_module
 from discern.objectives.rtd import ReplacedTokenDetection
-from discern.objectives.rtd import generators as generator_module
-from discern.objectives.rtd.algorithms import reinforce_loss
+from discern.objectives.rtd_variants import reinforce_loss
 from discern.types import TokenBatch
 from tests.objectives.rtd_options import build_option
 from tests.objectives.test_conformance import batch, run

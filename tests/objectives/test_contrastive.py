@@ -6,7 +6,7 @@ import torch
 
 from discern.corruption.randomness import Randomness
 from discern.models.config import build_config
-from discern.objectives.rtd.sentence_contrast import SentenceContrast, is_tampered, sentence_loss
+from discern.objectives.rtd_variants import SentenceContrast, is_tampered, sentence_loss
 from discern.types import Places
 from tests.objectives.rtd_options import build_option
 from tests.objectives.test_conformance import batch, run

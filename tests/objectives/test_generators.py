@@ -8,7 +8,7 @@ from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
 from discern.objectives.base import BuildSettings, Vocabulary
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
-from discern.objectives.rtd.generators import FrequencyTable
+from discern.objectives.rtd_variants import FrequencyTable
 from tests.objectives.rtd_options import build_option
 from tests.objectives.test_conformance import batch, randomness, run
 from tests.support import SPECIAL, make_batch, settings

@@ -1,6 +1,6 @@
 import pytest
 
-from discern.objectives.rtd.config import check_points, factor_at
+from discern.objectives.rtd import check_points, factor_at
 
 
 def test_no_points_mean_one_throughout() -> None:

@@ -17,12 +17,12 @@ objectives.register("all-tokens-mlm", "discern.objectives.all_tokens_mlm:AllToke
 
 # What proposes the replacements of objective `rtd`, and how its two networks are trained.
 generators: Registry[Any] = Registry("generator", "discern.generators")
-generators.register("mlm", "discern.objectives.rtd.generators:MaskedLMGenerator")
-generators.register("two-tower", "discern.objectives.rtd.generators:TwoTowerGenerator")
-generators.register("uniform", "discern.objectives.rtd.generators:UniformGenerator")
-generators.register("unigram", "discern.objectives.rtd.generators:UnigramGenerator")
+generators.register("mlm", "discern.objectives.rtd:MaskedLMGenerator")
+generators.register("two-tower", "discern.objectives.rtd_variants:TwoTowerGenerator")
+generators.register("uniform", "discern.objectives.rtd_variants:UniformGenerator")
+generators.register("unigram", "discern.objectives.rtd_variants:UnigramGenerator")
 
 algorithms: Registry[Any] = Registry("algorithm", "discern.algorithms")
-algorithms.register("joint", "discern.objectives.rtd.algorithms:Joint")
-algorithms.register("two-stage", "discern.objectives.rtd.algorithms:TwoStage")
-algorithms.register("adversarial", "discern.objectives.rtd.algorithms:Adversarial")
+algorithms.register("joint", "discern.objectives.rtd:Joint")
+algorithms.register("two-stage", "discern.objectives.rtd_variants:TwoStage")
+algorithms.register("adversarial", "discern.objectives.rtd_variants:Adversarial")

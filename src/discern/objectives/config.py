@@ -211,3 +211,43 @@ class MaskingConfig(PositionsConfig):
         if total > 1 + 1e-9:
             raise ValueError(f"mask_token_probability + random_token_probability is {total:g}, more than 1")
         return self
+
+
+class GeneratorConfig(MaskingConfig):
+    """Settings of a masked language model as generator. Defaults: ELECTRA-Small, table 6."""
+
+    generator_size: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="Width of the generator, a fraction of the encoder's. ELECTRA, table 6: 1/4 small and large, 1/3 base.",
+    )
+    generator_depth: float = Field(
+        1.0, gt=0, le=1, description="Depth of the generator, a fraction of the encoder's. ELECTRA keeps the depth."
+    )
+    generator_weight: float = Field(1.0, ge=0, description="Factor of the generator's loss.")
+    temperature: float = Field(1.0, gt=0, description="Divisor of the generator's logits for sampling; its loss does not use it.")
+    temperature_end: float | None = Field(
+        None,
+        gt=0,
+        description="If given, the temperature changes to this value, linearly over the first temperature_steps steps. "
+        "Fast-ELECTRA lowers the temperature of a frozen generator. Held-out metrics always use temperature.",
+    )
+    temperature_steps: int | None = Field(None, ge=1, description="Number of steps until temperature_end is reached.")
+
+    def temperature_at(self, step: int) -> float:
+        """Temperature of the samples at this step, counted from 0."""
+        if self.temperature_end is None or self.temperature_steps is None:
+            return self.temperature
+        return ramp(self.temperature, self.temperature_end, self.temperature_steps, step)
+
+    def continued_at(self, step: int) -> dict[str, Any]:
+        if self.temperature_end is None:
+            return super().continued_at(step)
+        constant = {"temperature_end": None, "temperature_steps": None}
+        return super().continued_at(step) | {"temperature": self.temperature_at(step)} | constant
+
+    @model_validator(mode="after")
+    def _temperatures_go_together(self) -> GeneratorConfig:
+        check_ramp(self, "temperature")
+        return self

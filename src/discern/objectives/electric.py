@@ -23,7 +23,7 @@ from discern.objectives.config import ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import noise_contrastive_loss, word_logits
 from discern.objectives.masked import choose_positions, unmasked_batch
 from discern.objectives.metrics import DiscriminatorEvaluator
-from discern.objectives.two_networks import bilinear_term, shared_embeddings
+from discern.objectives.rtd import bilinear_term, shared_embeddings
 from discern.types import CorruptedBatch, PlacesOf, StepOutput, TokenBatch
 
 

@@ -11,16 +11,11 @@ from discern.corruption.randomness import Randomness
 from discern.models.base import Network, build_encoder
 from discern.models.heads import ReplacedTokenHead
 from discern.objectives.base import BuildSettings
-from discern.objectives.config import ObjectiveConfig
+from discern.objectives.config import GeneratorConfig, ObjectiveConfig
 from discern.objectives.losses import replaced_token_loss
 from discern.objectives.metrics import ReplacedTokenEvaluator
-from discern.objectives.two_networks import (
-    GeneratorConfig,
-    ReplacementObjective,
-    bilinear_term,
-    masked_lm,
-    shared_embeddings,
-)
+from discern.objectives.rtd import bilinear_term, masked_lm, shared_embeddings
+from discern.objectives.two_networks import ReplacementObjective
 from discern.types import CorruptedBatch, StepOutput
 
 

@@ -1,7 +1,7 @@
 """Pre-training. Read this module first: it opens a run, puts its parts together and runs the loop.
 
-From here, five files lead to the losses of the generator and the discriminator: training/loop.py, objectives/masked.py,
-objectives/rtd/objective.py, objectives/rtd/generators.py and objectives/losses.py.
+From here, four files lead to the losses of the generator and the discriminator: training/loop.py, objectives/masked.py,
+objectives/rtd.py and objectives/losses.py.
 """
 
 from __future__ import annotations
