@@ -35,7 +35,7 @@ try:
     from discern.models.unpadding import with_spans
     from discern.objectives import objectives
     from discern.objectives.base import BuildSettings, Objective, Vocabulary
-    from discern.pretraining.bench import Span, time_training
+    from discern.pretraining.bench import time_training
     from discern.pretraining.meta_bench import synthetic_context
     from discern.progress import Silent
     from discern.training.compilation import Mode
@@ -344,7 +344,7 @@ def measure(
         reading = time.perf_counter() - begin
         begin = time.perf_counter()
         (phase,) = objective.phases(config.train.max_steps)
-        timing = time_training(run, phase, Span(None, 0.5 if small else 2.0))
+        timing = time_training(run, phase, seconds=0.5 if small else 2.0)
         flops = step_flops(objective, phase, length, 1).executed / length * timing.tokens_per_second
         tell(
             preset=preset,
@@ -414,7 +414,7 @@ def peers(small: bool, clock: Clock) -> None:
                     compilation="blocks" if compiled else "off",
                 )
                 (phase,) = objective.phases(run.train.max_steps)
-                ours = time_training(run, phase, Span(None, seconds)).tokens_per_second
+                ours = time_training(run, phase, seconds=seconds).tokens_per_second
                 compared = {} if theirs is None else {"peer_tokens_per_second": round(theirs), "ratio": ours / theirs}
                 labels = {"peer": peer, "rows": rows, "length": length, "compiled": compiled}
                 tell(**labels, tokens_per_second=round(ours), **compared)

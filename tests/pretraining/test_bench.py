@@ -112,9 +112,9 @@ def test_lack_of_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes.")
 
     monkeypatch.setattr(module, "time_training", fails)
-    with pytest.raises(ConfigError, match="not enough memory for 6 sequences of 16 tokens at once") as caught:
+    with pytest.raises(ConfigError, match="not enough memory on cpu for 6 rows at once") as caught:
         measure()
-    assert "train.micro_batch_size=1" in str(caught.value.hint)
+    assert "train.micro_batch_size=3," in str(caught.value.hint)
 
 
 def test_other_errors_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.unpadding import with_spans
 from discern.objectives.base import Phase
-from discern.pretraining.meta_bench import META, _Step
+from discern.pretraining.meta_bench import META, meta_step
 from discern.progress import Silent
 from discern.tasks.base import Labels, Task
 from discern.tasks.classification import Classification, ClassificationConfig
@@ -113,9 +113,7 @@ CASES = [(name, "bert") for name in TASKS] + [("classes", "modernbert"), ("class
 @pytest.mark.parametrize(("name", "encoder"), CASES)
 def test_the_host_never_waits_in_a_step(name: str, encoder: str) -> None:
     run = context(name, encoder, META)
-    step = _Step(run, Phase("fine-tuning", 20))
-    with no_waits():
-        step.run(accumulates=False)
+    meta_step(run, Phase("fine-tuning", 20), around=no_waits())
 
 
 def test_items_that_are_counted_on_the_device_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +121,8 @@ def test_items_that_are_counted_on_the_device_are_found(monkeypatch: pytest.Monk
     run = context("tags", "bert", META)
     tagger = TASKS["tags"]["task"]
     monkeypatch.setattr(SupervisedObjective, "_items", lambda objective, group: tagger.items(group))
-    step = _Step(run, Phase("fine-tuning", 20))
-    with no_waits(), pytest.raises((WaitsError, RuntimeError)):
-        step.run(accumulates=False)
+    with pytest.raises((WaitsError, RuntimeError)):
+        meta_step(run, Phase("fine-tuning", 20), around=no_waits())
 
 
 @pytest.mark.parametrize("name", ["balanced classes of pairs", "tags", "joint answers", "two tasks"])

@@ -15,7 +15,6 @@ from discern.training import distributed as parallel
 from discern.training import evaluation
 from discern.training.distributed import Ranks, choose_device
 from discern.training.loop import train
-from discern.training.out_of_memory import out_of_memory
 from discern.training.precision import Shape, resolve_precision, shared_precision
 from discern.training.state import State
 from discern.types import CorruptedBatch, StepOutput
@@ -95,17 +94,17 @@ def hungry(most: int) -> Hungry:
 
 
 @pytest.mark.parametrize(
-    ("options", "says", "setting"),
+    ("most", "options", "rows", "setting"),
     [
-        ({}, "step 0: there is not enough memory on cpu for 8 rows at once; 2 rows would fit", "train.micro_batch_size=2"),
-        ({"micro_batch_size": 5}, "for 5 rows at once; 2 rows would fit", "train.micro_batch_size=2"),
+        (3, {}, 8, "micro_batch_size=4,"),
+        (3, {"micro_batch_size": 5}, 5, "micro_batch_size=2,"),
+        (0, {"micro_batch_size": 1}, 1, "checkpointing"),
     ],
 )
-def test_a_batch_that_does_not_fit(tmp_path: Path, options: dict[str, Any], says: str, setting: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
-        train(context(tmp_path, hungry(3), **options), State())
+def test_a_batch_that_does_not_fit(tmp_path: Path, most: int, options: dict[str, Any], rows: int, setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"step 0: there is not enough memory on cpu for {rows} rows at once") as caught:
+        train(context(tmp_path, hungry(most), **options), State())
     assert setting in str(caught.value.hint)
-    train(context(tmp_path / "smaller", hungry(3), micro_batch_size=2, max_steps=2), State())
 
 
 def test_an_evaluation_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,20 +120,6 @@ def test_an_evaluation_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.Mon
             train(context(tmp_path / str(size), max_steps=2, micro_batch_size=size), State())
         assert asked.pop() == rows
         assert f"--set train.micro_batch_size={fewer} does" in str(caught.value.hint)
-
-
-def test_divided_weights_are_not_tried_on_one_rank(tmp_path: Path) -> None:
-    run = context(tmp_path, hungry(3), parallel="fsdp")
-    object.__setattr__(run, "ranks", Ranks(0, 2, torch.device("cpu")))
-    problem = out_of_memory(run, 0, pytest.fail)
-    assert "not enough memory on cpu for 4 rows at once" in problem.message
-    assert "train.micro_batch_size=2" in str(problem.hint)
-
-
-def test_when_not_even_one_row_fits(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nor for a single one") as caught:
-        train(context(tmp_path, hungry(0)), State())
-    assert "gradient_checkpointing" in str(caught.value.hint)
 
 
 def test_other_errors_are_not_about_memory(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from discern.data.batching.synthetic import SyntheticParts, SyntheticRows
 from discern.objectives import losses as word_logits
 from discern.objectives import objectives
 from discern.objectives.base import Objective
-from discern.pretraining.meta_bench import META, MemoryLedger, _Step, meta_bench, meta_step
+from discern.pretraining.meta_bench import META, MemoryLedger, meta_bench, meta_step
 from discern.progress import Silent
 from discern.training import loop
 from discern.training import prefetch as feed
@@ -68,14 +68,9 @@ def context(name: str, device: torch.device, *, fill: float = 0.7, precision: st
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_host_never_waits_in_a_step(name: str) -> None:
-    run = context(name, META, precision="bfloat16", weight_average=0.9)
+    run = context(name, META, precision="bfloat16", weight_average=0.9, micro_batch_size=4)
     for phase in run.objective.phases(20):
-        if phase.start is not None:
-            phase.start()
-        step = _Step(run, phase)
-        # From the copy of the batch to the update; rows are read and corrupted on the host.
-        with no_waits():
-            step.run(accumulates=True)
+        meta_step(run, phase, around=no_waits())
 
 
 def ids(*shape: int) -> Tensor:

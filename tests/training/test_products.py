@@ -11,7 +11,7 @@ from discern.corruption.randomness import Randomness
 from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
-from discern.training.flops import Product, ProductTimer, RecordProducts, executed_flops, record_products
+from discern.training.flops import Product, RecordProducts, executed_flops, record_products, shortest_time
 from tests.support import MODELS, settings
 
 PLAIN = ((0, 1), (0, 1))
@@ -25,9 +25,8 @@ def test_a_linear_layer_runs_one_product_forward_and_two_backward() -> None:
     layer, inputs = torch.nn.Linear(3, 5), torch.randn(2, 7, 3, requires_grad=True)
     with RecordProducts() as recording:
         layer(inputs).sum().backward()
-    found = recording.found
-    assert sum(found.values()) == 3
-    assert {each.flops for each in found} == {2 * 14 * 3 * 5}
+    assert sum(recording.products.values()) == 3
+    assert {product.flops for product in recording.products} == {2 * 14 * 3 * 5}
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -36,7 +35,7 @@ def test_fused_attention_counts_as_the_products_it_stands_for(causal: bool) -> N
     attend: Callable[..., Any] = torch.nn.functional.scaled_dot_product_attention
     with RecordProducts() as recording:
         attend(query, key, value, is_causal=causal).sum().backward()
-    assert sum(count * each.flops for each, count in recording.found.items()) == 6 * 2 * (2 * 3) * 16 * 16 * 8
+    assert recording.flops == 6 * 2 * (2 * 3) * 16 * 16 * 8
 
 
 def small(name: str, length: int, fill: float, *, checkpointing: bool = False) -> tuple[Objective, Callable[[], None]]:
@@ -59,7 +58,7 @@ def small(name: str, length: int, fill: float, *, checkpointing: bool = False) -
 def test_the_products_of_a_step_are_those_that_the_arithmetic_counts(name: str) -> None:
     length, rows = 42, 6
     objective, run = small(name, length, 1.0)
-    flops = sum(count * each.flops for each, count in record_products(objective, run).items())
+    flops = total(record_products(objective, run))
     (phase,) = objective.phases(10)
     expected = executed_flops(objective.forward_passes(phase), length, rows)
     # 15 % of 40 positions, where the arithmetic has 15 % of 42; special tokens have no word predicted; hence not equal.
@@ -86,21 +85,11 @@ def test_recording_leaves_the_networks_as_they_were() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in objective.modules())
 
 
-def test_the_timer_times_each_product_once_and_sums_them() -> None:
-    timer = ProductTimer(torch.device("cpu"), 0.001)
-    little, more = product(4, 8, 16), product(256, 256, 256)
-    limit = timer.limit(Counter({little: 3, more: 2}))
-    assert limit == pytest.approx(3 * timer.best(little) + 2 * timer.best(more))
-    assert timer.best(more) > timer.best(little) > 0
-    assert timer.fastest() == pytest.approx(more.flops / timer.best(more))
-
-
-def test_operands_lie_in_memory_as_recorded() -> None:
-    timer = ProductTimer(torch.device("cpu"))
-    operand = timer._operand((2, 3, 5), (0, 2, 1), torch.bfloat16)
-    assert operand.shape == (2, 3, 5)
-    assert operand.stride() == (15, 1, 3)
-    assert operand.dtype == torch.bfloat16
+def test_a_larger_product_takes_longer() -> None:
+    cpu = torch.device("cpu")
+    assert shortest_time(product(256, 256, 256), cpu, 0.001) > shortest_time(product(4, 8, 16), cpu, 0.001) > 0
+    batched = Product(2, 3, 5, 4, ((0, 2, 1), (0, 1, 2)), torch.bfloat16)
+    assert shortest_time(batched, cpu, 0.001) > 0
 
 
 def total(found: Counter[Product]) -> int:

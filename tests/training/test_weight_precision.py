@@ -16,7 +16,7 @@ from discern.data.config import DataConfig
 from discern.errors import ConfigError, NumericsError
 from discern.objectives import objectives
 from discern.objectives.base import Objective
-from discern.pretraining.meta_bench import META, _Step, meta_step
+from discern.pretraining.meta_bench import META, meta_step
 from discern.training import checkpoint, loop, optimizer
 from discern.training.bookkeeping import save_checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
@@ -192,13 +192,11 @@ def test_a_gradient_that_is_not_finite_keeps_the_weights_before(tmp_path: Path, 
     [("rtd-disentangled", KINDS[0]), ("electric", KINDS[0]), ("rtd-muon", KINDS[1]), ("rtd-stable-adamw", KINDS[0])],
 )
 def test_the_host_never_waits_in_a_step(name: str, kind: str) -> None:
-    run = test_meta_step.context(name, META, precision="bfloat16", weight_average=0.9)
+    run = test_meta_step.context(name, META, precision="bfloat16", weight_average=0.9, micro_batch_size=4)
     train_config = run.train.model_copy(update={"weight_precision": kind})
     run = replace(run, train=train_config)
     (phase,) = run.objective.phases(20)
-    step = _Step(run, phase)
-    with no_waits():
-        step.run(accumulates=True)
+    meta_step(run, phase, around=no_waits())
 
 
 def test_weights_in_bfloat16_need_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:

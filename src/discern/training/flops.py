@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from discern.models.attention import SelfAttention
-from discern.models.base import Encoder, Network
+from discern.models.base import Encoder
 from discern.models.flops import module_flops
 from discern.models.heads import LanguageHead, TiedLMHead
 from discern.models.unpadding import Unpadding
@@ -124,7 +124,16 @@ def executed_flops(passes: Iterable[ForwardPass], sequence_length: int, sequence
     Args:
         recomputed: whether the recomputation of gradient checkpointing counts.
     """
-    return sum(_executed(each, sequence_length, recomputed=recomputed) for each in passes) * sequence_length * sequences
+    total = 0.0  # per token
+    for part in passes:
+        network, times = part.network, 3 if part.trains else 1
+        streams: dict[str, Any] = {"query_share": part.query_share, "remembered": part.remembered}
+        head = module_flops(network.head, sequence_length)
+        head += 0.0 if network.bilinear is None else module_flops(network.bilinear, sequence_length)
+        total += times * (network.encoder.forward_flops(sequence_length, **streams) + part.head_share * head)
+        if recomputed and part.trains:
+            total += network.encoder.recomputed_flops(sequence_length, **streams)
+    return total * sequence_length * sequences
 
 
 def paper_flops(passes: Iterable[ForwardPass], sequence_length: int, sequences: int) -> float:
@@ -133,45 +142,26 @@ def paper_flops(passes: Iterable[ForwardPass], sequence_length: int, sequences: 
     The released script supports only BERT's layers: distances, memory and query stream of an XLNet are not counted.
     """
     total = 0.0
-    for each in passes:
-        network = each.network
-        towers = [_paper(tower, sequence_length) for tower in _towers(network.encoder)]
+    for part in passes:
+        towers = [_paper(tower, sequence_length) for tower in _towers(part.network.encoder)]
         head = towers[0].binary_head
-        if each.predicts_words:
+        if part.predicts_words:
+            words = next(module for module in part.network.head.modules() if isinstance(module, LanguageHead))
+            if isinstance(words, TiedLMHead):
+                head = towers[0].vocabulary_softmax
+            else:  # its input may be the states of several towers
+                head = replace(towers[0], hidden_size=words.dense.in_features).vocabulary_head
             # The script uses this fraction for any number of masked positions.
-            head = _vocabulary_head(network, sequence_length) * (MASKED_SHARE if each.head_share < 1 else 1.0)
+            head *= MASKED_SHARE if part.head_share < 1 else 1.0
         forward = sum(tower.body for tower in towers) + head
-        total += (2 if each.trains else 1) * forward * sequence_length * sequences
+        total += (2 if part.trains else 1) * forward * sequence_length * sequences
     return total
-
-
-def _executed(each: ForwardPass, length: int, *, recomputed: bool) -> float:
-    """FLOPs of one pass per token."""
-    encoder, times = each.network.encoder, 3 if each.trains else 1
-    streams: dict[str, Any] = {"query_share": each.query_share, "remembered": each.remembered}
-    total = times * (encoder.forward_flops(length, **streams) + each.head_share * _head(each.network, length))
-    return total + (encoder.recomputed_flops(length, **streams) if recomputed and each.trains else 0.0)
-
-
-def _head(network: Network, length: int) -> float:
-    """FLOPs of the head of a network, per position."""
-    bilinear = 0.0 if network.bilinear is None else module_flops(network.bilinear, length)
-    return module_flops(network.head, length) + bilinear
 
 
 def _towers(encoder: Encoder) -> list[Encoder]:
     """The encoders that an encoder consists of: only itself, unless it contains others."""
     inner = [part for part in encoder.modules() if isinstance(part, Encoder) and part is not encoder]
     return [tower for part in inner for tower in _towers(part)] if inner else [encoder]
-
-
-def _vocabulary_head(network: Network, length: int) -> float:
-    """FLOPs of the head per position, by the paper's convention; its input may be the states of several towers."""
-    paper = _paper(_towers(network.encoder)[0], length)
-    head = next(part for part in network.head.modules() if isinstance(part, LanguageHead))
-    if isinstance(head, TiedLMHead):
-        return paper.vocabulary_softmax
-    return replace(paper, hidden_size=head.dense.in_features).vocabulary_head
 
 
 def _paper(encoder: Encoder, length: int) -> PaperTransformer:
@@ -265,7 +255,6 @@ class PaperTransformer:
 
 
 _LEAST, _MOST = 3, 20  # number of runs of a product, of which the fastest counts
-_Shape = tuple[int, int, int, int]  # batch, rows, inner, columns
 
 
 @dataclass(frozen=True)
@@ -282,13 +271,17 @@ class Product:
     rows: int
     inner: int
     columns: int
-    orders: tuple[tuple[int, ...], tuple[int, ...]]
-    dtype: torch.dtype
+    orders: tuple[tuple[int, ...], tuple[int, ...]] = ((0, 1, 2), (0, 1, 2))
+    dtype: torch.dtype = torch.float32
 
     @property
     def flops(self) -> int:
         """Multiplications and additions."""
         return 2 * max(self.batch, 1) * self.rows * self.inner * self.columns
+
+
+# Index of the first of the two operands among the arguments.
+_OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1}
 
 
 class RecordProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -297,66 +290,56 @@ class RecordProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Fused attention is counted as the products that it replaces: two in the forward pass and four in the backward pass.
 
     Attributes:
-        found: number of runs of each product.
+        products: number of runs of each product.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: Counter[Product] = Counter()
+        self.products: Counter[Product] = Counter()
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all products."""
+        return sum(count * product.flops for product, count in self.products.items())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Variants such as `addmm.out` and `addmm` run the same product.
         name = func.overloadpacket.__name__
         if name in _OPERANDS:
-            first = _OPERANDS[name]
-            self._add(args[first], args[first + 1])
+            left, right = args[_OPERANDS[name] : _OPERANDS[name] + 2]
+            batch = left.shape[0] if left.ndim == 3 else 0
+            orders = _layout(left), _layout(right)
+            product = Product(batch, left.shape[-2], left.shape[-1], right.shape[-1], orders, left.dtype)
+            self.products[product] += 1 if product.flops else 0
         elif "attention" in name and all(isinstance(value, Tensor) for value in args[:3]):
             backward = name.endswith("_backward")
-            self._add_attention(*(args[1:4] if backward else args[:3]), backward=backward)
+            query, key, value = args[1:4] if backward else args[:3]
+            batch, length, size = math.prod(query.shape[:-2]), query.shape[-2], query.shape[-1]
+            self.products.update(
+                attention_products(batch, length, key.shape[-2], size, value.shape[-1], query.dtype, backward=backward)
+            )
         return func(*args, **(kwargs or {}))
 
-    def _add(self, left: Tensor, right: Tensor) -> None:
-        batch = left.shape[0] if left.ndim == 3 else 0
-        orders = _order(left), _order(right)
-        product = Product(batch, left.shape[-2], left.shape[-1], right.shape[-1], orders, left.dtype)
-        if product.flops:
-            self.found[product] += 1
 
-    def _add_attention(self, query: Tensor, key: Tensor, value: Tensor, *, backward: bool) -> None:
-        for shape in attention_products(tuple(query.shape), key.shape[-2], value.shape[-1], backward=backward):
-            self.found[_dense(shape, query.dtype)] += 1
+def _layout(operand: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(range(operand.ndim), key=operand.stride, reverse=True))
 
 
-# Index of the first of the two operands among the arguments.
-_OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1}
-
-
-def attention_products(query: tuple[int, ...], keys: int, width: int, *, backward: bool) -> list[_Shape]:
+def attention_products(
+    batch: int, length: int, keys: int, size: int, width: int, dtype: torch.dtype, *, backward: bool
+) -> list[Product]:
     """The products of attention: the scores and the weighted values, or their four gradients.
 
     Args:
-        query: shape of the queries, (B, H, L, d).
-        keys: number of keys of each query.
+        batch: number of rows times number of heads.
+        keys: number of keys of each of the `length` queries.
+        size: width of a query.
         width: width of a value.
     """
-    batch, length, size = math.prod(query[:-2]), query[-2], query[-1]
-    scores, values = (batch, length, size, keys), (batch, length, keys, width)
-    if not backward:
-        return [scores, values]
-    return [
-        (batch, length, width, keys),  # gradient of the probabilities
-        (batch, keys, length, width),  # gradient of the values
-        (batch, length, keys, size),  # gradient of the queries
-        (batch, keys, length, size),  # gradient of the keys
-    ]
-
-
-def _dense(shape: _Shape, dtype: torch.dtype) -> Product:
-    return Product(*shape, ((0, 1, 2), (0, 1, 2)), dtype)
-
-
-def _order(operand: Tensor) -> tuple[int, ...]:
-    return tuple(sorted(range(operand.ndim), key=operand.stride, reverse=True))
+    shapes = [(length, size, keys), (length, keys, width)]
+    if backward:  # gradients of the probabilities, the values, the queries and the keys
+        shapes = [(length, width, keys), (keys, length, width), (length, keys, size), (keys, length, size)]
+    return [Product(batch, *shape, dtype=dtype) for shape in shapes]
 
 
 def record_products(objective: Objective, run: Callable[[], object]) -> Counter[Product]:
@@ -364,26 +347,35 @@ def record_products(objective: Objective, run: Callable[[], object]) -> Counter[
 
     Products inside an attention kernel cannot be recorded; they are added according to their shapes.
     """
-    mode = RecordProducts()
-    seen = 0
+    mode, before = RecordProducts(), 0
 
-    def before(module: SelfAttention, args: tuple[Tensor, Unpadding]) -> None:
-        nonlocal seen
-        seen = _batched(mode.found)
+    def batched() -> int:
+        return sum(count for product, count in mode.products.items() if product.batch)
 
-    def after(module: SelfAttention, args: tuple[Tensor, Unpadding], result: Tensor) -> None:
-        if _batched(mode.found) != seen:
+    def begin(module: SelfAttention, args: tuple[Tensor, Unpadding]) -> None:
+        nonlocal before
+        before = batched()
+
+    def end(module: SelfAttention, args: tuple[Tensor, Unpadding], result: Tensor) -> None:
+        if batched() != before:
             return
-        mode.found += _spans(args[1], result, module.num_heads, backward=False)
+
+        def add(*, backward: bool) -> None:
+            for length, count in spans.items():
+                mode.products.update(
+                    attention_products(count * module.num_heads, length, length, size, size, result.dtype, backward=backward)
+                )
+
+        size, offsets = result.shape[-1] // module.num_heads, args[1].offsets
+        spans = Counter([result.shape[1]] * result.shape[0] if offsets is None else offsets.diff().tolist())
+        add(backward=False)
         if result.requires_grad:
             # Counted when the backward pass runs: the recomputation of gradient checkpointing has none of its own.
-            gradients = _spans(args[1], result, module.num_heads, backward=True)
-            result.register_hook(lambda _: mode.found.update(gradients))  # type: ignore[no-untyped-call]
+            result.register_hook(lambda _: add(backward=True))  # type: ignore[no-untyped-call]
 
-    hooks = []
-    for module in objective.modules():
-        if isinstance(module, SelfAttention):
-            hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    attentions = [module for module in objective.modules() if isinstance(module, SelfAttention)]
+    hooks = [module.register_forward_pre_hook(begin) for module in attentions]
+    hooks += [module.register_forward_hook(end) for module in attentions]
     try:
         # Compiled code would hide its products.
         with torch.compiler.set_stance("force_eager"), mode:
@@ -391,81 +383,41 @@ def record_products(objective: Objective, run: Callable[[], object]) -> Counter[
     finally:
         for hook in hooks:
             hook.remove()
-    return mode.found
+    return mode.products
 
 
-def _batched(found: Counter[Product]) -> int:
-    return sum(count for product, count in found.items() if product.batch)
-
-
-def _spans(unpadding: Unpadding, result: Tensor, num_heads: int, *, backward: bool) -> Counter[Product]:
-    """The products of attention among the tokens of each span, forward or backward."""
-    offsets = unpadding.offsets
-    lengths = [result.shape[1]] * result.shape[0] if offsets is None else offsets.diff().tolist()
-    found: Counter[Product] = Counter()
-    for length, count in Counter(lengths).items():
-        query = count, num_heads, length, result.shape[-1] // num_heads
-        found.update(_dense(shape, result.dtype) for shape in attention_products(query, length, query[-1], backward=backward))
-    return found
-
-
-class ProductTimer:
-    """Measures the shortest time of each product alone, with its operands in the cache and its result preallocated.
+@torch.no_grad()
+def shortest_time(product: Product, device: torch.device, seconds: float = 0.05) -> float:
+    """Seconds of a product alone, with its operands in the cache and its result preallocated; the shortest of some runs.
 
     Args:
-        device: device to run on.
-        seconds: maximum time for one product, after its first three runs.
+        seconds: maximum time for all runs, after the first three.
     """
-
-    def __init__(self, device: torch.device, seconds: float = 0.05) -> None:
-        self._device = device
-        self._seconds = seconds
-        self._best: dict[Product, float] = {}
-
-    def limit(self, found: Counter[Product]) -> float:
-        """Total time of all products in seconds, with the shortest time of each."""
-        return sum(count * self.best(product) for product, count in found.items())
-
-    def fastest(self) -> float:
-        """FLOP/s of the fastest product measured so far."""
-        return max(product.flops / seconds for product, seconds in self._best.items())
-
-    def best(self, product: Product) -> float:
-        """Shortest time of a product, in seconds."""
-        if product not in self._best:
-            self._best[product] = self._time(product)
-        return self._best[product]
-
-    @torch.no_grad()
-    def _time(self, product: Product) -> float:
-        lead = (product.batch,) if product.batch else ()
-        left = self._operand((*lead, product.rows, product.inner), product.orders[0], product.dtype)
-        right = self._operand((*lead, product.inner, product.columns), product.orders[1], product.dtype)
-        result = left.new_empty((*lead, product.rows, product.columns))
-        multiply = torch.bmm if product.batch else torch.mm
-        times: list[float] = []
-        end = time.perf_counter() + self._seconds
-        while len(times) < _LEAST or (len(times) < _MOST and time.perf_counter() < end):
-            times.append(self._once(lambda: multiply(left, right, out=result)))
-        return min(times)
-
-    def _operand(self, shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        operand = torch.empty([shape[axis] for axis in order], dtype=dtype, device=self._device).normal_()
-        return operand.permute([order.index(axis) for axis in range(len(shape))])
-
-    def _once(self, multiply: Callable[[], object]) -> float:
-        if self._device.type != "cuda":
+    batch = (product.batch,) if product.batch else ()
+    operands = []
+    for shape, order in zip(((product.rows, product.inner), (product.inner, product.columns)), product.orders, strict=True):
+        sizes = (*batch, *shape)
+        stored = torch.empty([sizes[axis] for axis in order], dtype=product.dtype, device=device).normal_()
+        operands.append(stored.permute([order.index(axis) for axis in range(len(sizes))]))
+    result = operands[0].new_empty((*batch, product.rows, product.columns))
+    multiply = torch.bmm if product.batch else torch.mm
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < _LEAST or (len(times) < _MOST and time.perf_counter() < end):
+        if device.type != "cuda":
             begin = time.perf_counter()
-            multiply()
-            return time.perf_counter() - begin
+            multiply(*operands, out=result)
+            times.append(time.perf_counter() - begin)
+            continue
         # Ten in a row: for a single small product, mostly the launch would be measured.
         begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin_event.record()
         for _ in range(10):
-            multiply()
+            multiply(*operands, out=result)
         end_event.record()
         end_event.synchronize()
-        return float(begin_event.elapsed_time(end_event)) / 1e4
+        times.append(float(begin_event.elapsed_time(end_event)) / 1e4)
+    return min(times)
 
 
 def fastest_product(device: torch.device, precision: str) -> float:
@@ -473,4 +425,4 @@ def fastest_product(device: torch.device, precision: str) -> float:
     size = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     product = Product(0, size, size, size, ((0, 1), (0, 1)), dtype)
-    return product.flops / ProductTimer(device, 0.1).best(product)
+    return product.flops / shortest_time(product, device, 0.1)

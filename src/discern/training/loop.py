@@ -34,9 +34,9 @@ from discern.training.bookkeeping import (
 from discern.training.checkpoint import AVERAGE_FILE, model_tensors
 from discern.training.compilation import Mode, compile_networks
 from discern.training.interrupt import agree_to_stop
+from discern.training.memory import lacks_memory, out_of_memory
 from discern.training.metrics import Due, NonFiniteGuard, StepCounters, StepMeans, StepMeter, device_clock
 from discern.training.optimizer import Optimizer, counts_by_rule, counts_text
-from discern.training.out_of_memory import explains_lack_of_memory
 from discern.training.precision import autocast, emulation_warning, lowered, raise_weights
 from discern.training.prefetch import Feed, LocalBatch
 from discern.training.replica import Replica, build_replica
@@ -82,19 +82,24 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
     if context.ranks.writes:
         for line in _notes(context, state):
             context.progress.note(line)
-    with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader, explains_lack_of_memory(context, state):
-        if state.pending is not None:
-            with lowered(context.objective, context.train.weight_precision) as masters:
-                state.masters = masters  # the best weights may be saved
-                record = catch_up(context, state)
-            state.masters = {}
-        for phase, first, last in _phases_with_steps(context):
-            if state.step < last and not state.finished:
-                try:
-                    record = train_phase(context, state, (phase, first, last), reader) or record
-                finally:
-                    raise_weights(context.objective, state.masters)
-                    state.masters = {}
+    try:
+        with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
+            if state.pending is not None:
+                with lowered(context.objective, context.train.weight_precision) as masters:
+                    state.masters = masters  # the best weights may be saved
+                    record = catch_up(context, state)
+                state.masters = {}
+            for phase, first, last in _phases_with_steps(context):
+                if state.step < last and not state.finished:
+                    try:
+                        record = train_phase(context, state, (phase, first, last), reader) or record
+                    finally:
+                        raise_weights(context.objective, state.masters)
+                        state.masters = {}
+    except RuntimeError as problem:
+        if not lacks_memory(problem):
+            raise
+        raise out_of_memory(context.train, context.ranks.world_size, context.ranks.device, state.step) from problem
     agree_to_stop(context.stop, context.ranks)  # so that all ranks leave in the same way
     return record
 

@@ -1,4 +1,4 @@
-"""Peak memory of this process, and the memory of the machine."""
+"""Memory of the machine, peak memory of this process, and the error for a step that does not fit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 
 import torch
 
+from discern.errors import ConfigError
+from discern.training.config import TrainConfig
+
 
 def machine_memory(device: torch.device) -> int | None:
     """Bytes of memory of the GPU, or else of the machine or the limit of its container; None if unknown."""
@@ -18,10 +21,8 @@ def machine_memory(device: torch.device) -> int | None:
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # no such name on this system
         return None
-    try:
-        allowed = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return installed
+    limit = Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else ""
     return min(installed, int(allowed)) if allowed.isdecimal() else installed
 
 
@@ -29,17 +30,28 @@ def peak_memory(device: torch.device) -> int:
     """Peak memory in bytes so far: of tensors on a GPU, or else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
+    if sys.platform == "linux":
         # getrusage would include the peak of the process that started this one.
-        status = Path("/proc/self/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def lacks_memory(problem: BaseException) -> bool:
     """Whether an error means that the memory of the device, or of the machine, is used up."""
     return isinstance(problem, torch.OutOfMemoryError) or (
         isinstance(problem, RuntimeError) and "can't allocate memory" in str(problem)
+    )
+
+
+def out_of_memory(train: TrainConfig, world_size: int, device: torch.device, step: int | None = None) -> ConfigError:
+    """The error for a step that does not fit into memory.
+
+    Args:
+        step: number of the step, if it belongs to a run.
+    """
+    rows = train.micro_batch_size or train.sequences_per_step // world_size
+    smaller = f"--set train.micro_batch_size={rows // 2}, which computes each step in smaller batches, or " if rows > 1 else ""
+    return ConfigError(
+        ("" if step is None else f"step {step}: ") + f"there is not enough memory on {device} for {rows:,} rows at once",
+        hint=f"{smaller}--set train.gradient_checkpointing=true, a shorter data.sequence_length, or a smaller model",
     )
