@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from torch.distributed.launcher.api import LaunchConfig
 
 from discern.cli.finetune import _task_lines
 from discern.cli.main import main
@@ -125,14 +126,16 @@ def test_wrong_questions(
 def test_several_processes_get_the_same_command(asked: list[Finetuning], monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[list[str], int]] = []
 
-    def launch(arguments: list[str], nproc: int, tell: object) -> int:
-        launched.append((arguments, nproc))
-        return 3
+    def launch(config: LaunchConfig, program: str, arguments: list[str]) -> None:
+        launched.append((arguments, config.nproc_per_node))
 
-    monkeypatch.setattr("discern.training.launch.launch", launch)
+    monkeypatch.setattr("torch.distributed.launcher.api.launch_agent", launch)
+    monkeypatch.setattr("logging.disable", lambda: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
     monkeypatch.setenv("WORLD_SIZE", "2")  # left by a cluster: by itself it says nothing
-    assert call(monkeypatch, "m", "--train", "a.csv", "--nproc", "2", "--out", "o") == 3
-    assert launched == [(["finetune", "m", "--train", "a.csv", "--out", "o"], 2)]
+    assert call(monkeypatch, "m", "--train", "a.csv", "--nproc", "2", "--out", "o") == 0
+    assert launched == [(["-m", "discern", "finetune", "m", "--train", "a.csv", "--out", "o"], 2)]
     assert asked == []
     for name, value in (("RANK", "1"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)  # one of those processes

@@ -13,12 +13,7 @@ from pathlib import Path
 import pytest
 
 from discern.errors import ConfigError
-from discern.training.rank_environment import (
-    HEARTBEAT_VARIABLE,
-    LIFELINE,
-    TIMEOUT_VARIABLE,
-    heartbeat_timeout,
-)
+from discern.training.rank_environment import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, heartbeat_timeout
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,16 +74,16 @@ def test_a_stopped_rank_is_named_after_a_set_time() -> None:
         "if ranks.rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\nranks.barrier()", **{HEARTBEAT_VARIABLE: "3"}
     )
     try:
-        # The exchange itself would wait for 24 hours: rank 0 may have long work to do. So the heartbeat ends the process.
+        # The exchange itself would wait for 24 hours: rank 0 may have long work to do. So the heartbeat kills the stopped process.
         output = said(first)
     finally:
         stopped.kill()
         stopped.communicate()
-    assert f"error: rank 1 (pid {stopped.pid} on {socket.gethostname()}) has shown no sign of life for" in output
+    assert f"rank 1 (pid {stopped.pid} on {socket.gethostname()}) has shown no sign of life for" in output
     assert f"seconds ({HEARTBEAT_VARIABLE}): it was killed or stopped" in output
 
 
-def test_long_work_is_no_silence_and_a_rank_that_fails_is_named() -> None:
+def test_long_work_is_no_silence_and_a_rank_that_fails_says_so() -> None:
     # A checkpoint or an evaluation of rank 0 may take longer than the limit of silence, as the process lives.
     body = """
 if ranks.rank == 0: time.sleep(7)
@@ -100,19 +95,25 @@ ranks.sum([1.0])
     first, second = start(body, **{HEARTBEAT_VARIABLE: "4"})
     outputs = [said(first), said(second)]
     assert all("went on" in output for output in outputs)
-    assert f"rank 1 (pid {second.pid} on {socket.gethostname()}) failed: the disk of this machine is full" in outputs[0]
+    # Its own message is enough on one machine.
+    assert "the disk of this machine is full" not in outputs[0]
     assert outputs[1].count("the disk of this machine is full") == 1
 
 
 def test_the_limit_of_silence_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, LIFELINE):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(HEARTBEAT_VARIABLE, raising=False)
     assert heartbeat_timeout() == 40
-    monkeypatch.setenv(LIFELINE, "3")  # under --nproc the launcher itself sees what is stopped
-    assert heartbeat_timeout() == 600
     monkeypatch.setenv(HEARTBEAT_VARIABLE, "long")
     with pytest.raises(ConfigError, match=HEARTBEAT_VARIABLE):
         heartbeat_timeout()
+
+
+def test_a_rank_that_does_not_answer_is_given_up() -> None:
+    body = "if ranks.rank == 1: time.sleep(9)\nranks.sum([1.0])"
+    first, second = start(body, **{TIMEOUT_VARIABLE: "2"})
+    assert f"rank 1 (pid {second.pid} on {socket.gethostname()}) did not join the others within 2 seconds" in said(first)
+    second.kill()
+    second.communicate()
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_a_store_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_restarted_run_waits_for_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("TORCHELASTIC_RUN_ID", "SLURM_RESTART_COUNT"):
+    for name in ("TORCHELASTIC_MAX_RESTARTS", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     assert lock_patience() == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")

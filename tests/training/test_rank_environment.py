@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-
 import pytest
 
 from discern.errors import ConfigError
 from discern.training.rank_environment import (
-    LIFELINE,
     SINGLE_PROCESS,
     TIMEOUT_VARIABLE,
     RankEnvironment,
@@ -77,24 +71,3 @@ def test_the_patience_of_ranks_is_a_number_of_seconds(monkeypatch: pytest.Monkey
         monkeypatch.setenv(TIMEOUT_VARIABLE, wrong)
         with pytest.raises(ConfigError, match=TIMEOUT_VARIABLE):
             ranks_timeout()
-
-
-def test_a_process_stops_when_its_launcher_is_gone() -> None:
-    reading, writing = os.pipe()
-    program = (
-        "import time; from discern.training.rank_environment import follow_launcher; "
-        "follow_launcher(); print(flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=os.environ | {LIFELINE: str(reading)},
-        pass_fds=(reading,),
-        stdout=subprocess.PIPE,
-    )
-    os.close(reading)
-    assert process.stdout is not None
-    process.stdout.readline()
-    assert process.poll() is None
-    os.close(writing)  # as the system does when the launcher is killed
-    process.stdout.close()
-    assert process.wait(timeout=30) == -signal.SIGTERM

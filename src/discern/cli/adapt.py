@@ -114,7 +114,7 @@ def adapt(
         }
         if added is not None and nproc > 1 and rank_environment().world_size == 1:
             data_with_tokens(model, added=added, progress=console.progress, **options)  # one process makes the data set
-        launch_ranks(nproc, console)
+        launch_ranks(nproc)
         found = run(model, **options, added=added, device=device, sequences=sequences, progress=console.progress)
         if found is not None:
             console.result(found, text=f"{out}: {found['start']}, trained for {counted(found['step'], 'more step')}")

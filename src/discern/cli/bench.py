@@ -65,8 +65,10 @@ def bench(
     Example: discern bench --preset electra-small --set train.sequences_per_step=32 --set train.precision=float32
     """
     with command(json_output=json_output, trains=True) as console:
-        launch_ranks(nproc, console)
         from discern.pretraining.bench import bench as measure
+        from discern.training.pretrain_config import load_pretrain_config
+
+        launch_ranks(nproc, lambda: load_pretrain_config(config, preset, tuple(set_ or ())))
 
         measured = measure(
             config,

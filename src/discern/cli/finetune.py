@@ -128,7 +128,6 @@ def finetune(
     discern finetune MODEL --task pairs --train pairs.csv --dev judged.csv --out OUT
     """
     with command(json_output=json_output, trains=True) as console:
-        launch_ranks(nproc, console)
         from discern.finetuning.own_tasks import without_own_task
 
         names, folders = task or [], data or []
@@ -148,6 +147,7 @@ def finetune(
         own = [f"files.{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in given.items() if value is not None]
         if names and own:
             raise ConfigError("a named task has its own files and columns", hint="leave out --task, or --train and the columns")
+        launch_ranks(nproc)
         from discern.finetuning.run import finetune as train_seeds
         from discern.finetuning.sweep import sweep as train_combinations
 

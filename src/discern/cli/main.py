@@ -20,7 +20,6 @@ import discern
 from discern.cli.console import INTERRUPTED, Console, explained, print_error
 from discern.cli.outputs import guarded
 from discern.errors import DiscernError
-from discern.training.rank_environment import follow_launcher
 
 VERBS = (
     "demo",
@@ -59,7 +58,6 @@ def main() -> None:
     if "DISCERN_DEBUG" not in os.environ:
         os.environ["RUST_BACKTRACE"] = "0"
     _keep_the_heap()
-    follow_launcher()
     try:
         with _unbroken_words():
             code = application()(args=sys.argv[1:] or ["--help"], prog_name="discern", standalone_mode=False)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
-from discern.cli.console import Console
 from discern.config.layers import preset_names
+from discern.data.processes import available_cores
 from discern.errors import ConfigError
-from discern.training.rank_environment import rank_environment
+from discern.training.interrupt import handled
+from discern.training.rank_environment import rank_environment, ranks_timeout
 
 
 def _presets(incomplete: str) -> list[str]:
@@ -97,17 +100,45 @@ def server_extra(verb: str) -> Iterator[None]:
         ) from problem
 
 
-def launch_ranks(nproc: int, console: Console) -> None:
-    """Start the processes of `--nproc` and exit with their code, unless this process is already one of several.
+def launch_ranks(nproc: int, check: Callable[[], object] = lambda: None) -> None:
+    """Start the processes of `--nproc` as torchrun does on one machine, and exit with their code; return in each of them.
 
-    Raises:
-        RanksError: a process was killed or does not respond.
+    SIGINT, SIGTERM and SIGHUP are passed on to the processes, which save and stop. If one fails, the others are stopped.
+
+    Args:
+        check: checks the settings before the processes are started.
     """
     if nproc == 1 or rank_environment().world_size > 1:
         return
-    from discern.training.launch import launch
+    check()
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-    raise SystemExit(launch(without_nproc(sys.argv[1:]), nproc, console.warn))
+    logging.disable()  # the processes report their errors; torch would repeat them with a traceback
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # without stack traces about a connection that is closed
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // nproc)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nproc,
+        run_id=f"discern-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        signals_to_handle=",".join(signal.Signals(number).name for number in handled()),
+        shutdown_timeout=int(ranks_timeout()),  # saving may take that long
+    )
+    try:
+        launch_agent(config, sys.executable, ["-m", "discern", *without_nproc(sys.argv[1:])])
+    except ChildFailedError as problem:
+        codes = [failure.exitcode for failure in problem.failures.values()]
+        # The code of a process that was killed is negative; the others were then stopped by a signal.
+        raise SystemExit(max(codes) if min(codes) > 0 else 1) from None
+    except SignalException as problem:
+        raise SystemExit(128 + problem.sigval) from None
+    raise SystemExit(0)
 
 
 def refuse_text_as_file(file: Path | None) -> None:

@@ -63,27 +63,26 @@ def pretrain(
     Example: discern pretrain --decay-from RUN --data DATA --out DECAYED --set optimizer.decay_steps=2000
     """
     with command(json_output=json_output, trains=True) as console:
-        if not dry_run:
-            launch_ranks(nproc, console)
         options: dict[str, Any] = {
             "data": data,
             "out": out,
             "preset": preset,
             "overrides": tuple(set_ or ()),
             "resume": resume,
-            "device": device,
             "init_from": None if init_from is None else console.local_model(init_from),
             "decay_from": decay_from,
         }
         if dry_run:
             from discern.pretraining.estimate import estimate
 
-            estimated = estimate(config, **options, processes=nproc)
+            estimated = estimate(config, **options, device=device, processes=nproc)
             console.result(estimated.values, text=estimated.text)
             return
+        from discern.pretraining.resolved_run import resolve_run
         from discern.pretraining.run import pretrain as run
 
-        record = run(config, **options, progress=console.progress)
+        launch_ranks(nproc, lambda: resolve_run(config=config, **options, warn=lambda _: None))
+        record = run(config, **options, device=device, progress=console.progress)
         if record is not None:
             console.result(record, text=_text(record, out))
 

@@ -60,7 +60,8 @@ def advise(settings: Settings, *advice: Advice) -> str:
             continue
         missing = [f"{key} = {value!r}" for key, value in piece.items() if not settings or settings.get(key, value) != value]
         if missing:
-            given.append(f"for small networks {' and '.join(missing)}" + (" (as preset cpu-small)" if len(piece) > 1 else ""))
+            listed = " and ".join([*filter(None, [", ".join(missing[:-1])]), missing[-1]])
+            given.append(f"for small networks {listed}" + (" (as preset cpu-small)" if len(piece) > 1 else ""))
     return "; ".join(given)
 
 

@@ -23,7 +23,7 @@ from discern.config.schema import flatten
 from discern.errors import ConfigError, DataError, DiscernError, RanksError
 from discern.training.heartbeat import LOST_HINT, Heartbeat, Member
 from discern.training.interrupt import stop_on_signals
-from discern.training.rank_environment import LOST_CONTACT, heartbeat_timeout, is_launched, rank_environment, ranks_timeout
+from discern.training.rank_environment import heartbeat_timeout, rank_environment, ranks_timeout
 from discern.training.rendezvous import open_store, rendezvous
 
 # Rank 0 may predict large files or write to a slow disk while the others wait.
@@ -261,8 +261,8 @@ def _in_contact(heartbeat: Heartbeat | None = None) -> Iterator[None]:
             raise
         with stop_on_signals():  # torchrun is perhaps ending this process already; it still reports why
             reason = None if heartbeat is None else heartbeat.lost()
-        if is_launched():
-            raise SystemExit(LOST_CONTACT) from problem
+        if reason == "":
+            raise SystemExit(1) from problem
         unknown = (
             f"another of the processes that train together has ended, or has not responded for {ranks_timeout():,.0f} seconds"
         )

@@ -8,6 +8,7 @@ does. Only differences of each rank's own clock are used: the machines' clocks m
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +24,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from discern.errors import DiscernError
-from discern.training.rank_environment import HEARTBEAT_VARIABLE, LOST_CONTACT, TIMEOUT_VARIABLE, is_launched, ranks_timeout
+from discern.training.rank_environment import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, ranks_timeout
 
 _INTERVAL = 1.0  # seconds between two numbers
 # Once an exchange has failed, somebody is certainly lost, and fewer missing numbers are enough to tell who.
@@ -31,9 +33,6 @@ _SUSPICIOUS = 5.0
 # written gets this long to be completed.
 _GRACE = 15.0
 _STORE_GRACE = 45.0  # without the store the ranks may all be alive: time to save and stop
-
-LOST_KEY = "discern/lost"
-"""Key of the store of `--nproc` under which the processes write which of them is lost."""
 
 LOST_HINT = "look for its message; the same command continues from the last checkpoint"
 """What to do when a process is lost."""
@@ -80,12 +79,13 @@ class Heartbeat:
         self._rank, self._members, self._limit = rank, members, limit
         self._address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._store = TCPStore(*self._address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit))
-        # The launcher of `--nproc` opens a fresh store and reads the reason from it.
-        self._prefix = "discern" if is_launched() else f"discern/{group}"
+        self._prefix = f"discern/{group}"
         self._number = 0
         self._state = _WORKING
         self._seen: dict[int, tuple[str, float]] = {}  # last number and seconds of silence, by rank
         self._reason: str | None = None
+        self._lost: list[int] = []
+        self._reports_itself = False
         self._known = threading.Event()
         self._closed = threading.Event()
         self._beat()
@@ -101,37 +101,42 @@ class Heartbeat:
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         self._state = _LEFT
-        try:
+        with suppress(RuntimeError):  # the store has left before
             self._beat()
-        except RuntimeError:  # the store has left before
-            return
 
     def failed(self, problem: BaseException) -> None:
         """Tell the others why this process ends early."""
         if self._state == _WORKING:
             said = problem.message if isinstance(problem, DiscernError) else f"{type(problem).__name__}: {problem}"
-            self._post(f"{self._members[self._rank].name} failed: {' '.join(said.split()) or type(problem).__name__}")
+            reason = f"{self._names([self._rank])} failed: {' '.join(said.split()) or type(problem).__name__}"
+            self._post([self._rank], reason, reports_itself=True)
 
     def lost(self) -> str | None:
         """Which process is lost, and how, after an exchange with the others has failed; None if that cannot be found out.
 
-        Takes a few seconds, as all processes that wait for the lost one must have noticed.
+        Takes a few seconds, as all processes that wait for the lost one must have noticed. "" if another process on this machine
+        reports it: one message is enough.
         """
         self._state = _WAITING
         try:
             self._store.set(f"{self._prefix}/alarm", "1")
             if self._known.wait(_SUSPICIOUS / 2):
-                return self._reason
+                return self._reported()
             hung = [rank for rank, (_, state) in self._states().items() if state == _WORKING]
             # Meanwhile the watches find ranks that are silent. Rank 0 decides on the others, unless it is the one that is lost.
             if not self._known.wait(_SUSPICIOUS + (2 if self._rank == 0 else 4) * _INTERVAL) and hung:
-                self._post(
-                    f"{self._names(hung)} did not join the others within {ranks_timeout():,.0f} seconds ({TIMEOUT_VARIABLE})"
-                )
+                reason = f"{self._names(hung)} did not join the others within {ranks_timeout():,.0f} seconds ({TIMEOUT_VARIABLE})"
+                self._post(hung, reason)
             self._known.wait(2 * _INTERVAL)
         except RuntimeError:
             self._known.wait(4 * _INTERVAL)
-        return self._reason
+        return self._reported()
+
+    def _reported(self) -> str | None:
+        here = [member.rank for member in self._members if member.machine == self._members[self._rank].machine]
+        survivors = [rank for rank in here if rank not in self._lost] or [self._rank]
+        reports_itself = self._reports_itself and not set(self._lost).isdisjoint(here)
+        return "" if self._reason and (reports_itself or self._rank != survivors[0]) else self._reason
 
     def _watch(self) -> None:
         before, without = time.monotonic(), 0.0
@@ -144,8 +149,6 @@ class Heartbeat:
                 self._look(passed)
                 without = 0.0
             except RuntimeError:
-                if is_launched():  # the lifeline tells of the end of the launcher
-                    continue
                 without += passed
                 if without > 2 * _INTERVAL:
                     self._end_without_store()
@@ -155,7 +158,7 @@ class Heartbeat:
 
     def _look(self, passed: float) -> None:
         if self._store.check([f"{self._prefix}/lost"]):
-            self._reason = self._store.get(f"{self._prefix}/lost").decode()
+            self._take(self._store.get(f"{self._prefix}/lost"))
             return
         others = [member.rank for member in self._members if member.rank != self._rank]
         states = self._states(others if self._rank == 0 else [0])
@@ -167,12 +170,16 @@ class Heartbeat:
         ended = [rank for rank in others if not self._is_alive(self._members[rank])]
         ended = [rank for rank, (_, state) in self._states(ended).items() if state == _WORKING]
         if ended:
-            self._post(f"{self._names(ended)} {_KILLED}")
+            self._post(ended, f"{self._names(ended)} {_KILLED}")
         elif silent:
             seconds = max(self._seen[rank][1] for rank in silent)
             setting = f" ({HEARTBEAT_VARIABLE})" if limit == self._limit else ""
             why = "it was killed or stopped, or its machine or network is down"
-            self._post(f"{self._names(silent)} has shown no sign of life for {seconds:.0f} seconds{setting}: {why}")
+            self._post(silent, f"{self._names(silent)} has shown no sign of life for {seconds:.0f} seconds{setting}: {why}")
+            for member in (self._members[rank] for rank in silent):
+                if member.machine == self._members[self._rank].machine:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(member.pid, signal.SIGKILL)  # if it was resumed later, it could write to the same run
 
     def _states(self, ranks: Sequence[int] | None = None) -> Mapping[int, tuple[str, str]]:
         """Number and state of other processes by rank; of all if `ranks` is None."""
@@ -189,13 +196,21 @@ class Heartbeat:
         self._number += 1
         self._store.set(f"{self._prefix}/{self._rank}", f"{self._number} {self._state}")
 
-    def _post(self, reason: str) -> None:
-        """Write why the processes have to end, unless another one has."""
-        try:
-            self._reason = self._store.compare_set(f"{self._prefix}/lost", "", reason).decode()
-        except RuntimeError:
-            self._reason = reason
+    def _post(self, lost: Sequence[int], reason: str, *, reports_itself: bool = False) -> None:
+        """Write why the processes have to end, unless another one has.
+
+        Args:
+            lost: ranks that are lost.
+            reports_itself: whether the lost rank prints its own error.
+        """
+        posted = json.dumps([reason, list(lost), reports_itself])
+        with suppress(RuntimeError):  # the store has left before
+            posted = self._store.compare_set(f"{self._prefix}/lost", "", posted).decode()
+        self._take(posted)
         self._known.set()
+
+    def _take(self, posted: str | bytes) -> None:
+        self._reason, self._lost, self._reports_itself = json.loads(posted)
 
     def _is_alive(self, member: Member) -> bool:
         """Whether a process is alive; True if it is on another machine."""
@@ -215,7 +230,7 @@ class Heartbeat:
     def _end_without_store(self) -> None:
         """End, as nothing more can be learned about the others. They may all be alive if only torchrun's agent was killed."""
         host, port = self._address
-        dead = [member.rank for member in self._members if not self._is_alive(member)]
+        dead = self._lost = [member.rank for member in self._members if not self._is_alive(member)]
         gone = f"the store of the processes on {host}:{port} is gone"
         if dead:
             self._reason = f"{self._names(dead)} {_KILLED}, and {gone}"
@@ -231,9 +246,9 @@ class Heartbeat:
         """End this process if its main thread does not do so in time: it may wait for a GPU for ever."""
         if self._closed.wait(grace):
             return
-        if not is_launched():  # the launcher reports it
-            _say(f"error: {self._reason}\n  hint: {LOST_HINT}")
-        os._exit(LOST_CONTACT if is_launched() else 1)
+        if reason := self._reported():
+            _say(f"error: {reason}\n  hint: {LOST_HINT}")
+        os._exit(1)
 
 
 def _say(text: str) -> None:

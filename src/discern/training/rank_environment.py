@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from dataclasses import dataclass
 
 from discern.errors import ConfigError
-
-LIFELINE = "DISCERN_LIFELINE"
-"""Environment variable of the processes of `--nproc`: descriptor of a pipe that is closed when the launcher ends."""
-
-LOST_CONTACT = 76
-"""Exit code of a process that lost contact with the others; the launcher reports the reason."""
 
 TIMEOUT_VARIABLE = "DISCERN_RANKS_TIMEOUT"
 """Environment variable: seconds after which a process that does not respond is considered lost."""
 
 HEARTBEAT_VARIABLE = "DISCERN_HEARTBEAT_TIMEOUT"
-"""Environment variable: seconds without a sign of life after which a process under torchrun is considered dead or stopped."""
+"""Environment variable: seconds without a sign of life after which a process is considered dead or stopped."""
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-# Set by torchrun, whose count of restarts does not include those for another machine, and by Slurm after a requeue.
-_RESTARTED = ("TORCHELASTIC_RUN_ID", "SLURM_RESTART_COUNT")
+# Set by torchrun, which may start the processes again so often, and by Slurm after a requeue.
+_RESTARTS = ("TORCHELASTIC_MAX_RESTARTS", "SLURM_RESTART_COUNT")
 
 _ALONE = f"unset {' '.join(_NEEDED)}"
 
@@ -89,11 +81,6 @@ def missing_variables() -> list[str]:
     return missing if found else []
 
 
-def is_launched() -> bool:
-    """Whether `--nproc` started this process."""
-    return LIFELINE in os.environ
-
-
 def ranks_timeout() -> float:
     """Seconds that a process waits for the others during a step; 600 unless the environment sets another number.
 
@@ -106,13 +93,10 @@ def ranks_timeout() -> float:
 def heartbeat_timeout() -> float:
     """Seconds without a sign of life after which a process is considered lost; 40 unless the environment sets another number.
 
-    Under `--nproc`, where a stopped process can be resumed by the person who sees the warning, as long as `ranks_timeout()`.
-
     Raises:
         ConfigError: the variable is not a number above 0.
     """
-    seconds = _seconds(HEARTBEAT_VARIABLE, "40")
-    return max(seconds, ranks_timeout()) if is_launched() else seconds
+    return _seconds(HEARTBEAT_VARIABLE, "40")
 
 
 def lock_patience() -> float:
@@ -120,25 +104,8 @@ def lock_patience() -> float:
 
     The process before may still be ending, or its machine has died and a network file system keeps the lock until its lease ends.
     """
-    restarted = any(os.environ.get(name, "0") != "0" for name in _RESTARTED)
+    restarted = any(os.environ.get(name, "0") != "0" for name in _RESTARTS)
     return 90.0 if restarted else 0.0
-
-
-def follow_launcher() -> None:
-    """Stop this process as by SIGTERM when the launcher that started it has ended for whatever reason."""
-    if not is_launched():
-        return
-    pipe = int(os.environ[LIFELINE])
-
-    def wait() -> None:
-        try:
-            while os.read(pipe, 1):
-                pass
-        except OSError:  # the variable was inherited, and the descriptor is not open here
-            return
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
 def _number(name: str, least: int) -> int:
