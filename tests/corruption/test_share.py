@@ -52,7 +52,7 @@ def test_where_the_token_decides_there_is_no_share(masking: str) -> None:
 def test_clean_texts_put_back_what_was_chosen_in_them() -> None:
     batch = full_rows(64)
     chosen = maskings.load("uniform")(batch, MaskingContext(0.15, Randomness(0, 0, batch.slot))).positions
-    contrast = SentenceContrast(build_config(), 0.2)
+    contrast = SentenceContrast(build_config(), 0.2, 1.0)
     restored = contrast.restore(batch.input_ids.masked_fill(chosen, 7), batch, Randomness(0, 1, batch.slot))
     left = float((restored == 7).sum()) / (ROWS * 62)
     share = chosen_share("uniform", 0.15, 64)

@@ -9,7 +9,7 @@ from torch import nn
 from discern.artifacts.run import build_objective
 from discern.models.electra.encoder import BertEncoder
 from discern.objectives.base import Objective, Vocabulary
-from discern.objectives.mlm import MaskedLanguageModel
+from discern.objectives.masked import MaskedLanguageModel
 from discern.objectives.rtd import ReplacedTokenDetection
 from discern.training.pretrain_config import load_pretrain_config
 from discern.types import SpecialTokens

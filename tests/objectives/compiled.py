@@ -1,5 +1,5 @@
-"""Losses and gradient norms of every objective, eager and compiled, as JSON. A program: the shape checks that tests run under
-are not for the compiler to trace.
+"""Losses and gradient norms of objectives, eager and compiled, as JSON. A program: the shape checks that tests run under are not
+for the compiler to trace.
 
 One layer, and the backend that traces forward and backward but generates no code: what a compiler is known to break.
 """
@@ -7,34 +7,28 @@ One layer, and the backend that traces forward and backward but generates no cod
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
 from torch._dynamo.utils import counters
 
-from discern.corruption.randomness import Randomness
-from discern.objectives import objectives
 from discern.objectives.base import Objective
-from tests.support import MODELS, SPECIAL, make_batch, settings
+from tests.objectives.test_conformance import build, mean_loss, run
+from tests.support import SPECIAL, make_batch
 
 
 def figures(objective: Objective) -> list[float]:
     """The losses of a batch with padding, and the norm of each parameter's gradient."""
-    tokens = make_batch([[SPECIAL.cls, *range(5, 5 + length), SPECIAL.sep] for length in (20, 7, 13)])
-    numbers = Randomness(0, 0, tokens.slot)
-    output = objective(objective.corrupt(tokens, numbers), numbers)
-    means = {name: term.weight * term.total / term.count for name, term in output.terms.items()}
+    output = run(objective, make_batch([[SPECIAL.cls, *range(5, 5 + length), SPECIAL.sep] for length in (20, 7, 13)]))
     objective.zero_grad()
-    torch.stack(list(means.values())).sum().backward()
+    mean_loss(output).backward()
     norms = [float(parameter.grad.norm()) for parameter in objective.parameters() if parameter.grad is not None]
-    return [*(mean.item() for mean in means.values()), *norms]
+    return [*(term.total.item() / term.count for term in output.terms.values()), *norms]
 
 
 def both(name: str) -> dict[str, list[float]]:
     """The figures before and after compiling the encoders, as the loop compiles them, and how many graphs that made."""
-    factory = objectives.load(name)
-    sizes = {"num_layers": 1, "hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.2}
-    objective: Objective = factory(factory.Config(), settings(**(sizes | MODELS.get(name, {}))))
-    objective.initialize(0)
+    objective = build(name, num_layers=1, initializer_range=0.2)
     eager = figures(objective)
     for network in objective.networks().values():
         network.encoder.compile(backend="aot_eager")
@@ -44,4 +38,4 @@ def both(name: str) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: both(name) for name in objectives.names()}))
+    print(json.dumps({name: both(name) for name in sys.argv[1:]}))

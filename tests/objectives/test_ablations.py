@@ -10,9 +10,9 @@ import torch
 from discern.corruption.randomness import Randomness
 from discern.models.embeddings import DisentangledEmbeddings
 from discern.objectives import objectives
-from discern.objectives.all_tokens_mlm import CopyEvaluator
+from discern.objectives.ablations import CopyEvaluator
 from discern.objectives.base import Objective
-from discern.objectives.mlm import MaskedLanguageModel, MLMConfig
+from discern.objectives.masked import MaskedLanguageModel, MLMConfig
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 from tests.support import SPECIAL, make_batch, settings
 
@@ -78,7 +78,7 @@ def test_where_the_generator_is_right_all_tokens_are_copied() -> None:
         objective.head.copy_gate.weight.zero_()  # type: ignore[union-attr, operator]
         objective.head.copy_gate.bias.fill_(20.0)  # type: ignore[union-attr, operator]
     _, output = run(objective, tokens)
-    replaced = int(output.observations["is_replaced"].sum())
+    replaced = int((output.observations["corrupted_ids"] != tokens.input_ids).sum())
     assert replaced > 0
     assert output.terms["mlm"].total.item() > 20 * replaced
     assert output.terms["mlm"].count == int(tokens.attention_mask.sum())

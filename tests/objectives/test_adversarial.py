@@ -12,30 +12,12 @@ from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import replace_positions
 from discern.objectives import rtd as generator_module
 from discern.objectives.rtd import ReplacedTokenDetection
-from discern.objectives.rtd_variants import reinforce_loss
 from discern.types import TokenBatch
 from tests.objectives.rtd_options import build_option
 from tests.objectives.test_conformance import batch, run
 from tests.support import SPECIAL, make_batch
 
 VOCABULARY = 9
-
-
-@pytest.mark.parametrize("baseline", [0.0, 0.7, -3.0])
-def test_the_estimator_is_unbiased_whatever_the_baseline(baseline: float) -> None:
-    logits = torch.randn(1, 5, dtype=torch.float64, requires_grad=True)
-    rewards = torch.rand(5, dtype=torch.float64)
-    (expected,) = torch.autograd.grad((torch.softmax(logits, -1) * rewards).sum(), logits)
-    mean = torch.zeros_like(logits)
-    for token in range(5):
-        loss = reinforce_loss(
-            torch.log_softmax(logits, -1).float(),
-            torch.tensor([token]),
-            rewards[token : token + 1].float() - baseline,
-        )
-        (gradient,) = torch.autograd.grad(loss, logits)
-        mean += torch.softmax(logits, -1)[0, token].detach() * gradient
-    torch.testing.assert_close(-mean, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.5}, {"top_p": 0.6, "disallow_original": True}])

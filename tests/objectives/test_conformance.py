@@ -1,10 +1,11 @@
-"""What every registered objective must hold. A new one is tested by being registered."""
+"""What every registered objective must hold, and `rtd` with each option. A new objective is tested by being registered."""
 
 import json
 import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +15,24 @@ from discern.models.config import ModelConfig
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.types import StepOutput, TokenBatch
+from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.support import MODELS, SPECIAL, make_batch, settings
 
 NAMES = objectives.names()
+COMPILED = [
+    *NAMES,
+    *("tying gradient-disentangled", "two towers, gradient-disentangled", "tying all", "algorithm adversarial"),
+]
+of_objectives = pytest.mark.parametrize("name", NAMES)
+of_objectives_and_options = pytest.mark.parametrize("name", [*NAMES, *OPTIONS])
 
 
-def build(name: str, *, dropout: float = 0.0, seed: int = 0, vocab_size: int = 50) -> Objective:
+def build(name: str, *, dropout: float = 0.0, seed: int = 0, vocab_size: int = 50, **sizes: Any) -> Objective:
+    """The objective of this name, or replaced token detection with the option of this name, its weights filled."""
+    if name in OPTIONS:
+        return build_option(OPTIONS[name], dropout=dropout, seed=seed, vocab_size=vocab_size, **sizes)
     factory = objectives.load(name)
-    model = {"hidden_dropout": dropout, "attention_dropout": dropout, **MODELS.get(name, {})}
+    model = {"hidden_dropout": dropout, "attention_dropout": dropout, **sizes, **MODELS.get(name, {})}
     objective: Objective = factory(factory.Config(), settings(vocab_size, **model))
     objective.initialize(seed)
     return objective
@@ -48,7 +59,7 @@ def mean_loss(output: StepOutput) -> torch.Tensor:
     return torch.stack([term.weight * term.total / max(term.count, 1) for term in output.terms.values()]).sum()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_objectives_and_options
 def test_special_and_padding_tokens_are_never_chosen(name: str) -> None:
     objective, tokens = build(name), batch()
     for step in range(20):
@@ -57,17 +68,19 @@ def test_special_and_padding_tokens_are_never_chosen(name: str) -> None:
         assert not (chosen & (tokens.special_tokens_mask | ~tokens.attention_mask)).any()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_batch_stays_as_it_was(name: str) -> None:
+@of_objectives_and_options
+def test_the_batch_is_not_modified_and_counts_are_those_of_the_terms(name: str) -> None:
     objective, tokens = build(name), batch()
     before = {item.name: getattr(tokens, item.name) for item in fields(tokens)}
     copies = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in before.items()}
-    run(objective, tokens)
+    corrupted = objective.corrupt(tokens, randomness(tokens))
+    output = objective(corrupted, randomness(tokens))
     for key, value in copies.items():
         assert torch.equal(value, before[key]) if isinstance(value, torch.Tensor) else value == before[key]
+    assert objective.counts(corrupted) == {key: term.count for key, term in output.terms.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_objectives_and_options
 def test_the_same_randomness_gives_the_same_result(name: str) -> None:
     objective, tokens = build(name), batch()
     first, second, other = (mean_loss(run(objective, tokens, step)) for step in (3, 3, 4))
@@ -75,77 +88,54 @@ def test_the_same_randomness_gives_the_same_result(name: str) -> None:
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_counts_are_those_of_the_terms(name: str) -> None:
-    objective, tokens = build(name), batch()
-    corrupted = objective.corrupt(tokens, randomness(tokens))
-    output = objective(corrupted, randomness(tokens))
-    assert objective.counts(corrupted) == {key: term.count for key, term in output.terms.items()}
-
-
-@pytest.mark.parametrize("name", NAMES)
+@of_objectives_and_options
 def test_the_initial_loss_is_that_of_even_predictions(name: str) -> None:
     objective = build(name, vocab_size=50)
     assert mean_loss(run(objective, batch(64))).item() == pytest.approx(objective.initial_loss(), rel=0.03)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_gets_a_gradient(name: str) -> None:
+@of_objectives_and_options
+def test_every_parameter_gets_a_gradient_and_is_trained_with_a_network(name: str) -> None:
     objective = build(name, dropout=0.1).train()
     mean_loss(run(objective, batch(16))).backward()
     silent = [key for key, parameter in objective.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert silent == []
+    networks = objective.networks().values()
+    assert {parameter for network in networks for parameter in network.trained()} == set(objective.parameters())
+    assert all(isinstance(network.encoder.config, ModelConfig) for network in networks)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [[SPECIAL.cls, SPECIAL.sep]],
-        [[SPECIAL.cls, 9, SPECIAL.sep]],
-        [[SPECIAL.cls, 9, SPECIAL.sep], [SPECIAL.cls, SPECIAL.sep], []],
-    ],
-)
-def test_sequences_with_nothing_to_corrupt_stay_finite(name: str, rows: list[list[int]]) -> None:
-    objective, tokens = build(name, dropout=0.1).train(), make_batch(rows)
-    loss = mean_loss(run(objective, tokens))
+@of_objectives_and_options
+@pytest.mark.parametrize("rows", [[[]], [[9]], [[9], [], None]])
+def test_sequences_with_nothing_to_corrupt_stay_finite(name: str, rows: list[list[int] | None]) -> None:
+    objective = build(name, dropout=0.1).train()
+    loss = mean_loss(run(objective, make_batch([[] if row is None else [SPECIAL.cls, *row, SPECIAL.sep] for row in rows])))
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(p.grad).all() for p in objective.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_objectives_and_options
 def test_micro_batches_add_up_to_the_whole(name: str) -> None:
-    tokens = batch(9)
-    objective = build(name)
+    objective, tokens = build(name), batch(9)
     numbers = randomness(tokens)
-    whole = objective(objective.corrupt(tokens, numbers), numbers)
+    whole = run(objective, tokens)
     sums = dict.fromkeys(whole.terms, 0.0)
     for start, stop in ((0, 2), (2, 7), (7, 9)):
         part, rows = tokens.rows(start, stop), numbers.rows(start, stop)
         for key, term in objective(objective.corrupt(part, rows), rows).terms.items():
             sums[key] += term.total.item()
-    for key, term in whole.terms.items():
-        assert sums[key] == pytest.approx(term.total.item(), rel=1e-6)
+    assert sums == pytest.approx({key: term.total.item() for key, term in whole.terms.items()}, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_objectives_and_options
 def test_initialization_is_a_function_of_the_seed(name: str) -> None:
     first, second, other = (dict(build(name, seed=seed).named_parameters()) for seed in (1, 1, 2))
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_networks_hold_all_parameters_and_the_first_is_exported(name: str) -> None:
-    objective = build(name)
-    networks = objective.networks()
-    held = {id(p) for network in networks.values() for part in (network.encoder, network.head) for p in part.parameters()}
-    assert held >= {id(parameter) for parameter in objective.parameters()}
-    assert all(isinstance(network.encoder.config, ModelConfig) for network in networks.values())
-
-
-@pytest.mark.parametrize("name", NAMES)
+@of_objectives_and_options
 def test_evaluation_does_not_depend_on_the_batch_size(name: str) -> None:
     objective, tokens = build(name).eval(), batch(12)
     figures = []
@@ -161,7 +151,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(name: str) -> None:
         assert other == pytest.approx(figures[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_objectives_and_options
 def test_phases_cover_the_run(name: str) -> None:
     assert sum(phase.steps for phase in build(name).phases(123)) == 123
 
@@ -169,20 +159,20 @@ def test_phases_cover_the_run(name: str) -> None:
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, list[float]]]:
     """Losses and gradient norms of each objective, eager and compiled."""
-    program = [sys.executable, "-m", "tests.objectives.compiled"]
+    program = [sys.executable, "-m", "tests.objectives.compiled", *COMPILED]
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
     figures: dict[str, dict[str, list[float]]] = json.loads(done.stdout)
     return figures
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiled_encoders_give_the_same_losses_and_gradients(compiled: dict[str, dict[str, list[float]]], name: str) -> None:
     assert compiled[name]["compiled"] == pytest.approx(compiled[name]["eager"], rel=1e-4, abs=1e-6)
     assert compiled[name]["graphs"][0] > 0, "nothing of it went through the compiler"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_objectives
 def test_counts_are_exact(name: str) -> None:
     """Of 20 words a row, 3 are chosen: every term counts these, or the words, or all real tokens."""
     objective = build(name)
@@ -193,7 +183,7 @@ def test_counts_are_exact(name: str) -> None:
     assert set(objective.counts(corrupted).values()) <= {6, 40, 44}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_objectives
 def test_the_loss_of_a_row_does_not_depend_on_its_padding(name: str) -> None:
     objective, tokens = build(name), batch(1)
     padded = make_batch([tokens.input_ids[0].tolist(), [SPECIAL.cls, *range(5, 45), SPECIAL.sep]]).rows(0, 1)

@@ -14,7 +14,7 @@ from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import RowStream, heldout_rows, training_rows
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
-from discern.objectives.mlm import MaskedLanguageModel, MLMConfig
+from discern.objectives.masked import MaskedLanguageModel, MLMConfig
 from discern.objectives.permutation_lm import PermutationLanguageModel, PermutationLMConfig
 from discern.training.pretrain_config import load_pretrain_config
 from discern.types import CorruptedBatch, StepOutput, TokenBatch

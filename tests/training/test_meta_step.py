@@ -130,7 +130,7 @@ def test_the_way_of_a_device_computes_the_same(name: str, monkeypatch: pytest.Mo
         words = getattr(head, "words", head)
         return word_logits.ChunkedLogits(words.inner(states), words.word_embeddings.weight, words.bias, rows=5)
 
-    for module in ("mlm", "two_networks", "replace_mlm", "all_tokens_mlm", "electric", "permutation_lm", "rtd", "rtd_variants"):
+    for module in ("masked", "rtd", "rtd_variants", "ablations", "electric", "permutation_lm"):
         monkeypatch.setattr(f"discern.objectives.{module}.word_logits", in_parts)
     run = context(name, CPU)
     assert all(batch.places("chosen").even for batch, _ in feed.read_local_batch(run, 0).micro_batches)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from discern.config.schema import OTHER_NAME, Section
 from discern.corruption import MASKINGS_OF_WORDS, maskings
@@ -12,11 +13,32 @@ from discern.corruption.sampling import Sampling
 from discern.data.config import DataConfig
 from discern.errors import did_you_mean
 from discern.models.config import ModelConfig
+from discern.registry import Registry
+
+
+def registered(registry: Registry[Any], name: str) -> str:
+    """The name, if it is registered.
+
+    Raises:
+        ValueError: it is not; the message suggests the nearest name.
+    """
+    if name not in registry.names():
+        raise ValueError(f"unknown {registry.kind} '{name}'; {did_you_mean(name, registry.names())}")
+    return name
 
 
 class ObjectiveConfig(Section):
-    """What every objective has: its name in the registry, and what callers may ask without knowing which objective it is."""
+    """What every objective has: its name in the registry, and what callers may ask without knowing which objective it is.
 
+    Attributes:
+        permutes: whether the encoder learns to predict in random orders, by its query stream, rather than at masked positions.
+        encoder_reads_samples: whether the network 'encoder' was trained on a generator's samples and never read a [MASK].
+        detects_every_token: whether a discriminator is trained to classify every token as original or replaced.
+    """
+
+    permutes: ClassVar[bool] = False
+    encoder_reads_samples: ClassVar[bool] = False
+    detects_every_token: ClassVar[bool] = False
     name: str = Field(description="Objective, by its name in the registry.")
 
     @property
@@ -25,23 +47,8 @@ class ObjectiveConfig(Section):
         return False
 
     @property
-    def permutes(self) -> bool:
-        """Whether the encoder learns to predict in random orders, by its query stream, rather than at masked positions."""
-        return False
-
-    @property
     def predicts_next_sentence(self) -> bool:
         """Whether the loss asks if the second segment follows the first."""
-        return False
-
-    @property
-    def encoder_reads_samples(self) -> bool:
-        """Whether the network 'encoder' was trained on a generator's samples and never read a [MASK]."""
-        return False
-
-    @property
-    def detects_every_token(self) -> bool:
-        """Whether a discriminator is trained to classify every token as original or replaced."""
         return False
 
     def sampling_at(self, step: int) -> Sampling:
@@ -103,7 +110,7 @@ def ramp(start: float, end: float, steps: int, step: int) -> float:
 class PositionsConfig(ObjectiveConfig):
     """Settings of the objectives that choose positions."""
 
-    masking: str = Field(
+    masking: Annotated[str, AfterValidator(partial(registered, maskings))] = Field(
         "uniform",
         description="How positions are chosen: 'uniform', 'with-replacement' (the released code), 'whole-word', 'span' "
         "(SpanBERT), 'rarity' (rare tokens more often), 'entropy' (tokens more often whose recent predictions were uncertain).",
@@ -161,17 +168,8 @@ class PositionsConfig(ObjectiveConfig):
             "span_stop_probability": "span",
             "span_max_words": "span",
         }
-        found = {name: f"masking = '{masking}'" for name, masking in readers.items() if self.masking != masking}
-        return super().unread() | found
-
-    @field_validator("masking")
-    @classmethod
-    def _is_registered(cls, name: str) -> str:
-        known = maskings.names()
-        if name not in known:
-            guess = did_you_mean(name, known)
-            raise ValueError(f"unknown masking '{name}'" + (f"; {guess}" if guess else ""))
-        return name
+        unread = {name: f"masking = '{masking}'" for name, masking in readers.items() if self.masking != masking}
+        return super().unread() | unread
 
     @model_validator(mode="after")
     def _end_and_steps_go_together(self) -> PositionsConfig:
@@ -240,6 +238,9 @@ class GeneratorConfig(MaskingConfig):
         if self.temperature_end is None or self.temperature_steps is None:
             return self.temperature
         return ramp(self.temperature, self.temperature_end, self.temperature_steps, step)
+
+    def sampling_at(self, step: int) -> Sampling:
+        return Sampling(self.temperature_at(step))
 
     def continued_at(self, step: int) -> dict[str, Any]:
         if self.temperature_end is None:

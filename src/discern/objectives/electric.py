@@ -21,9 +21,8 @@ from discern.models.two_tower import two_tower_generator
 from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective
 from discern.objectives.config import ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import noise_contrastive_loss, word_logits
-from discern.objectives.masked import choose_positions, unmasked_batch
+from discern.objectives.masked import bilinear_term, choose_positions, corrupted_batch, shared_embeddings
 from discern.objectives.metrics import DiscriminatorEvaluator
-from discern.objectives.rtd import bilinear_term, shared_embeddings
 from discern.types import CorruptedBatch, PlacesOf, StepOutput, TokenBatch
 
 
@@ -73,7 +72,7 @@ class Electric(PretrainingObjective[ElectricConfig]):
         super().__init__(config, settings)
         model, checkpointing = settings.model, settings.gradient_checkpointing
         small = model.shrunk(config.generator_size, config.generator_depth)
-        read, read_by_generator = shared_embeddings(settings.vocabulary.size, model, small, config.tying)
+        read, read_by_generator = shared_embeddings(settings, small, config.tying)
         self.discriminator = build_encoder(read, model, gradient_checkpointing=checkpointing)
         self.discriminator_head = EnergyHead(model)
         self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
@@ -86,9 +85,7 @@ class Electric(PretrainingObjective[ElectricConfig]):
         return self.config.masking in MASKINGS_OF_INTEGERS
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        entropies = self.token_entropies(randomness.step)
-        chosen = choose_positions(batch, self.config, self.vocabulary, randomness, entropies)
-        return unmasked_batch(batch, chosen.positions)
+        return corrupted_batch(batch, choose_positions(self, batch, randomness).positions)
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         maskable = int(maskable_positions(batch.tokens).sum())

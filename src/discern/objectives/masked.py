@@ -1,21 +1,30 @@
-"""Masking of a batch, shared by the objectives that predict masked tokens."""
+"""Masked language modeling, and what every objective with masks or a generator shares."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import math
+from typing import Any, ClassVar, Literal, TypeVar
 
 from jaxtyping import Bool, Float, Int
+from pydantic import Field
 from torch import Tensor
 
 from discern.corruption import MASKINGS_BY_TOKEN, MASKINGS_OF_INTEGERS, maskings
 from discern.corruption.masking import Chosen, MaskingContext, Sample, average_samples, hide
 from discern.corruption.randomness import Randomness
-from discern.models.base import Network
-from discern.objectives.base import Phase, PretrainingObjective, Vocabulary, WordTargets, predicts_words
-from discern.objectives.config import MaskingConfig, PositionsConfig
-from discern.objectives.losses import WordLogits
-from discern.types import CorruptedBatch, TokenBatch
+from discern.errors import ConfigError
+from discern.models import encoders
+from discern.models.base import Encoder, Network, build_embeddings, build_encoder
+from discern.models.config import ModelConfig
+from discern.models.embeddings import TokenEmbeddings, WordTable
+from discern.models.heads import BilinearTerm
+from discern.objectives.base import BuildSettings, Phase, PretrainingObjective, WordTargets, predicts_words
+from discern.objectives.config import MaskingConfig, ObjectiveConfig, PositionsConfig
+from discern.objectives.losses import WordLogits, word_logits
+from discern.objectives.metrics import MaskedTokenEvaluator
+from discern.types import CorruptedBatch, StepOutput, TokenBatch
 
+PositionsConfigT = TypeVar("PositionsConfigT", bound=PositionsConfig)
 MaskingConfigT = TypeVar("MaskingConfigT", bound=MaskingConfig)
 
 
@@ -23,7 +32,11 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
     """An objective that masks chosen positions and predicts their tokens."""
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        return mask_batch(batch, self.config, self.vocabulary, randomness, self.token_entropies(randomness.step))
+        chosen = choose_positions(self, batch, randomness)
+        shares = self.config.mask_token_probability, self.config.random_token_probability
+        vocabulary = self.vocabulary.special.mask, self.vocabulary.size
+        masked_ids = hide(batch.input_ids, chosen.positions, shares, vocabulary, randomness, chosen.draws)
+        return corrupted_batch(batch, chosen.positions, masked_ids, chosen.draws)
 
     @property
     def corrupts_anywhere(self) -> bool:
@@ -49,27 +62,73 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
         return WordTargets("mlm_loss", self.vocabulary, shown, correct, hides_all=self.config.mask_token_probability == 1)
 
 
-def choose_positions(
-    batch: TokenBatch,
-    config: PositionsConfig,
-    vocabulary: Vocabulary,
-    randomness: Randomness,
-    token_entropies: Float[Tensor, "V"] | None = None,
-) -> Chosen:
-    """The positions that the configured masking chooses.
+class MLMConfig(MaskingConfig):
+    """Settings of masked language modeling: 80% [MASK], 10% random, 10% unchanged, as in BERT."""
 
-    Args:
-        token_entropies: mean entropy of the predictions of each token, for masking 'entropy'; None: unknown.
+    name: str = Field("mlm", description="Objective, by its name in the registry.")
+    mask_token_probability: float = Field(
+        0.8, ge=0, le=1, description="Share of the chosen positions that become [MASK]. BERT: 0.8."
+    )
+    random_token_probability: float = Field(
+        0.1, ge=0, le=1, description="Share of the chosen positions that become a random token. BERT: 0.1. The rest stays."
+    )
+
+
+class MaskedLanguageModel(MaskingObjective[MLMConfig]):
+    """Predict the original token at each chosen position: the objective of BERT, without next-sentence prediction.
+
+    Reference: Devlin et al. 2019, section 3.1; new positions are drawn at every step, as in RoBERTa.
+    """
+
+    Config: ClassVar[type[ObjectiveConfig]] = MLMConfig
+
+    def __init__(self, config: MLMConfig, settings: BuildSettings) -> None:
+        super().__init__(config, settings)
+        model = settings.model
+        embeddings = build_embeddings(settings.vocabulary.size, model.embedding_size, model)
+        self.encoder = build_encoder(embeddings, model, gradient_checkpointing=settings.gradient_checkpointing)
+        self.head = self.encoder.language_head()
+
+    def counts(self, batch: CorruptedBatch) -> dict[str, int]:
+        return {"mlm": batch.num_targets}
+
+    def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
+        tokens, chosen = batch.tokens, batch.places("chosen")
+        direction = {"is_reversed": tokens.is_reversed} if self.encoder.reads_backwards else {}
+        hidden = self.encoder(batch.masked_ids, *tokens.context, **direction)
+        logits, targets = word_logits(self.head, chosen.gather(hidden)), chosen.gather(tokens.input_ids)
+        observations = logits.observed("mlm") | {"mlm_targets": targets} | self.observed_entropies(logits, targets, chosen)
+        return StepOutput({"mlm": logits.loss(targets, chosen)}, observations)
+
+    def networks(self) -> dict[str, Network]:
+        return {"encoder": Network(self.encoder, self.head)}
+
+    def evaluator(self) -> MaskedTokenEvaluator:
+        return MaskedTokenEvaluator("mlm")
+
+    def word_targets(self) -> WordTargets | None:
+        shown = 1 - self.config.mask_token_probability
+        correct = (shown - self.config.random_token_probability) / shown if shown > 0 else 0.0
+        return self._masked_words(shown=shown, correct=correct)
+
+    def initial_loss(self) -> float:
+        """ln V."""
+        return math.log(self.vocabulary.size)
+
+
+def choose_positions(objective: PretrainingObjective[PositionsConfigT], batch: TokenBatch, randomness: Randomness) -> Chosen:
+    """The positions that the objective's masking chooses.
 
     Raises:
         ConfigError: the masking needs something that the batch or the vocabulary does not have.
     """
+    config = objective.config
     context = MaskingContext(
         mask_probability=config.probability_at(randomness.step),
         randomness=randomness,
-        token_counts=vocabulary.token_counts,
+        token_counts=objective.vocabulary.token_counts,
         rarity_exponent=config.rarity_exponent,
-        token_entropies=token_entropies,
+        token_entropies=objective.token_entropies(randomness.step),
         entropy_exponent=config.entropy_exponent,
         span_stop_probability=config.span_stop_probability,
         span_max_words=config.span_max_words,
@@ -77,44 +136,26 @@ def choose_positions(
     return maskings.load(config.masking)(batch, context)
 
 
-def mask_batch(
+def corrupted_batch(
     batch: TokenBatch,
-    config: MaskingConfig,
-    vocabulary: Vocabulary,
-    randomness: Randomness,
-    token_entropies: Float[Tensor, "V"] | None = None,
+    positions: Bool[Tensor, "B L"],
+    masked_ids: Int[Tensor, "B L"] | None = None,
+    draws: Int[Tensor, "B L"] | None = None,
 ) -> CorruptedBatch:
-    """The batch with positions chosen and masked, and all denominators counted.
+    """The batch with these positions chosen and all denominators counted.
 
     Args:
-        token_entropies: as for `choose_positions`.
-
-    Raises:
-        ConfigError: the masking needs something that the batch or the vocabulary does not have.
+        masked_ids: the ids after masking; None: nothing is masked.
+        draws: number of times each position was drawn, if that may be more than once.
     """
-    chosen = choose_positions(batch, config, vocabulary, randomness, token_entropies)
-    positions, draws = chosen.positions, chosen.draws
-    shares = (config.mask_token_probability, config.random_token_probability)
-    masked_ids = hide(batch.input_ids, positions, shares, (vocabulary.special.mask, vocabulary.size), randomness, draws)
     return CorruptedBatch(
         tokens=batch,
-        masked_ids=masked_ids,
+        masked_ids=batch.input_ids if masked_ids is None else masked_ids,
         masked_positions=positions,
         num_masked=int(positions.sum()),
         num_tokens=int(batch.attention_mask.sum()),
         draws=draws,
         num_draws=None if draws is None else int(draws.sum()),
-    )
-
-
-def unmasked_batch(batch: TokenBatch, positions: Bool[Tensor, "B L"]) -> CorruptedBatch:
-    """The batch with these positions chosen, its ids as they were, and all denominators counted."""
-    return CorruptedBatch(
-        tokens=batch,
-        masked_ids=batch.input_ids,
-        masked_positions=positions,
-        num_masked=int(positions.sum()),
-        num_tokens=int(batch.attention_mask.sum()),
     )
 
 
@@ -134,7 +175,41 @@ def sample_replacements(
         return chosen.gather(randomness.uniforms(purpose, length))
 
     def again(at: Int[Tensor, "n"], ordinal: int) -> Int[Tensor, "n"]:
-        given = uniforms(f"replacements {ordinal}"), *columns
-        return logits.select(at).map(sample, *(each.index_select(0, at) for each in given))
+        arguments = uniforms(f"replacements {ordinal}"), *columns
+        return logits.select(at).map(sample, *(column.index_select(0, at) for column in arguments))
 
     return average_samples(logits.map(sample, uniforms("replacements"), *columns), chosen, again)
+
+
+def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> BilinearTerm | None:
+    """The term that this kind of head adds to the discriminator's logits; None if there is none."""
+    return BilinearTerm(encoder.config, encoder.embeddings.embedding_size) if kind == "bilinear" else None
+
+
+def shared_embeddings(settings: BuildSettings, small: ModelConfig, tying: str) -> tuple[TokenEmbeddings, WordTable]:
+    """The embeddings of the main network and those of the generator.
+
+    Args:
+        small: sizes of the generator.
+        tying: 'embeddings', 'all', 'token', 'none', 'gradient-disentangled', or 'equal': nothing is shared, and both are as wide
+            as the main network's.
+
+    Raises:
+        ConfigError: encoders of this kind cannot share embeddings.
+    """
+    model, size = settings.model, settings.vocabulary.size
+    kind: Any = encoders.load(model.encoder)
+    if kind.disentangled_class is None:
+        raise ConfigError(
+            f"encoder '{model.encoder}' cannot share its embeddings with a generator, as this objective asks",
+            hint="set model.encoder=bert or modernbert, or another objective",
+        )
+    read_by_generator = build_embeddings(size, small.hidden_size if tying == "none" else model.embedding_size, small)
+    if tying in ("embeddings", "all"):
+        return read_by_generator, read_by_generator
+    if tying == "gradient-disentangled":
+        return kind.disentangled_class(read_by_generator, model), read_by_generator
+    read = build_embeddings(size, model.embedding_size, model)
+    if tying == "token":
+        read_by_generator.word = read.word
+    return read, read_by_generator

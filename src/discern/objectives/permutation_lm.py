@@ -26,7 +26,7 @@ from discern.models.xlnet.two_stream import Factorization, Remembering
 from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective, WordTargets
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import word_logits
-from discern.objectives.masked import unmasked_batch
+from discern.objectives.masked import corrupted_batch
 from discern.objectives.metrics import MaskedTokenEvaluator, SumEvaluator
 from discern.types import CorruptedBatch, LossTerm, Places, StepOutput, TokenBatch
 
@@ -36,6 +36,7 @@ _MEMORY_NAME = "memory.slot"
 class PermutationLMConfig(ObjectiveConfig):
     """Settings of permutation language modeling. Yang et al. 2019, unless said otherwise."""
 
+    permutes: ClassVar[bool] = True
     name: str = Field("permutation-lm", description="Objective, by its name in the registry.")
     memory_length: int = Field(
         0,
@@ -71,10 +72,6 @@ class PermutationLMConfig(ObjectiveConfig):
     @property
     def reads_in_order(self) -> bool:
         return self.memory_length > 0
-
-    @property
-    def permutes(self) -> bool:
-        return True
 
     @property
     def predicts_next_sentence(self) -> bool:
@@ -141,7 +138,7 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         choose = single_targets
         if self.config.span_targets:
             choose = legacy_span_targets if self.config.legacy_spans else span_targets
-        return unmasked_batch(batch, choose(batch, self.config.prediction_ratio, randomness))
+        return corrupted_batch(batch, choose(batch, self.config.prediction_ratio, randomness))
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         counts = {"permutation_lm": batch.num_masked}

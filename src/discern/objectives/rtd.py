@@ -1,48 +1,49 @@
-"""Replaced token detection, the objective of ELECTRA: settings, generator and objective."""
+"""Replaced token detection, the objective of ELECTRA: its settings, a generator, joint training and the objective.
+
+The other generators and algorithms, and the sentence-level task, are in `rtd_variants.py`.
+"""
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.corruption.masking import chosen_share
 from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import Sampling
-from discern.errors import ConfigError, did_you_mean
-from discern.models import encoders
-from discern.models.base import Encoder, Network, build_embeddings, build_encoder
+from discern.errors import ConfigError
+from discern.models.base import Encoder, Network, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import Disentangled, DisentangledEmbeddings, TokenEmbeddings, WordTable
-from discern.models.heads import BilinearTerm, LanguageHead, ReplacedTokenHead
+from discern.models.embeddings import Disentangled, DisentangledEmbeddings, WordTable
+from discern.models.heads import LanguageHead, ReplacedTokenHead
 from discern.objectives import algorithms, generators
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase
-from discern.objectives.config import GeneratorConfig, ObjectiveConfig
-from discern.objectives.entropies import TokenEntropies
+from discern.objectives.config import GeneratorConfig, ObjectiveConfig, registered
 from discern.objectives.losses import WordLogits, replaced_token_loss, word_logits
-from discern.objectives.masked import MaskingObjective, sample_replacements
+from discern.objectives.masked import MaskingObjective, bilinear_term, sample_replacements, shared_embeddings
 from discern.objectives.metrics import ReplacedTokenEvaluator
-from discern.registry import Registry
 from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf, StepOutput
 
-Point = tuple[int, float]
+Point = tuple[NonNegativeInt, NonNegativeFloat]
 """A step, and the factor of the weight at it."""
 
 
 class RTDConfig(GeneratorConfig):
     """Settings of replaced token detection. Defaults: ELECTRA-Small, table 6."""
 
+    detects_every_token: ClassVar[bool] = True
     name: str = Field("rtd", description="Objective, by its name in the registry.")
-    generator: str = Field(
+    generator: Annotated[str, AfterValidator(partial(registered, generators))] = Field(
         "mlm",
         description="Generator of the replacements, by its name in the registry of generators. 'mlm': a small masked language "
         "model; 'two-tower': a left-to-right and a right-to-left model over the clean text; 'uniform': all words with equal "
@@ -64,7 +65,7 @@ class RTDConfig(GeneratorConfig):
         description="'dense': the paper's, two layers on the state. 'bilinear' adds the product of the state with the word at "
         "its place; learns sooner at small scale; best with tying 'gradient-disentangled'.",
     )
-    algorithm: str = Field(
+    algorithm: Annotated[str, AfterValidator(partial(registered, algorithms))] = Field(
         "joint",
         description="How the two networks are trained, by name in the registry of algorithms. 'joint': together, from step 0; "
         "'two-stage': the generator, then the discriminator; 'adversarial': the generator to fool the discriminator (REINFORCE).",
@@ -120,10 +121,6 @@ class RTDConfig(GeneratorConfig):
         description="Fraction of the texts that are left unchanged for the sentence-contrastive loss. ELECTRA, appendix G: 0.2.",
     )
 
-    @property
-    def detects_every_token(self) -> bool:
-        return True
-
     def sampling_at(self, step: int) -> Sampling:
         return Sampling(self.temperature_at(step), self.top_p, self.disallow_original)
 
@@ -134,8 +131,8 @@ class RTDConfig(GeneratorConfig):
     @property
     def can_warm_up_generator(self) -> bool:
         frozen = self.freeze_generator_at is not None or self.freeze_discriminator_at is not None
-        apart = algorithms.load(self.algorithm).apart
-        return not (frozen or apart or self.generator_checkpoint is not None or self.tying == "all")
+        separately = algorithms.load(self.algorithm).trains_separately
+        return not (frozen or separately or self.generator_checkpoint is not None or self.tying == "all")
 
     def replaced_share(self, step: int, row_length: int) -> float | None:
         share = chosen_share(self.masking, self.probability_at(step), row_length)
@@ -156,64 +153,132 @@ class RTDConfig(GeneratorConfig):
         changed |= super().continued_at(step)
         if self.generator_checkpoint is not None:
             changed["generator_checkpoint"] = None
-        if algorithms.load(self.algorithm).apart:
+        if algorithms.load(self.algorithm).trains_separately:
             # The two networks no longer share weights and now learn together; embeddings shared without gradient stay shared.
             changed["algorithm"] = "joint"
             changed["tying"] = self.tying if self.tying == "gradient-disentangled" else "none"
         return changed
 
     def unread(self) -> dict[str, str]:
-        found = super().unread()
+        unread = super().unread()
         if self.algorithm != "two-stage":
-            found |= dict.fromkeys(("two_stage_steps", "copy_weights"), "algorithm = 'two-stage'")
+            unread |= dict.fromkeys(("two_stage_steps", "copy_weights"), "algorithm = 'two-stage'")
         if self.generator in ("two-tower", "uniform", "unigram"):  # read no [MASK]
-            found |= dict.fromkeys(("mask_token_probability", "random_token_probability"), "generator = 'mlm'")
+            unread |= dict.fromkeys(("mask_token_probability", "random_token_probability"), "generator = 'mlm'")
         if self.generator in ("uniform", "unigram"):  # have no weights
-            found |= dict.fromkeys(("generator_size", "generator_depth", "generator_weight_schedule"), "generator = 'mlm'")
+            unread |= dict.fromkeys(("generator_size", "generator_depth", "generator_weight_schedule"), "generator = 'mlm'")
             if self.tying in ("token", "none"):  # with 'embeddings' the discriminator has its own as well
-                found["tying"] = "generator = 'mlm'"
+                unread["tying"] = "generator = 'mlm'"
         if self.generator == "uniform":
-            found |= dict.fromkeys(("temperature", "temperature_end", "temperature_steps"), "generator = 'mlm'")
+            unread |= dict.fromkeys(("temperature", "temperature_end", "temperature_steps"), "generator = 'mlm'")
         if not self.sentence_contrastive_weight:
-            found["sentence_clean_probability"] = "sentence_contrastive_weight > 0"
-        return found
-
-    @field_validator("generator")
-    @classmethod
-    def _is_generator(cls, name: str) -> str:
-        return _known(generators, name)
-
-    @field_validator("algorithm")
-    @classmethod
-    def _is_algorithm(cls, name: str) -> str:
-        return _known(algorithms, name)
+            unread["sentence_clean_probability"] = "sentence_contrastive_weight > 0"
+        return unread
 
     @model_validator(mode="after")
     def _options_go_together(self) -> RTDConfig:
-        check_points("generator_weight_schedule", self.generator_weight_schedule)
-        check_points("discriminator_weight_schedule", self.discriminator_weight_schedule)
-        chosen: list[Any] = [generators.load(self.generator), algorithms.load(self.algorithm)]
-        for part in chosen:
-            part.check(self)
-        if self.tying == "all" and (self.generator_size != 1 or self.generator_depth != 1):
-            raise ValueError(
-                "tying 'all' makes generator and discriminator one encoder, which has one size, but generator_size is "
-                f"{self.generator_size:g} and generator_depth {self.generator_depth:g}; set generator_size = 1.0 and "
-                "generator_depth = 1.0, or tying = 'embeddings'"
-            )
+        for name in ("generator_weight_schedule", "discriminator_weight_schedule"):
+            steps = [step for step, _ in getattr(self, name)]
+            if any(right <= left for left, right in pairwise(steps)):
+                raise ValueError(f"{name} has the steps {steps}; each must be larger than the one before")
+        freezes_generator, freezes_discriminator = self.freeze_generator_at is not None, self.freeze_discriminator_at is not None
+        two_stage, adversarial = self.algorithm == "two-stage", self.algorithm == "adversarial"
+        weightless, disentangled = self.generator in ("uniform", "unigram"), self.tying == "gradient-disentangled"
+        two_tower, tied = self.generator == "two-tower", self.tying == "all"
+        sizes = f"generator_size is {self.generator_size:g} and generator_depth {self.generator_depth:g}"
+        unequal, equal = self.generator_size != 1 or self.generator_depth != 1, "generator_size = 1.0 and generator_depth = 1.0"
+        no_weights = f"generator '{self.generator}' has no weights"
+        conflicts = [
+            (
+                two_tower and tied,
+                "generator 'two-tower' reads the text once in each direction, so it cannot be the discriminator as tying 'all' "
+                "asks; set tying = 'embeddings', or generator = 'mlm'",
+            ),
+            (
+                two_tower and two_stage and self.copy_weights,
+                "the two encoders of generator 'two-tower' cannot be copied into the discriminator, as algorithm 'two-stage' "
+                "does; set copy_weights = false, or generator = 'mlm'",
+            ),
+            (
+                weightless and (tied or disentangled),
+                f"{no_weights} for tying '{self.tying}' to share; set tying = 'embeddings', or generator = 'mlm'",
+            ),
+            (
+                weightless and self.masking == "entropy",
+                f"{no_weights}, so masking 'entropy' would choose evenly; set masking = 'uniform', or generator = 'mlm'",
+            ),
+            (
+                weightless and self.algorithm != "joint",
+                f"{no_weights} for algorithm '{self.algorithm}' to train; set algorithm = 'joint', or generator = 'mlm'",
+            ),
+            (
+                weightless and self.generator_checkpoint is not None,
+                f"{no_weights} to fill from generator_checkpoint; leave that out, or set generator = 'mlm'",
+            ),
+            (
+                weightless and freezes_generator,
+                f"{no_weights} to freeze; leave out freeze_generator_at, or set generator = 'mlm'",
+            ),
+            (
+                self.generator == "uniform" and self.top_p < 1,
+                "generator 'uniform' gives all words equal probability, and top_p below 1 would exclude those with the highest "
+                "ids; leave out top_p, or set generator = 'unigram'",
+            ),
+            (
+                two_stage and tied,
+                "algorithm 'two-stage' trains the two networks one after the other, but with tying 'all' they are one encoder; "
+                "set tying = 'embeddings' (the discriminator still starts as a copy)",
+            ),
+            (
+                two_stage and self.copy_weights and unequal,
+                f"algorithm 'two-stage' copies the generator into the discriminator, which needs the same sizes, but {sizes}; "
+                f"set {equal}, or copy_weights = false",
+            ),
+            (
+                two_stage and (freezes_generator or freezes_discriminator or self.generator_warmup_steps > 0),
+                "algorithm 'two-stage' trains the generator first and freezes it after two_stage_steps; leave out "
+                "freeze_generator_at, freeze_discriminator_at and generator_warmup_steps, or set algorithm = 'joint'",
+            ),
+            (
+                adversarial and self.masking == "with-replacement",
+                "algorithm 'adversarial' needs the probability of each sample, and masking 'with-replacement' averages the "
+                "samples of a position that it draws twice; set masking = 'uniform'",
+            ),
+            (
+                adversarial and self.sentence_contrastive_weight > 0,
+                "algorithm 'adversarial' rewards each sample by the discriminator's loss, and with sentence_contrastive_weight "
+                "above 0 it does not see the samples of texts that stay clean; set sentence_contrastive_weight = 0, or "
+                "algorithm = 'joint'",
+            ),
+            (
+                self.generator_warmup_steps > 0 and (freezes_generator or freezes_discriminator or weightless or tied),
+                "generator_warmup_steps needs a generator with weights of its own and networks that are never frozen; set "
+                "generator_warmup_steps = 0, or generator = 'mlm', tying = 'embeddings' and no freezing",
+            ),
+            (
+                freezes_discriminator and (freezes_generator or weightless),
+                "nothing is trained once the discriminator is frozen; leave out freeze_discriminator_at, and end the run by "
+                "train.max_steps",
+            ),
+            (
+                freezes_generator and self.tying not in ("none", "gradient-disentangled"),
+                f"freeze_generator_at is set, but with tying '{self.tying}' the discriminator still trains weights that the "
+                "generator reads; set tying = 'none' or 'gradient-disentangled'",
+            ),
+            (
+                freezes_discriminator and self.tying != "none",
+                f"freeze_discriminator_at is set, but with tying '{self.tying}' the generator still trains weights that the "
+                "discriminator reads; set tying = 'none'",
+            ),
+            (
+                tied and unequal,
+                f"tying 'all' makes generator and discriminator one encoder, but {sizes}; set {equal}, or tying = 'embeddings'",
+            ),
+        ]
+        for conflict, message in conflicts:
+            if conflict:
+                raise ValueError(message)
         return self
-
-
-def _known(registry: Registry[Any], name: str) -> str:
-    """The name, if it is registered.
-
-    Raises:
-        ValueError: it is not.
-    """
-    names = registry.names()
-    if name not in names:
-        raise ValueError(f"unknown {registry.kind} '{name}'; {did_you_mean(name, names)}")
-    return name
 
 
 def factor_at(points: Sequence[Point], step: int) -> float:
@@ -231,395 +296,204 @@ def factor_at(points: Sequence[Point], step: int) -> float:
     return points[-1][1]
 
 
-def check_points(name: str, points: Sequence[Point]) -> None:
-    """Check that the steps increase and no factor is negative.
-
-    Raises:
-        ValueError: they do not, or one is.
-    """
-    steps = [step for step, _ in points]
-    if any(right <= left for left, right in pairwise(steps)) or any(step < 0 for step in steps):
-        raise ValueError(f"{name} has the steps {steps}; each must be larger than the one before, the first at least 0")
-    if any(factor < 0 for _, factor in points):
-        raise ValueError(f"{name} has a negative factor; 0 switches the loss off")
-
-
-def masked_lm(embeddings: WordTable, sizes: ModelConfig, settings: BuildSettings) -> tuple[Encoder, LanguageHead]:
-    """Encoder and head of a masked language model with the given embeddings, as a generator is one."""
-    encoder = build_encoder(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)
-    return encoder, encoder.language_head()
-
-
-def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> BilinearTerm | None:
-    """The term that this kind of head adds to the discriminator's logits; None if there is none."""
-    return BilinearTerm(encoder.config, encoder.embeddings.embedding_size) if kind == "bilinear" else None
-
-
-def shared_embeddings(vocab_size: int, model: ModelConfig, small: ModelConfig, tying: str) -> tuple[TokenEmbeddings, WordTable]:
-    """The embeddings of the main network and those of the generator.
-
-    Args:
-        model: sizes of the main network.
-        small: sizes of the generator.
-        tying: 'embeddings', 'token', 'none' or 'gradient-disentangled'.
-
-    Raises:
-        ConfigError: encoders of this kind cannot share embeddings.
-    """
-    kind = _sharing(model)
-    if tying == "gradient-disentangled":
-        own = kind.embeddings_class(vocab_size, model.embedding_size, small)
-        return kind.disentangled_class(own, model), own
-    return separate_embeddings(vocab_size, model, small, tying)
-
-
-def separate_embeddings(vocab_size: int, model: ModelConfig, small: ModelConfig, tying: str) -> tuple[WordTable, WordTable]:
-    """As `shared_embeddings`, for a main network that needs a word table.
-
-    Args:
-        tying: 'embeddings', 'token' or 'none'; 'equal': nothing is shared, and both are as wide as the main network's.
-    """
-    _sharing(model)
-    own = build_embeddings(vocab_size, small.hidden_size if tying == "none" else model.embedding_size, small)
-    if tying == "embeddings":
-        return own, own
-    read = build_embeddings(vocab_size, model.embedding_size, model)
-    if tying == "token":
-        own.word = read.word
-    return read, own
-
-
-def _sharing(model: ModelConfig) -> Any:
-    """The class of the encoder, which must be able to share embeddings with a generator."""
-    kind: Any = encoders.load(model.encoder)
-    if kind.disentangled_class is None:
-        raise ConfigError(
-            f"encoder '{model.encoder}' cannot share its embeddings with a generator, as this objective asks",
-            hint="set model.encoder=bert or modernbert, or another objective",
-        )
-    return kind
-
-
-@dataclass(frozen=True)
-class GeneratorInputs:
-    """What a generator is built from.
-
-    Attributes:
-        settings: vocabulary, and whether activations are recomputed.
-        sizes: sizes of the generator.
-        embeddings: the embeddings that it reads.
-        encoder: the discriminator's encoder if the two networks are one; otherwise None.
-    """
-
-    settings: BuildSettings
-    sizes: ModelConfig
-    embeddings: WordTable
-    encoder: Encoder | None
-
-
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A generator's distributions over the vocabulary.
 
     Attributes:
         logits: at the N positions of the loss.
-        targets: (N,) the original tokens there.
         places: the N positions, which may count more than once.
-        masked_logits: at the M chosen positions, with gradient; the same as `logits` if the loss is taken there.
-        chosen: the M positions.
-        originals: (M,) the original tokens there.
-        states: (M, D) the hidden states behind `masked_logits`; None for a generator without weights.
+        chosen_logits: at the M chosen positions, with gradient; the same as `logits` if the loss is taken there.
+        states: (M, D) the hidden states behind `chosen_logits`; None for a generator without weights.
     """
 
     logits: WordLogits
-    targets: Int[Tensor, "N"]
     places: Places
-    masked_logits: WordLogits
-    chosen: Places
-    originals: Int[Tensor, "M"]
+    chosen_logits: WordLogits
     states: Float[Tensor, "M D"] | None
 
 
-class Generator(abc.ABC):
-    """Proposes a token for each chosen position.
+class Replacement(NamedTuple):
+    """A batch after a generator has replaced the chosen tokens.
+
+    Attributes:
+        prediction: the distributions that the generator learns from and that the samples come from.
+        term: cross-entropy of the original tokens.
+        targets: (N,) the original tokens at the positions of the loss.
+        originals: (M,) the original tokens at the chosen positions.
+        sampled_ids: (M,) the samples at the chosen positions.
+        corrupted_ids: (B, L) samples at the chosen positions, the original ids elsewhere.
+        observations: values for evaluation.
+    """
+
+    prediction: Prediction
+    term: LossTerm
+    targets: Int[Tensor, "N"]
+    originals: Int[Tensor, "M"]
+    sampled_ids: Int[Tensor, "M"]
+    corrupted_ids: Int[Tensor, "B L"]
+    observations: dict[str, Tensor]
+
+
+class Generator:
+    """Proposes a token for each chosen position: a masked language model, which reads [MASK] there. Base of all generators.
 
     Not a module itself: the objective registers its `modules`, under names that every checkpoint has.
 
-    Attributes:
-        everywhere: whether its head runs at every position, rather than at the chosen ones only.
-    """
-
-    everywhere: ClassVar[bool] = False
-
-    def __init__(self, config: RTDConfig) -> None:
-        self.config = config
-
-    @classmethod
-    @abc.abstractmethod
-    def check(cls, config: RTDConfig) -> None:
-        """Check that the other settings are compatible with this generator.
-
-        Raises:
-            ValueError: they are not; the message says why and what to set.
-        """
-
-    @abc.abstractmethod
-    def modules(self) -> dict[str, nn.Module]:
-        """The modules that hold its weights and tables, by name."""
-
-    @abc.abstractmethod
-    def networks(self) -> dict[str, Network]:
-        """Its encoder and head under the name 'generator'; empty if it has none."""
-
-    @abc.abstractmethod
-    def count(self, batch: CorruptedBatch) -> int:
-        """Number of items that its loss sums over."""
-
-    @abc.abstractmethod
-    def predict(self, batch: CorruptedBatch) -> Prediction:
-        """Run the generator once; its loss and its samples come from the same logits."""
-
-    def loss(self, prediction: Prediction, weight: float) -> LossTerm:
-        """Cross-entropy of the original tokens, summed."""
-        return prediction.logits.loss(prediction.targets, prediction.places, weight)
-
-    def reads(self) -> frozenset[PlacesOf]:
-        """The places of a batch that `predict` needs as an index."""
-        return frozenset({"chosen"})
-
-    def sample(self, prediction: Prediction, batch: CorruptedBatch, randomness: Randomness) -> Int[Tensor, "M"]:
-        """A token for each chosen position, drawn from `masked_logits`; no gradient."""
-        sample = self.config.sampling_at(randomness.step).sample
-        return sample_replacements(batch, prediction.masked_logits, randomness, sample, prediction.originals)
-
-    @abc.abstractmethod
-    def initial_loss(self) -> float:
-        """Expected loss before any training, in nats."""
-
-    def prepare(self) -> None:  # noqa: B027
-        """Check before training that nothing is missing.
-
-        Raises:
-            ConfigError: something is missing.
-        """
-
-
-class NetworkGenerator(Generator):
-    """A generator with weights: an encoder, and a head over the vocabulary.
+    Args:
+        settings: vocabulary, and whether activations are recomputed.
+        sizes: sizes of the generator.
+        embeddings: the embeddings that it reads.
+        shared: the discriminator's encoder if the two networks are one; otherwise None.
 
     Attributes:
-        network: the encoder with its head.
-    """
-
-    network: Network
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {"generator": self.network.encoder, "generator_head": self.network.head}
-
-    def networks(self) -> dict[str, Network]:
-        return {"generator": self.network}
-
-    @property
-    def head(self) -> LanguageHead:
-        """The head over the vocabulary."""
-        assert isinstance(self.network.head, LanguageHead)
-        return self.network.head
-
-    def initial_loss(self) -> float:
-        """ln V."""
-        return math.log(self.head.word_embeddings.num_embeddings)
-
-
-class MaskedLMGenerator(NetworkGenerator):
-    """A masked language model: reads [MASK] at the chosen positions and predicts the original tokens there.
+        learns_at: the positions of its loss.
+        modules: the modules that hold its weights and tables, by name.
+        networks: its encoder and head under the name 'generator'; empty if it has none.
 
     Reference: Clark et al. 2020, section 2.
     """
 
-    def __init__(self, config: RTDConfig, inputs: GeneratorInputs) -> None:
-        super().__init__(config)
-        if inputs.encoder is None:
-            self.network = Network(*masked_lm(inputs.embeddings, inputs.sizes, inputs.settings))
-        else:
-            self.network = Network(inputs.encoder, inputs.encoder.language_head())
+    learns_at: ClassVar[PlacesOf] = "chosen"
 
-    @classmethod
-    def check(cls, config: RTDConfig) -> None:
-        pass
+    def __init__(
+        self,
+        config: GeneratorConfig,
+        settings: BuildSettings,
+        sizes: ModelConfig,
+        embeddings: WordTable,
+        shared: Encoder | None = None,
+    ) -> None:
+        self.config, self.vocabulary = config, settings.vocabulary
+        encoder = shared or build_encoder(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)
+        self.set_network(encoder, encoder.language_head())
+
+    def set_network(self, encoder: Encoder, head: LanguageHead) -> None:
+        """Set `encoder` and `head`."""
+        self.encoder, self.head = encoder, head
+        self.networks = {"generator": Network(encoder, head)}
+        self.modules: dict[str, nn.Module] = {"generator": encoder, "generator_head": head}
 
     def count(self, batch: CorruptedBatch) -> int:
-        return batch.num_targets
+        """Number of items that its loss sums over."""
+        return batch.num_targets if self.learns_at == "chosen" else int(batch.mask(self.learns_at).sum())
 
     def predict(self, batch: CorruptedBatch) -> Prediction:
-        tokens, chosen = batch.tokens, batch.places("chosen")
+        """Run the generator once; its loss and its samples come from the same logits, dropout on."""
+        chosen = batch.places("chosen")
         # The head is the most expensive product, so it runs on the chosen positions alone.
-        states = chosen.gather(self.network.encoder(batch.masked_ids, *tokens.context))
-        logits, originals = word_logits(self.head, states), chosen.gather(tokens.input_ids)
-        return Prediction(logits, originals, chosen, logits, chosen, originals, states)
+        states = chosen.gather(self.encoder(batch.masked_ids, *batch.tokens.context))
+        logits = word_logits(self.head, states)
+        return Prediction(logits, chosen, logits, states)
+
+    def loss(self, prediction: Prediction, targets: Int[Tensor, "N"], weight: float) -> LossTerm:
+        """Cross-entropy of the original tokens, summed."""
+        return prediction.logits.loss(targets, prediction.places, weight)
+
+    def sample(
+        self, prediction: Prediction, originals: Int[Tensor, "M"], batch: CorruptedBatch, randomness: Randomness
+    ) -> Int[Tensor, "M"]:
+        """A token for each chosen position, drawn from `chosen_logits`; no gradient."""
+        sample = self.config.sampling_at(randomness.step).sample
+        return sample_replacements(batch, prediction.chosen_logits, randomness, sample, originals)
+
+    def replace_chosen(self, batch: CorruptedBatch, randomness: Randomness, weight: float) -> Replacement:
+        """Predict the chosen tokens and replace them with samples from the same logits.
+
+        Args:
+            weight: factor of the loss.
+        """
+        ids, chosen, prediction = batch.tokens.input_ids, batch.places("chosen"), self.predict(batch)
+        targets, originals = prediction.places.gather(ids), chosen.gather(ids)
+        term = self.loss(prediction, targets, weight)
+        sampled_ids = self.sample(prediction, originals, batch, randomness)
+        corrupted_ids = chosen.scatter(ids, sampled_ids)
+        observations = {
+            **prediction.logits.observed("generator"),
+            "generator_targets": targets,
+            "sampled_ids": sampled_ids,
+            "sampled_targets": originals,
+            "corrupted_ids": corrupted_ids,
+        }
+        return Replacement(prediction, term, targets, originals, sampled_ids, corrupted_ids, observations)
+
+    def initial_loss(self) -> float:
+        """Expected loss before any training, in nats: ln V."""
+        return math.log(self.vocabulary.size)
 
 
-Copy = Callable[[], None]
-"""Copies the generator's weights into the discriminator."""
+class Algorithm:
+    """Decides which network is trained at which step, and from what the generator learns. Base of all algorithms.
 
-
-@dataclass(frozen=True)
-class GeneratorTerms:
-    """The generator's part of a step's loss.
+    This one, 'joint', trains both networks together from step 0, the generator by maximum likelihood; either may be frozen at
+    some step.
 
     Attributes:
-        terms: sums by name; their names and counts are those of `Algorithm.counts`.
-        metrics: means that are logged and not trained on.
-    """
-
-    terms: Mapping[str, LossTerm]
-    metrics: Mapping[str, LossTerm] = field(default_factory=dict)
-
-
-class Algorithm(abc.ABC):
-    """Decides which network is trained at which step, and from what the generator learns.
-
-    Attributes:
-        apart: whether the networks are never trained together. They then share no trained weights; what `tying` names is
-            copied when the discriminator starts.
+        trains_separately: whether the networks are never trained together. They then share no trained weights; what `tying`
+            names is copied when the discriminator starts.
         needs_rewards: whether the generator learns from the discriminator's loss.
+        modules: the modules that it trains along with the generator, by name.
+        switch: step at which the discriminator takes over, once known; kept when a run is extended. None: it never does.
+
+    Reference: Clark et al. 2020, section 2.
     """
 
-    apart: ClassVar[bool] = False
+    trains_separately: ClassVar[bool] = False
     needs_rewards: ClassVar[bool] = False
 
     def __init__(self, config: RTDConfig, generator: Generator) -> None:
-        self.config = config
-        self.generator = generator
+        self.config, self.generator = config, generator
+        self.modules: dict[str, nn.Module] = {}
+        self.switch: int | None = None
 
-    @classmethod
-    @abc.abstractmethod
-    def check(cls, config: RTDConfig) -> None:
-        """Check that the other settings are compatible with this algorithm.
+    def phases(self, max_steps: int, copy: Callable[[], None]) -> list[Phase]:
+        """The phases of training: one, or two if a network is frozen or the generator warms up.
 
-        Raises:
-            ValueError: they are not; the message says why and what to set.
-        """
+        When a network is frozen, the other one keeps its optimizer. After a warm-up of the generator, both networks start with a
+        new optimizer and a new schedule.
 
-    @abc.abstractmethod
-    def phases(self, max_steps: int, copy: Copy) -> list[Phase]:
-        """The phases of training.
+        Args:
+            copy: copies the generator's weights into the discriminator.
 
         Raises:
-            ConfigError: they do not fit into `max_steps`.
+            ConfigError: the phases do not fit into `max_steps`.
         """
-
-    def modules(self) -> dict[str, nn.Module]:
-        """The modules that it trains along with the generator, by name."""
-        return {}
-
-    def generator_networks(self) -> dict[str, Network]:
-        """The generator's network, with the modules that are trained along with it."""
-        companions = tuple(self.modules().values())
-        return {name: replace(network, companions=companions) for name, network in self.generator.networks().items()}
+        warmup = self.config.generator_warmup_steps
+        if warmup:
+            if warmup >= max_steps:
+                raise ConfigError(
+                    f"objective.generator_warmup_steps {warmup} leaves none of train.max_steps {max_steps} for the discriminator",
+                    hint="decrease it, or increase train.max_steps",
+                )
+            held = frozenset({"discriminator"})
+            first = Phase("generator warm-up", warmup, frozenset({"generator"}), holds=held, own_schedule=True)
+            return [first, Phase("train", max_steps - warmup, own_schedule=True, begins=warmup)]
+        for left, step in {
+            "discriminator": self.config.freeze_generator_at,
+            "generator": self.config.freeze_discriminator_at,
+        }.items():
+            if step is not None and step < max_steps:
+                alone = Phase(f"{left} alone", max_steps - step, frozenset({left}), fresh_optimizer=False, begins=step)
+                return [Phase("train", step), alone] if step else [alone]
+        return [Phase("train", max_steps)]
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         """Number of items that each of the generator's terms sums over."""
         return {"generator": self.generator.count(batch)}
 
     def generator_terms(
-        self,
-        loss: LossTerm,
-        prediction: Prediction,
-        sampled_ids: Int[Tensor, "M"],
-        rewards: Float[Tensor, "M"] | None,
-        step: int,
-    ) -> GeneratorTerms:
-        """The terms that the generator learns from; by default its maximum-likelihood loss.
+        self, replaced: Replacement, chosen: Places, rewards: Float[Tensor, "M"] | None, step: int
+    ) -> tuple[dict[str, LossTerm], dict[str, LossTerm]]:
+        """The terms that the generator learns from, and means that are logged and not trained on, both by name.
 
         Args:
-            loss: cross-entropy of the original tokens, with the weight of this step.
-            sampled_ids: the sample at each chosen position.
+            chosen: the chosen positions.
             rewards: the discriminator's loss at each chosen position, detached; None unless the algorithm `needs_rewards`.
         """
-        return GeneratorTerms({"generator": loss})
+        return {"generator": replaced.term}, {}
 
     def initial_loss(self) -> float:
         """Weighted sum of the generator's terms before anything is learned, in nats."""
         return self.config.generator_weight * self.generator.initial_loss()
-
-    def carry_state(self) -> dict[str, Tensor]:
-        """State to save with the checkpoint besides weights."""
-        return {}
-
-    def load_carry_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Restore what `carry_state` returned."""
-
-
-class Joint(Algorithm):
-    """Trains both networks together from step 0, the generator by maximum likelihood; either may be frozen at some step.
-
-    Reference: Clark et al. 2020, section 2.
-    """
-
-    @classmethod
-    def check(cls, config: RTDConfig) -> None:
-        check_freezing(config)
-
-    def phases(self, max_steps: int, copy: Copy) -> list[Phase]:
-        return phases_with_freezing(self.config, max_steps)
-
-
-def check_freezing(config: RTDConfig) -> None:
-    """Check that a frozen network shares nothing with one that is still trained.
-
-    Raises:
-        ValueError: it does, or nothing would be trained.
-    """
-    freezes = config.freeze_generator_at is not None or config.freeze_discriminator_at is not None
-    if config.generator_warmup_steps and (freezes or config.generator in ("uniform", "unigram") or config.tying == "all"):
-        reason = "a network is frozen later on" if freezes else f"generator '{config.generator}' with tying '{config.tying}'"
-        raise ValueError(
-            f"generator_warmup_steps is {config.generator_warmup_steps}, which is not compatible with the other settings: "
-            f"{reason}; only a generator with weights that the discriminator does not use can be warmed up. "
-            "Set generator_warmup_steps = 0"
-        )
-    if config.freeze_generator_at is not None and config.freeze_discriminator_at is not None:
-        raise ValueError(
-            f"freeze_generator_at is {config.freeze_generator_at} and freeze_discriminator_at {config.freeze_discriminator_at}: "
-            "with both frozen nothing is trained; leave one of them out, and end the run by train.max_steps"
-        )
-    if config.freeze_generator_at is not None and config.tying not in ("none", "gradient-disentangled"):
-        raise ValueError(
-            f"freeze_generator_at is {config.freeze_generator_at}, but with tying '{config.tying}' the discriminator still "
-            "trains weights that the generator reads; set tying = 'none' or 'gradient-disentangled'"
-        )
-    if config.freeze_discriminator_at is not None and config.tying != "none":
-        raise ValueError(
-            f"freeze_discriminator_at is {config.freeze_discriminator_at}, but with tying '{config.tying}' the generator still "
-            "trains weights that the discriminator reads; set tying = 'none'"
-        )
-
-
-def phases_with_freezing(config: RTDConfig, max_steps: int) -> list[Phase]:
-    """The phases of training both networks together: one, or two if a network is frozen or the generator warms up.
-
-    When a network is frozen, the other one keeps its optimizer. After a warm-up of the generator, both networks start with a
-    new optimizer and a new schedule.
-
-    Raises:
-        ConfigError: the warm-up leaves no step to train both.
-    """
-    warmup = config.generator_warmup_steps
-    if warmup:
-        if warmup >= max_steps:
-            raise ConfigError(
-                f"objective.generator_warmup_steps {warmup} leaves none of train.max_steps {max_steps} for the discriminator",
-                hint="decrease it, or increase train.max_steps",
-            )
-        held = frozenset({"discriminator"})
-        first = Phase("generator warm-up", warmup, frozenset({"generator"}), holds=held, own_schedule=True)
-        return [first, Phase("train", max_steps - warmup, own_schedule=True, begins=warmup)]
-    stops = {"discriminator": config.freeze_generator_at, "generator": config.freeze_discriminator_at}
-    for left, step in stops.items():
-        if step is not None and step < max_steps:
-            alone = Phase(f"{left} alone", max_steps - step, frozenset({left}), fresh_optimizer=False, begins=step)
-            return [Phase("train", step), alone] if step else [alone]
-    return [Phase("train", max_steps)]
 
 
 class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
@@ -635,102 +509,101 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
 
     def __init__(self, config: RTDConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
-        size, model, checkpointing = settings.vocabulary.size, settings.model, settings.gradient_checkpointing
+        model, algorithm = settings.model, algorithms.load(config.algorithm)
         small = model.shrunk(config.generator_size, config.generator_depth)
-        algorithm: type[Algorithm] = algorithms.load(config.algorithm)
-        read, read_by_generator = _embeddings(size, model, small, config.tying, apart=algorithm.apart)
-        self.discriminator = build_encoder(read, model, gradient_checkpointing=checkpointing)
+        # Networks that never train together share nothing, but have embeddings of one width: one can become a copy of the other.
+        separate = algorithm.trains_separately and config.tying != "gradient-disentangled"
+        read, read_by_generator = shared_embeddings(settings, small, "equal" if separate else config.tying)
+        self.discriminator = build_encoder(read, model, gradient_checkpointing=settings.gradient_checkpointing)
         self.discriminator_head = ReplacedTokenHead(model)
         self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
         shared = self.discriminator if config.tying == "all" else None
-        inputs = GeneratorInputs(settings, small, read_by_generator, shared)
-        self._generator: Generator = generators.load(config.generator)(config, inputs)
-        self._algorithm = algorithm(config, self._generator)
-        for name, module in (self._generator.modules() | self._algorithm.modules()).items():
+        self._generator: Generator = generators.load(config.generator)(config, settings, small, read_by_generator, shared)
+        self._algorithm: Algorithm = algorithm(config, self._generator)
+        for name, module in (self._generator.modules | self._algorithm.modules).items():
             self.add_module(name, module)
-        from discern.objectives.rtd_variants import SentenceContrast
+        self.sentence_contrast = None
+        if config.sentence_contrastive_weight > 0:
+            from discern.objectives.rtd_variants import SentenceContrast
 
-        contrasts = config.sentence_contrastive_weight > 0
-        self.sentence_contrast = SentenceContrast(model, config.sentence_clean_probability) if contrasts else None
+            self.sentence_contrast = SentenceContrast(
+                model, config.sentence_clean_probability, config.sentence_contrastive_weight
+            )
 
     def initialize(self, seed: int) -> None:
         """Fill every parameter, as a function of the seed alone.
 
         Raises:
-            ConfigError: the generator lacks something, such as word counts.
+            ConfigError: the generator needs word counts, which are unknown.
         """
-        self._generator.prepare()
+        if self.config.generator == "unigram" and self.vocabulary.token_counts is None:
+            raise ConfigError(
+                "generator 'unigram' needs to know how often each word occurs in the training split, but there is no data set",
+                hint="give a run or a data set, or set objective.generator = 'mlm'",
+            )
         super().initialize(seed)
+
+    def classified(self, batch: CorruptedBatch) -> tuple[Bool[Tensor, "B L"], int]:
+        """The tokens of the discriminator's loss, and their number: all real tokens."""
+        return batch.tokens.attention_mask, batch.num_tokens
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         counts = self._algorithm.counts(batch)
         if self._runs_discriminator():
-            counts["discriminator"] = batch.num_tokens
+            counts["discriminator"] = self.classified(batch)[1]
             if self.sentence_contrast is not None:
                 counts["sentence"] = int(batch.mask("texts").sum())
         return counts
 
     def reads(self) -> frozenset[PlacesOf]:
         texts: frozenset[PlacesOf] = frozenset() if self.sentence_contrast is None else frozenset({"texts"})
-        return self._generator.reads() | texts
+        return frozenset({"chosen", self._generator.learns_at}) | texts
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         """Both losses of a batch whose chosen positions `corrupt` has masked."""
-        tokens, step = batch.tokens, randomness.step
+        tokens, chosen, step, contrast = batch.tokens, batch.places("chosen"), randomness.step, self.sentence_contrast
 
-        # The generator predicts the masked tokens.
-        prediction = self._generator.predict(batch)
-        generator_loss = self._generator.loss(prediction, self._weight("generator", step))
-
-        # Samples from the same logits replace them; no gradient flows through the choice.
-        sampled_ids = self._generator.sample(prediction, batch, randomness)
-        chosen = batch.places("chosen")
-        corrupted_ids = chosen.scatter(tokens.input_ids, sampled_ids)
-        observations = {
-            **prediction.logits.observed("generator"),
-            **self.observed_entropies(prediction.logits, prediction.targets, prediction.places),
-            "generator_targets": prediction.targets,
-            "sampled_ids": sampled_ids,
-            "sampled_targets": prediction.originals,
-        }
+        # The generator predicts the masked tokens; samples from the same logits replace them, without gradient.
+        replaced = self._generator.replace_chosen(batch, randomness, self._weight("generator", step))
+        prediction, corrupted_ids = replaced.prediction, replaced.corrupted_ids
+        observations = replaced.observations | self.observed_entropies(prediction.logits, replaced.targets, prediction.places)
         if not self._runs_discriminator():
-            learned = self._algorithm.generator_terms(generator_loss, prediction, sampled_ids, None, step)
-            return StepOutput(learned.terms, observations, learned.metrics)
-        if self.sentence_contrast is not None:
-            corrupted_ids = self.sentence_contrast.restore(corrupted_ids, tokens, randomness)
+            terms, metrics = self._algorithm.generator_terms(replaced, chosen, None, step)
+            return StepOutput(terms, observations, metrics)
+        if contrast is not None:
+            corrupted_ids = contrast.restore(corrupted_ids, tokens, randomness)
 
         # The discriminator classifies every real token as original or replaced.
         is_replaced = corrupted_ids != tokens.input_ids  # a sample that equals the original counts as original
         discriminator = self.networks()["discriminator"]
         hidden = discriminator.encoder(corrupted_ids, *tokens.context)
-        logits = discriminator.logits_of(hidden, corrupted_ids)
-        weight = self._weight("discriminator", step)
-        terms = {"discriminator": replaced_token_loss(logits, is_replaced, tokens.attention_mask, batch.num_tokens, weight)}
-        observations |= {"corrupted_ids": corrupted_ids, "is_replaced": is_replaced, "discriminator_logits": logits.detach()}
-        if self.sentence_contrast is not None:
-            from discern.objectives.rtd_variants import is_tampered, sentence_loss
+        logits, (loss_mask, count) = discriminator.logits_of(hidden, corrupted_ids), self.classified(batch)
+        observations |= {
+            "corrupted_ids": corrupted_ids,
+            "is_replaced": is_replaced,
+            "discriminator_logits": logits.detach(),
+            "loss_mask": loss_mask,
+        }
 
-            texts = batch.places("texts")
-            sentence_logits, tampered = self.sentence_contrast(hidden, texts), is_tampered(is_replaced, tokens, texts)
-            terms["sentence"] = sentence_loss(sentence_logits, tampered, self.config.sentence_contrastive_weight)
-            observations |= {"sentence_logits": sentence_logits.detach(), "is_tampered": tampered}
-
+        # The generator learns by maximum likelihood, or from the discriminator's loss at the positions that it fills.
         rewards = None
         if self._algorithm.needs_rewards:
-            rewards = loss_at(logits, is_replaced, chosen)
-        learned = self._algorithm.generator_terms(generator_loss, prediction, sampled_ids, rewards, step)
-        return StepOutput({**learned.terms, **terms}, observations, learned.metrics)
+            judged, labels = chosen.gather(logits.detach()).float(), chosen.gather(is_replaced).float()
+            rewards = F.binary_cross_entropy_with_logits(judged, labels, reduction="none")
+        terms, metrics = self._algorithm.generator_terms(replaced, chosen, rewards, step)
+        weight = self._weight("discriminator", step)
+        terms["discriminator"] = replaced_token_loss(logits, is_replaced, loss_mask, count, weight)
+        if contrast is not None:
+            terms["sentence"], seen = contrast.loss(hidden, is_replaced, tokens, batch.places("texts"))
+            observations |= seen
+        return StepOutput(terms, observations, metrics)
 
     def _weight(self, network: str, step: int) -> float:
         """Weight of a network's loss at a step; 0 while the network is frozen, as its loss is then only reported."""
-        config = self.config
-        weight, schedule = {
-            "generator": (config.generator_weight, config.generator_weight_schedule),
-            "discriminator": (config.discriminator_weight, config.discriminator_weight_schedule),
-        }[network]
+        weight: float = getattr(self.config, f"{network}_weight")
         if not self.training:
             return weight
-        return weight * factor_at(schedule, step) if self._trains(network) else 0.0
+        return weight * factor_at(getattr(self.config, f"{network}_weight_schedule"), step) if self._trains(network) else 0.0
 
     def _trains(self, name: str) -> bool:
         """Whether a network is being trained, judged by its head, which is never shared; true if there is no such network."""
@@ -744,50 +617,51 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
     def networks(self) -> dict[str, Network]:
         sentence = () if self.sentence_contrast is None else (self.sentence_contrast,)
         discriminator = Network(self.discriminator, self.discriminator_head, self.discriminator_bilinear, sentence)
-        return {"discriminator": discriminator} | self._algorithm.generator_networks()
+        companions = tuple(self._algorithm.modules.values())
+        generator = {name: replace(network, companions=companions) for name, network in self._generator.networks.items()}
+        return {"discriminator": discriminator} | generator
 
     def forward_passes(self, phase: Phase) -> list[ForwardPass]:
-        """As by default, but without the discriminator in a phase that has no use for it."""
-        found = super().forward_passes(phase)
-        if phase.trains is None or "discriminator" in phase.trains or self._algorithm.needs_rewards:
-            return found
-        return [each for each in found if each.network.head is not self.discriminator_head]
+        """As by default, but without the discriminator, which is the first, in a phase that has no use for it."""
+        passes = super().forward_passes(phase)
+        runs = phase.trains is None or "discriminator" in phase.trains or self._algorithm.needs_rewards
+        return passes if runs else passes[1:]
 
     def head_share(self, network: Network, phase: Phase) -> float:
-        return 1.0 if self._generator.everywhere else super().head_share(network, phase)
+        return super().head_share(network, phase) if self._generator.learns_at == "chosen" else 1.0
 
     def phases(self, max_steps: int) -> list[Phase]:
         return self._algorithm.phases(max_steps, self._copy_generator)
 
+    @torch.no_grad()
     def _copy_generator(self) -> None:
         """Let the discriminator begin as a copy of the generator, or with a copy of what `tying` names."""
-        source, target = self.networks()["generator"].encoder, self.networks()["discriminator"].encoder
+        networks, copies_all = self.networks(), self.config.copy_weights
+        source, target = networks["generator"].encoder, networks["discriminator"].encoder
         if isinstance(target.embeddings, DisentangledEmbeddings):
             copy_matching(target.embeddings.shared.norm, target.embeddings.norm)
         elif isinstance(target.embeddings, Disentangled):
             pass  # the words are those of the generator already, and the difference is zero
-        elif self.config.copy_weights or self.config.tying == "embeddings":
+        elif copies_all or self.config.tying == "embeddings":
             copy_matching(source.embeddings, target.embeddings)
         elif self.config.tying == "token":
-            with torch.no_grad():
-                target.embeddings.weights.copy_(source.embeddings.weights)
-        if self.config.copy_weights:
+            target.embeddings.weights.copy_(source.embeddings.weights)
+        if copies_all:
             copy_matching(source, target, leaving_out="embeddings.")
 
     def carry_state(self) -> dict[str, Tensor]:
-        return self._algorithm.carry_state() | super().carry_state()
+        switch = self._algorithm.switch
+        return ({} if switch is None else {"two_stage_switch": torch.tensor([switch])}) | super().carry_state()
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
-        self._algorithm.load_carry_state(state)
-        if self._entropies is not None:
-            self._entropies.load({name: values for name, values in state.items() if name.startswith(TokenEntropies.PREFIX)})
+        remaining = dict(state)
+        if (switch := remaining.pop("two_stage_switch", None)) is not None:
+            self._algorithm.switch = int(switch)
+        super().load_carry_state(remaining)
 
     def evaluator(self) -> Evaluator:
-        tokens = ReplacedTokenEvaluator(self.config.generator_weight, self.config.discriminator_weight)
-        weight = self.config.sentence_contrastive_weight
-        from discern.objectives.rtd_variants import SentenceContrastEvaluator
-
-        return tokens if self.sentence_contrast is None else SentenceContrastEvaluator(tokens, weight)
+        weights = self.config.generator_weight, self.config.discriminator_weight
+        return ReplacedTokenEvaluator(*weights) if self.sentence_contrast is None else self.sentence_contrast.evaluator(*weights)
 
     def loss_weights(self) -> tuple[float, float] | None:
         config = self.config
@@ -801,30 +675,10 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         return self._algorithm.initial_loss() + binary * math.log(2)
 
 
-def loss_at(logits: Float[Tensor, "B L"], is_replaced: Bool[Tensor, "B L"], chosen: Places) -> Float[Tensor, "M"]:
-    """The discriminator's loss at the chosen positions, in nats, detached: the reward of an adversarial generator."""
-    judged, labels = chosen.gather(logits.detach()).float(), chosen.gather(is_replaced).float()
-    return F.binary_cross_entropy_with_logits(judged, labels, reduction="none")
-
-
 @torch.no_grad()
-def copy_matching(source: torch.nn.Module, target: torch.nn.Module, leaving_out: str | None = None) -> None:
-    """Copy each parameter of `source` to the one of the same name in `target`.
-
-    Args:
-        leaving_out: prefix of the names that are not copied.
-    """
+def copy_matching(source: nn.Module, target: nn.Module, leaving_out: str = " ") -> None:
+    """Copy each parameter of `source` to the one of the same name in `target`, unless its name begins with `leaving_out`."""
     values = dict(source.named_parameters())
     for name, parameter in target.named_parameters():
-        if leaving_out is None or not name.startswith(leaving_out):
+        if not name.startswith(leaving_out):
             parameter.copy_(values[name])
-
-
-def _embeddings(
-    size: int, model: ModelConfig, small: ModelConfig, tying: str, *, apart: bool
-) -> tuple[TokenEmbeddings, WordTable]:
-    """The embeddings of the discriminator and those of the generator."""
-    if apart and tying != "gradient-disentangled":
-        # Of one width whatever is tied, so that one can become a copy of the other.
-        return separate_embeddings(size, model, small, "equal")
-    return shared_embeddings(size, model, small, "embeddings" if tying == "all" else tying)

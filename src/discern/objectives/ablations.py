@@ -1,0 +1,237 @@
+"""The objectives between BERT and ELECTRA: each differs from its neighbor in one respect.
+
+Reference: Clark et al. 2020, section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from jaxtyping import Bool, Float
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from discern.corruption.randomness import Randomness
+from discern.models.base import Network, build_encoder
+from discern.models.heads import CopyMLMHead, LanguageHead
+from discern.objectives.base import BuildSettings, Phase, WordTargets
+from discern.objectives.config import GeneratorConfig, ObjectiveConfig
+from discern.objectives.losses import copy_loss, word_logits
+from discern.objectives.masked import MaskingObjective, shared_embeddings
+from discern.objectives.metrics import GeneratorEvaluator, MaskedTokenEvaluator, SumEvaluator
+from discern.objectives.rtd import Generator, ReplacedTokenDetection, Replacement, RTDConfig
+from discern.types import CorruptedBatch, LossTerm, PlacesOf, StepOutput
+
+
+class MaskedOnlyRTDConfig(RTDConfig):
+    """Settings of replaced token detection at the chosen positions; they mean the same as in objective 'rtd'."""
+
+    detects_every_token: ClassVar[bool] = False
+    name: str = Field("rtd-masked-only", description="Objective, by its name in the registry.")
+
+
+class MaskedOnlyReplacedTokenDetection(ReplacedTokenDetection):
+    """Replaced token detection whose discriminator learns from the chosen positions alone: "ELECTRA 15%".
+
+    How much of ELECTRA's gain comes from a loss over all tokens instead of 15% of them?
+    """
+
+    Config: ClassVar[type[ObjectiveConfig]] = MaskedOnlyRTDConfig
+    detects_every_token: ClassVar[bool] = False
+
+    def classified(self, batch: CorruptedBatch) -> tuple[Bool[Tensor, "B L"], int]:
+        return batch.masked_positions, batch.num_masked
+
+
+class ReplaceMLMConfig(GeneratorConfig):
+    """Settings of masked language modeling on replaced tokens."""
+
+    encoder_reads_samples: ClassVar[bool] = True
+    name: str = Field("replace-mlm", description="Objective, by its name in the registry.")
+    tying: Literal["embeddings", "token", "none"] = Field(
+        "embeddings",
+        description="What generator and encoder share. 'embeddings': words, positions, segments and their LayerNorm (of "
+        "'modernbert' the words, as it has nothing else); "
+        "'token': words only; 'none': nothing.",
+    )
+
+
+class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
+    """Predict the original token at each chosen position, where the encoder reads a generator's sample: "Replace MLM".
+
+    How much of ELECTRA's gain comes from an encoder that never sees [MASK], which fine-tuning does not use either?
+    """
+
+    Config: ClassVar[type[ObjectiveConfig]] = ReplaceMLMConfig
+    head: LanguageHead | CopyMLMHead
+
+    def __init__(self, config: ReplaceMLMConfig, settings: BuildSettings) -> None:
+        super().__init__(config, settings)
+        model = settings.model
+        small = model.shrunk(config.generator_size, config.generator_depth)
+        read, read_by_generator = shared_embeddings(settings, small, config.tying)
+        self.encoder = build_encoder(read, model, gradient_checkpointing=settings.gradient_checkpointing)
+        self.head = self.new_head()
+        self._generator = Generator(config, settings, small, read_by_generator)
+        self.generator, self.generator_head = self._generator.encoder, self._generator.head
+
+    def new_head(self) -> LanguageHead | CopyMLMHead:
+        """A head for the encoder."""
+        return self.encoder.language_head()
+
+    def counts(self, batch: CorruptedBatch) -> dict[str, int]:
+        return {"generator": batch.num_targets, "mlm": batch.num_targets}
+
+    def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
+        replaced = self._generator.replace_chosen(batch, randomness, self.config.generator_weight)
+        hidden = self.encoder(replaced.corrupted_ids, *batch.tokens.context)
+        restored, observations = self.restore(hidden, replaced, batch)
+        prediction = replaced.prediction
+        observations |= replaced.observations
+        observations |= self.observed_entropies(prediction.logits, replaced.targets, prediction.places)
+        return StepOutput({"generator": replaced.term, "mlm": restored}, observations)
+
+    def restore(
+        self, hidden: Float[Tensor, "B L D"], replaced: Replacement, batch: CorruptedBatch
+    ) -> tuple[LossTerm, dict[str, Tensor]]:
+        """The encoder's loss and observations, given its states."""
+        chosen, targets = batch.places("chosen"), replaced.originals
+        logits = word_logits(self.head, chosen.gather(hidden))
+        return logits.loss(targets, chosen), {**logits.observed("mlm"), "mlm_targets": targets}
+
+    def networks(self) -> dict[str, Network]:
+        return {"encoder": Network(self.encoder, self.head), **self._generator.networks}
+
+    def evaluator(self) -> SumEvaluator:
+        return RestorationEvaluator(self.config.generator_weight)
+
+    def word_targets(self) -> WordTargets | None:
+        return self._masked_words(shown=1.0, correct=None)
+
+    def initial_loss(self) -> float:
+        """2 ln V: the generator's and the encoder's."""
+        return (self.config.generator_weight + 1) * math.log(self.vocabulary.size)
+
+
+class RestorationEvaluator(SumEvaluator):
+    """Metrics of a generator, and of an encoder that restores the chosen tokens after it.
+
+    `replaced_fraction` is the fraction of the chosen tokens.
+    """
+
+    def __init__(self, generator_weight: float) -> None:
+        self._weight = generator_weight
+        self._generator = GeneratorEvaluator()
+        self._restored = MaskedTokenEvaluator("mlm")
+        super().__init__(self._generator, self._restored)
+
+    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
+        self._generator.update(output, batch)
+        self._restored.update(output, batch)
+
+    def compute(self) -> dict[str, float]:
+        metrics = self._generator.compute() | self._restored.compute()
+        total = self._weight * metrics["generator_loss"] + metrics["mlm_loss"]
+        return metrics | {"loss": total, "replaced_fraction": 1 - metrics["sampled_accuracy"]}
+
+
+class AllTokensMLMConfig(ReplaceMLMConfig):
+    """Settings of restoring every token."""
+
+    name: str = Field("all-tokens-mlm", description="Objective, by its name in the registry.")
+
+
+class AllTokensMLM(ReplaceMLM):
+    """Predict the original token everywhere, from text in which a generator's samples replace the chosen tokens.
+
+    The prediction at t is D [x_corrupt_t] + (1 - D) softmax(words), with D from a sigmoid layer: without this gate the encoder
+    would spend its capacity on learning to copy. The head over the vocabulary runs on every token, which at V = 30,522 is most
+    of the arithmetic and memory; `train.micro_batch_size` limits the memory.
+
+    Reference: Clark et al. 2020, section 3.3, "All-Tokens MLM".
+    """
+
+    Config: ClassVar[type[ObjectiveConfig]] = AllTokensMLMConfig
+    head: CopyMLMHead
+
+    def new_head(self) -> CopyMLMHead:
+        return CopyMLMHead(self.encoder.config, self.encoder.language_head())
+
+    def counts(self, batch: CorruptedBatch) -> dict[str, int]:
+        return {"generator": batch.num_targets, "mlm": batch.num_tokens}
+
+    def restore(
+        self, hidden: Float[Tensor, "B L D"], replaced: Replacement, batch: CorruptedBatch
+    ) -> tuple[LossTerm, dict[str, Tensor]]:
+        real = batch.places("real")
+        states, targets = real.gather(hidden), real.gather(batch.tokens.input_ids)
+        logits, copy_logits = word_logits(self.head, states), self.head.copy_logits(states)
+        term = copy_loss(logits.losses(targets), copy_logits, real.gather(replaced.corrupted_ids), targets)
+        return term, {**logits.observed("mlm"), "copy_logits": copy_logits.detach()}
+
+    def reads(self) -> frozenset[PlacesOf]:
+        return frozenset({"chosen", "real"})
+
+    def head_share(self, network: Network, phase: Phase) -> float:
+        """1 for the encoder, whose head runs on every token; the masked fraction for the generator."""
+        return 1.0 if network.head is self.head else super().head_share(network, phase)
+
+    def evaluator(self) -> SumEvaluator:
+        return CopyEvaluator(self.config.generator_weight)
+
+    def word_targets(self) -> None:
+        return None
+
+    def initial_loss(self) -> float:
+        """ln V for the generator; for the encoder -ln(1/2 + 1/2V), and -ln(1/2V) where the token was replaced."""
+        size = self.vocabulary.size
+        replaced = self.config.mask_probability * (1 - 1 / size)
+        restored = replaced * math.log(2 * size) + (1 - replaced) * math.log(2 * size / (size + 1))
+        return self.config.generator_weight * math.log(size) + restored
+
+
+class CopyEvaluator(SumEvaluator):
+    """Metrics of a generator, and of an encoder that restores every token after it by copying or writing.
+
+    `mlm_loss` and `mlm_accuracy` are over all real tokens, `masked_accuracy` over the chosen positions alone;
+    `copy_probability` is the mean of the gate. `replaced_fraction` is the fraction of all real tokens.
+    """
+
+    def __init__(self, generator_weight: float) -> None:
+        self._weight = generator_weight
+        self._generator = GeneratorEvaluator()
+        super().__init__(self._generator)
+
+    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
+        self._generator.update(output, batch)
+        seen, real = output.observations, batch.tokens.attention_mask
+        logits, copy_logits = seen["mlm_logits"].float(), seen["copy_logits"].float()
+        read, targets = seen["corrupted_ids"][real], batch.tokens.input_ids[real]
+        # In units of (1 - D) / (sum of the softmax), copying adds exp(copy logit) times that sum to the token that is read.
+        copied = copy_logits + logits.logsumexp(1)
+        read_score = logits.gather(1, read[:, None]).squeeze(1).logaddexp(copied)
+        best, written = logits.max(1)
+        correct = read.where(read_score >= best, written) == targets
+        self.add(
+            loss=float(output.terms["mlm"].total.detach()),
+            copied=float(F.sigmoid(copy_logits).sum()),
+            count=output.terms["mlm"].count,
+            correct=int(correct.sum()),
+            masked=batch.num_masked,
+            masked_correct=int((correct & batch.masked_positions[real]).sum()),
+            replaced=int((read != targets).sum()),
+        )
+
+    def compute(self) -> dict[str, float]:
+        generator, loss = self._generator.compute(), self.ratio("loss", "count")
+        return {
+            **generator,
+            "loss": self._weight * generator["generator_loss"] + loss,
+            "mlm_loss": loss,
+            "mlm_accuracy": self.ratio("correct", "count"),
+            "masked_accuracy": self.ratio("masked_correct", "masked"),
+            "copy_probability": self.ratio("copied", "count"),
+            "replaced_fraction": self.ratio("replaced", "count"),
+        }
