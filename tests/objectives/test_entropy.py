@@ -127,7 +127,7 @@ def test_the_masks_follow_the_entropies_of_two_steps_before() -> None:
 
 
 def test_a_generator_without_weights_has_no_entropies_to_learn() -> None:
-    with pytest.raises(ValueError, match=r"generator 'unigram' has no weights, so its predictions are equally uncertain"):
+    with pytest.raises(ValueError, match=r"generator 'unigram' has no weights, so masking 'entropy' would choose evenly"):
         RTDConfig(generator="unigram", masking="entropy")
 
 
