@@ -78,7 +78,7 @@ except CheckpointError as error:
     assert parallel == "ddp" or "process 1 on " in error.message, error.message
     sys.exit(28)
 except DataError as error:
-    assert case == "evaluation" and "as the weights of step 3 are saved" in error.hint, (error.message, error.hint)
+    assert case == "evaluation" and "continues from step 3, which is saved" in error.hint, (error.message, error.hint)
     sys.exit(30)
 except RanksError as error:
     assert case != "full on the first" or "rank 0 (pid " in error.message and "File too large" in error.message, error.message

@@ -74,7 +74,7 @@ def test_a_stopped_rank_is_named_after_a_set_time() -> None:
         "if ranks.rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\nranks.barrier()", **{HEARTBEAT_VARIABLE: "3"}
     )
     try:
-        # The exchange itself would wait for 24 hours: rank 0 may have long work to do. So the heartbeat kills the stopped process.
+        # The exchange itself would wait for 24 hours, as rank 0 may have long work to do: the heartbeat ends it.
         output = said(first)
     finally:
         stopped.kill()

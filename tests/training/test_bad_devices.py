@@ -119,7 +119,7 @@ def test_an_evaluation_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(DataError, match=r"step 2: the evaluation .* out of memory") as caught:
             train(context(tmp_path / str(size), max_steps=2, micro_batch_size=size), State())
         assert asked.pop() == rows
-        assert f"--set train.micro_batch_size={fewer} does" in str(caught.value.hint)
+        assert f"--set train.micro_batch_size={fewer};" in str(caught.value.hint)
 
 
 def test_other_errors_are_not_about_memory(tmp_path: Path) -> None:

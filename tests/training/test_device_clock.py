@@ -111,10 +111,9 @@ def test_the_doctor_says_what_a_run_waits_for() -> None:
     data, host, speed = diagnose_waiting({"data_share": 0.4, "host_share": 0.1, "device_share": 0.5}, 0.15)
     assert (data.verdict, host.verdict) == ("high", "fine")
     assert data.cause.startswith("40% of the time, the run waits for data")
-    assert speed.cause == "15% of the speed of large matrix products on this device: waiting for data"
-    data, host, speed = diagnose_waiting({"data_share": 0.01, "host_share": 0.6}, 0.2)
+    assert speed.cause == "15% of the speed of large matrix products on this device"
+    data, host = diagnose_waiting({"data_share": 0.01, "host_share": 0.6})
     assert (data.verdict, host.verdict) == ("fine", "high")
-    assert speed.cause.endswith("waiting for the host")
     (data,) = diagnose_waiting({"data_share": 0.01, "device_share": 0.99})
     assert data.verdict == "fine"
     assert diagnose_waiting({}) == []

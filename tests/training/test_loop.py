@@ -19,7 +19,7 @@ from discern.objectives import objectives
 from discern.objectives.base import Objective, Phase
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
-from discern.training import bookkeeping, checkpoint, evaluation, loop
+from discern.training import checkpoint, evaluation, loop
 from discern.training.average import average_warning, averaged, update_average
 from discern.training.compilation import Mode
 from discern.training.config import OptimizerConfig, TrainConfig
@@ -439,7 +439,7 @@ def test_a_journal_on_a_full_disk_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_among_equal_scores_the_lower_loss_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
-    monkeypatch.setattr(bookkeeping, "save_checkpoint", lambda context, state, *_: kept.append(state.step))
+    monkeypatch.setattr(loop, "save_checkpoint", lambda context, state, *_: kept.append(state.step))
     running = context(tmp_path)
     for loss, best in (("loss", [0, 1, 3]), (None, [0, 3])):
         kept.clear()
@@ -447,6 +447,6 @@ def test_among_equal_scores_the_lower_loss_is_better(tmp_path: Path, monkeypatch
         # F1 of rare entities is 0 for long while the loss falls: that is no reason to stop.
         for step, (f1, held) in enumerate([(0.0, 3.0), (0.0, 2.0), (0.0, 2.5), (0.4, 2.6), (0.4, 2.7), (0.3, 1.0)]):
             state.step = step
-            bookkeeping.note_best(running, watch, state, dict, f1, held if loss else None)
+            loop.note_best(replace(running, early_stopping=watch), state, dict, f1, held if loss else None)
         assert kept == best
         assert state.finished

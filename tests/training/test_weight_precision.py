@@ -18,14 +18,13 @@ from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.pretraining.meta_bench import META, meta_step
 from discern.training import checkpoint, loop, optimizer
-from discern.training.bookkeeping import save_checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.distributed import Ranks
 from discern.training.loop import train
 from discern.training.metrics_log import read_metrics
 from discern.training.optimizer import Optimizer
 from discern.training.precision import check_weight_precision, lower_weights, matrices, raise_weights, rounded_at_random
-from discern.training.state import State, TrainContext
+from discern.training.state import State, TrainContext, save_checkpoint
 from tests.golden.runs import text
 from tests.support import SPECIAL, settings
 from tests.training import test_loop, test_meta_step

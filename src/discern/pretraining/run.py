@@ -26,12 +26,11 @@ from discern.pretraining.rows import heldout_stream, training_source
 from discern.progress import BudgetProgress, Progress, Silent, warning_to
 from discern.storage.output import OutputFolder
 from discern.training.average import average_warning
-from discern.training.bookkeeping import written_record
 from discern.training.config import NO_STEP_LIMIT, TrainConfig
 from discern.training.distributed import Ranks, join_ranks
 from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_signals
-from discern.training.loop import train
+from discern.training.loop import train, written_record
 from discern.training.metrics import TimeBudget, Work
 from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.pretrain_config import PretrainConfig

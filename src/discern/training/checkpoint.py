@@ -313,9 +313,9 @@ class _State(Record):
     phase_seconds: Annotated[float, Field(ge=0)] = 0.0
     updates: Annotated[int, Field(ge=0)] = 0
     averaged: Annotated[int, Field(ge=0)] = 0
-    waited: Annotated[int, Field(ge=0)] = 0
+    evaluations_since_best: Annotated[int, Field(ge=0)] = 0
     interval: dict[str, Any] = Field(default_factory=dict)
-    owed: dict[str, Any] | None = None
+    pending: dict[str, Any] | None = None
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

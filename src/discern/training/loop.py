@@ -1,47 +1,220 @@
-"""The training loop: read, forward, backward, update; then checkpoint, evaluate and log.
+"""The training loop: load a batch, forward and backward, update; then save, evaluate and log.
 
-Pre-training and fine-tuning both use it, with different objectives. `train_steps` is the loop. The functions that it calls are
-below it, in the order of the calls; the work after an update is in bookkeeping.py.
+Pre-training and fine-tuning both use it, with different objectives. `train_steps` is the loop; below it are its parts, in the
+order of the calls. What only some runs need is behind two objects: the replica (ranks, sharded weights, weights in low precision,
+moving average) and the meter (means, throughput and shares of the time).
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from discern.corruption.randomness import key_of
-from discern.errors import CheckpointError, DataError, DiscernError, RanksError
+from discern.diagnosis.health import embedding_norm
+from discern.errors import CheckpointError, DataError, DiscernError, NumericsError, RanksError
 from discern.objectives.base import Objective, Phase
-from discern.training.average import average_warning
-from discern.training.bookkeeping import (
-    catch_up,
-    due_after_step,
-    evaluate,
-    log,
-    make_record,
-    note_done,
-    stop_at_failed_read,
-    stop_at_nonfinite,
-    timed,
-)
+from discern.storage.files import write_text
+from discern.training import checkpoint, evaluation
+from discern.training.average import average_warning, averaged
 from discern.training.checkpoint import AVERAGE_FILE, model_tensors
-from discern.training.compilation import Mode, compile_networks
+from discern.training.compilation import Mode, compile_networks, eager_evaluation
+from discern.training.distributed import Ranks
 from discern.training.interrupt import agree_to_stop
-from discern.training.memory import lacks_memory, out_of_memory
-from discern.training.metrics import Due, NonFiniteGuard, StepCounters, StepMeans, StepMeter, device_clock
+from discern.training.memory import lacks_memory, out_of_memory, peak_memory
+from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeans, StepMeter, Work, device_clock
+from discern.training.metrics_log import HELD_OUT, add_held_out, held_out_metrics, records_of_step
 from discern.training.optimizer import Optimizer, counts_by_rule, counts_text
 from discern.training.precision import autocast, emulation_warning, lowered, raise_weights
 from discern.training.prefetch import Feed, LocalBatch
 from discern.training.replica import Replica, build_replica
 from discern.training.schedule import learning_rate
-from discern.training.state import State, TrainContext
+from discern.training.state import EarlyStopping, Moments, State, TrainContext, save_checkpoint
+
+_EVALUATED_ROWS = 32
+
+
+def train(context: TrainContext, state: State) -> dict[str, Any]:
+    """Train from `state` to the last step, the end of the time budget or a request to stop. Return the last record.
+
+    A checkpoint of the last step is always written, before the last evaluation.
+
+    Raises:
+        ConfigError: a step does not fit into memory.
+        NumericsError: a loss or gradient is not finite; the weights before the update are kept under `folder/debug`.
+        CheckpointError: a checkpoint could not be written.
+        DataError: an evaluation failed.
+    """
+    record: dict[str, Any] = {}
+    objective, ranks, first = context.objective, context.ranks, 0
+    objective.train()
+    _move_average(context, state)
+    if ranks.writes:
+        for line in _notes(context, state):
+            context.progress.note(line)
+    # Dropout seeds torch's global generators, which belong to the caller.
+    devices = [ranks.device] if ranks.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
+            if state.pending is not None:
+                with lowered(objective, context.train.weight_precision) as state.masters:  # the best weights may be saved
+                    record = complete_pending(context, state)
+                state.masters = {}
+            for phase in objective.phases(context.train.max_steps):
+                if state.step < first + phase.steps and not state.finished:
+                    record = train_phase(context, state, phase, first, reader) or record
+                first += phase.steps
+    except RuntimeError as problem:
+        if not lacks_memory(problem):
+            raise
+        raise out_of_memory(context.train, ranks.world_size, ranks.device, state.step) from problem
+    agree_to_stop(context.stop, ranks)  # so that all ranks leave in the same way
+    return record
+
+
+def train_phase(context: TrainContext, state: State, phase: Phase, first: int, reader: ThreadPoolExecutor) -> dict[str, Any]:
+    """Train one phase of the objective (most have only one), which begins at step `first`. Return the last record."""
+    if state.step == first and phase.start is not None:
+        phase.start()
+        state.average, state.averaged = {}, 0  # the weights before have nothing to do with those that follow
+    replica = setup_phase(context, phase)
+    try:
+        return train_steps(context, state, phase, first, reader, replica)
+    except (DiscernError, RuntimeError) as problem:
+        if not isinstance(problem, CheckpointError | RanksError):  # of a write that failed, or needs a rank that is gone
+            replica.complete_write()
+        raise
+    finally:
+        raise_weights(context.objective, state.masters)
+        state.masters = {}
+
+
+def train_steps(
+    context: TrainContext, state: State, phase: Phase, first: int, reader: ThreadPoolExecutor, replica: Replica
+) -> dict[str, Any]:
+    """The steps of `train_phase`. This is the loop."""
+    settings, ranks, last = context.train, context.ranks, first + phase.steps
+    # Continue where an earlier session stopped.
+    state.masters = replica.optimizer.masters
+    replica.begin_average(state)
+    if state.step > first or not phase.fresh_optimizer:
+        replica.load_moments(state.optimizer, state.updates)
+    interval = state.interval if state.step > first else None  # means in the log are taken over steps of one phase only
+    meter, state.interval = StepMeter(state.seconds, interval, device_clock(ranks.device)), {}
+    guard = NonFiniteGuard(ranks, partial(_stop_at_nonfinite, context, state, replica))
+    feed, started = Feed(context, reader, state.step), state.step
+    record: dict[str, Any] = {}
+
+    while state.step < last and not state.finished:
+        # Load a batch. A thread reads and corrupts the next rows while this step computes.
+        try:
+            with meter.waiting():
+                local = feed.take(state.step)
+        except DataError as problem:
+            guard.check()
+            meter.read(ranks)
+            state.interval = meter.interval()
+            _save_and_stop(context, state, partial(replica.save, state), problem.message, problem.hint, problem)
+        # Several losses share parameters, so each must be divided by its count over all ranks and micro-batches before the
+        # first backward pass. Counts follow from the corruption alone; no network has run yet.
+        totals = reduce_step_counts(context, local, meter)
+
+        # Forward and backward, micro-batch by micro-batch.
+        if context.changes_size(state.step):
+            replica.reset_memory()
+        means = forward_backward(context, replica, local, totals.counts, state.step)
+        norm = replica.clip(context.optimizer.clip_norm)
+
+        # Update, unless the gradient is not finite. A GPU decides that by itself, so that the host need not wait for it.
+        allowed = guard.allow(StepCounters(state.step, state.tokens, state.updates, state.averaged), norm, means)
+        if state.step == first:
+            state.phase_seconds = totals.seconds if first else 0.0
+        rate = _learning_rate(context, state, phase, first, totals.seconds)
+        update(replica.optimizer, rate, allowed)
+        state.step, state.tokens, state.updates = state.step + 1, state.tokens + totals.tokens, replica.optimizer.updates
+        if settings.weight_average:
+            state.averaged += 1
+            replica.update_average(state)
+        if context.compilation != "off" and state.step == started + 1:
+            meter.begin_again()
+        state.seconds = meter.seconds()
+        meter.add(means, totals.tokens)
+        _finish_or_interrupt(context, state, totals)
+
+        # What follows this step, by the intervals in steps or by the clock.
+        ends = state.finished and not state.interrupted
+        on_schedule = settings.evaluate_every_steps > 0 and state.step % settings.evaluate_every_steps == 0
+        evaluates = context.heldout is not None and (ends or on_schedule or "evaluate" in totals.due)
+        logs = evaluates or ends or "log" in totals.due or state.step == 1 or state.step % settings.log_every_steps == 0
+        saves = state.finished or "checkpoint" in totals.due or state.step % settings.checkpoint_every_steps == 0
+        if ranks.reads_freely or logs or saves:
+            guard.check()
+            meter.read(ranks)
+        shown = {"loss": f"{meter.last['loss']:.3f}"} if meter.last else {}
+        context.progress.advance(1, **shown, **{"tokens/s": f"{meter.tokens_per_second():,.0f}"}, **meter.waits_shown())
+
+        # Save, evaluate, log. The checkpoint comes first and holds the pending record: an evaluation that fails, or a kill while
+        # it runs, then costs no training.
+        if evaluates or state.finished:
+            with meter.paused():
+                replica.gather_full_state(state)
+        if logs:
+            state.pending = {"line": _record(context, state, meter, rate, float(norm)), "evaluates": evaluates}
+            meter.restart()
+            state.interval = {}
+            with _timed(context, meter, "log"):
+                pass
+        if saves:
+            state.interval = meter.interval()
+            with _timed(context, meter, "checkpoint"):
+                replica.save(state)
+        # A user who interrupts a run does not want to wait for an evaluation; the resumed run does it instead.
+        if logs and not (evaluates and state.interrupted):
+            with _timed(context, meter, "evaluate" if evaluates else None):
+                held_out = evaluate(context, state, replica.moments, saved=saves) if evaluates else {}
+                record = log(context, state, held_out)
+            if state.finished and not saves:  # the evaluation used up the patience
+                state.interval = meter.interval()
+                replica.save(state)
+        if state.step < last and not state.finished:
+            replica.release_full_state()
+    replica.close()
+    replica.gather_full_state(state)
+    state.optimizer = dict(replica.moments())
+    return record
+
+
+def setup_phase(context: TrainContext, phase: Phase) -> Replica:
+    """What this rank trains in a phase, with an optimizer of the parameters that the phase trains.
+
+    Weights shared with a network that the phase does not train are trained too, unless it is held.
+    """
+    objective, trains = context.objective, phase.trains
+    objective.requires_grad_(trains is None)
+    for name, network in objective.networks().items():
+        if trains is not None and name in trains:
+            for parameter in network.trained():
+                parameter.requires_grad_(True)
+    for name in phase.holds:
+        for part in objective.networks()[name].parts():
+            part.requires_grad_(False)
+    return build_replica(context, partial(compile_encoders, context.compilation))
+
+
+def compile_encoders(compilation: Mode, objective: Objective) -> None:
+    """Compile the encoders if the run asks for it."""
+    compile_networks((network.encoder for network in objective.networks().values()), compilation)
 
 
 @dataclass(frozen=True)
@@ -60,169 +233,7 @@ class StepTotals:
     tokens: int
     seconds: float
     stopping: bool
-    due: Due
-
-
-def train(context: TrainContext, state: State) -> dict[str, Any]:
-    """Train from `state` to the last step, the end of the time budget or a request to stop. Return the last record.
-
-    A checkpoint of the last step is always written, before the last evaluation.
-
-    Raises:
-        ConfigError: a step does not fit into memory.
-        NumericsError: a loss or gradient is not finite; the weights before the update are kept under `folder/debug`.
-        CheckpointError: a checkpoint could not be written.
-        DataError: an evaluation failed.
-    """
-    record: dict[str, Any] = {}
-    # Dropout seeds torch's global generators, which belong to the caller.
-    devices = [context.ranks.device] if context.ranks.device.type == "cuda" else []
-    context.objective.train()
-    _begin_average(context, state)
-    if context.ranks.writes:
-        for line in _notes(context, state):
-            context.progress.note(line)
-    try:
-        with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
-            if state.pending is not None:
-                with lowered(context.objective, context.train.weight_precision) as masters:
-                    state.masters = masters  # the best weights may be saved
-                    record = catch_up(context, state)
-                state.masters = {}
-            for phase, first, last in _phases_with_steps(context):
-                if state.step < last and not state.finished:
-                    try:
-                        record = train_phase(context, state, (phase, first, last), reader) or record
-                    finally:
-                        raise_weights(context.objective, state.masters)
-                        state.masters = {}
-    except RuntimeError as problem:
-        if not lacks_memory(problem):
-            raise
-        raise out_of_memory(context.train, context.ranks.world_size, context.ranks.device, state.step) from problem
-    agree_to_stop(context.stop, context.ranks)  # so that all ranks leave in the same way
-    return record
-
-
-def train_phase(context: TrainContext, state: State, span: tuple[Phase, int, int], reader: ThreadPoolExecutor) -> dict[str, Any]:
-    """Train one phase of the objective (most have only one) from `state.step`. Return the last record that was written."""
-    phase, first, _ = span
-    if state.step == first and phase.start is not None:
-        phase.start()
-        state.average, state.averaged = {}, 0  # the weights before have nothing to do with those that follow
-    replica = setup_phase(context, phase)
-    try:
-        return train_steps(context, state, span, reader, replica)
-    except (DiscernError, RuntimeError) as problem:
-        if not isinstance(problem, CheckpointError | RanksError):  # of a write that failed, or needs a rank that is gone
-            replica.complete_write()
-        raise
-
-
-def train_steps(
-    context: TrainContext, state: State, span: tuple[Phase, int, int], reader: ThreadPoolExecutor, replica: Replica
-) -> dict[str, Any]:
-    """The steps of `train_phase`. This is the loop."""
-    phase, first, last = span
-    optimizer, moments = replica.optimizer, replica.moments
-    state.masters = optimizer.masters
-    replica.begin_average(state)
-    if state.step > first or not phase.fresh_optimizer:
-        replica.load_moments(state.optimizer, state.updates)
-    # Means in the log are taken over steps of one phase only.
-    interval = state.interval if state.step > first else None
-    meter, state.interval = StepMeter(state.seconds, interval, device_clock(context.ranks.device)), {}
-    schedule_start, schedule_length = (first, last - first) if phase.own_schedule else (0, context.train.max_steps)
-    guard = NonFiniteGuard(context.ranks, partial(_stop_at_nonfinite, context, state, replica))
-    record: dict[str, Any] = {}
-    feed, started = Feed(context, reader, state.step), state.step
-
-    while state.step < last and not state.finished:
-        # Read. A thread reads and corrupts the next rows while this step computes.
-        try:
-            with meter.waiting():
-                local = feed.take(state.step)
-        except DataError as problem:
-            guard.check()
-            meter.read(context.ranks)
-            state.interval = meter.interval()
-            stop_at_failed_read(context, state, replica.save, problem)
-        # Several losses share parameters, so each must be divided by its count over all ranks and micro-batches before the
-        # first backward pass. Counts follow from the corruption alone; no network has run yet.
-        totals = reduce_step_counts(context, local, meter)
-
-        if context.changes_size(state.step):
-            replica.reset_memory()
-
-        # Forward and backward, micro-batch by micro-batch.
-        losses = forward_backward(context, replica, local, totals.counts, state.step)
-        norm = replica.clip(context.optimizer.clip_norm)
-
-        # Update, unless the gradient is not finite. A GPU decides that by itself, so that the host need not wait for it.
-        allowed = guard.allow(StepCounters(state.step, state.tokens, state.updates, state.averaged), norm, losses)
-        if state.step == first:
-            state.phase_seconds = totals.seconds if first else 0.0
-        used = _time_used(context, totals.seconds, state.phase_seconds if phase.own_schedule else 0.0)
-        rate = learning_rate(context.optimizer, state.step - schedule_start, schedule_length, used)
-        update(optimizer, rate, allowed)
-        state.step, state.tokens, state.updates = state.step + 1, state.tokens + totals.tokens, optimizer.updates
-        if context.train.weight_average:
-            state.averaged += 1
-            replica.update_average(state)
-        if context.compilation != "off" and state.step == started + 1:
-            meter.begin_again()
-        state.seconds = meter.seconds()
-        meter.add(losses, totals.tokens)
-        _finish_or_interrupt(context, state, totals)
-        due = due_after_step(context, state, totals.due)
-        if context.ranks.reads_freely or due.log or due.checkpoint:
-            guard.check()
-            meter.read(context.ranks)
-        shown = {"loss": f"{meter.last['loss']:.3f}"} if meter.last else {}
-        context.progress.advance(1, **shown, **{"tokens/s": f"{meter.tokens_per_second():,.0f}"}, **meter.waits_shown())
-
-        if due.evaluate or state.finished:
-            with meter.paused():
-                replica.gather_full_state(state)
-
-        # Checkpoint, evaluate, log. The checkpoint comes first and holds the pending record: an evaluation that fails, or a
-        # kill while it runs, then costs no training.
-        if due.log:
-            state.pending = make_record(context, state, meter, rate=rate, norm=float(norm), evaluates=due.evaluate)
-            meter.restart()
-            state.interval = {}
-            note_done(context, meter, "log")
-        if due.checkpoint:
-            state.interval = meter.interval()
-            with timed(context, meter, "checkpoint"):
-                replica.save(state)
-        # A user who interrupts a run does not want to wait for an evaluation; the resumed run does it instead.
-        if due.log and not (due.evaluate and state.interrupted):
-            with timed(context, meter, "evaluate") if due.evaluate else meter.paused():
-                held_out = evaluate(context, state, moments, saved=due.checkpoint) if due.evaluate else {}
-                record = log(context, state, held_out)
-            if state.finished and not due.checkpoint:  # the evaluation used up the patience
-                state.interval = meter.interval()
-                replica.save(state)
-        if state.step < last and not state.finished:
-            replica.release_full_state()
-    replica.close()
-    replica.gather_full_state(state)
-    state.optimizer = dict(moments())
-    return record
-
-
-def _stop_at_nonfinite(
-    context: TrainContext, state: State, replica: Replica, before: StepCounters, losses: Mapping[str, float]
-) -> NoReturn:
-    replica.gather_full_state(state)
-    stop_at_nonfinite(context, state, replica.moments, before, losses)
-
-
-def setup_phase(context: TrainContext, phase: Phase) -> Replica:
-    """What this rank trains in a phase, with an optimizer of the parameters that the phase trains."""
-    _freeze_others(context.objective, phase)
-    return build_replica(context, partial(compile_encoders, context.compilation))
+    due: set[Work]
 
 
 def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMeter) -> StepTotals:
@@ -234,27 +245,27 @@ def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMete
     tokens = sum(batch.num_tokens for batch, _ in local.micro_batches)
     # Only rank 0 reads the clock: with clocks of their own, ranks would stop after different steps.
     seconds = meter.seconds() if context.ranks.writes else 0.0
-    due = context.time_budget.due(seconds) if context.time_budget is not None and context.ranks.writes else Due()
-    flags = map(float, (context.stop.requested, due.log, due.evaluate, due.checkpoint))
-    sums = context.ranks.sum([*map(float, counts.values()), float(tokens), seconds, *flags])
-    *total_counts, total_tokens, total_seconds, stops, logs, evaluates, saves = sums
+    due = context.time_budget.due(seconds) if context.time_budget is not None and context.ranks.writes else set()
+    kinds: tuple[Work, ...] = ("log", "evaluate", "checkpoint")
+    values = [*counts.values(), tokens, seconds, context.stop.requested, *(kind in due for kind in kinds)]
+    *total_counts, total_tokens, total_seconds, stops, logs, evaluates, saves = context.ranks.sum([*map(float, values)])
     return StepTotals(
         counts=dict(zip(counts, map(int, total_counts), strict=True)),
         tokens=int(total_tokens),
         seconds=total_seconds,
         stopping=stops > 0,
-        due=Due(logs > 0, evaluates > 0, saves > 0),
+        due={kind for kind, flag in zip(kinds, (logs, evaluates, saves), strict=True) if flag},
     )
 
 
 def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch, counts: dict[str, int], step: int) -> StepMeans:
     """Compute the gradients of the step's mean loss. Return the mean of each loss, and other means to log."""
     ranks, last = context.ranks, len(local.micro_batches) - 1
-    # In float64 on the device: the host learns them when it reads them.
-    sums: dict[str, Tensor] = {}
-    others: dict[str, Tensor] = {}
-    numbers: dict[str, int] = {}
-    tallies: dict[str, Tensor] = {}
+    # Sums in float64 on the device: the host learns them when it reads them.
+    losses: dict[str, Tensor] = {}
+    metrics: dict[str, Tensor] = {}
+    metric_counts: dict[str, int] = {}
+    statistics: dict[str, Tensor] = {}
     for number, (batch, randomness) in enumerate(local.on_device):
         # Dropout follows from seed, step, micro-batch and rank, so a resumed run drops the same elements.
         torch.manual_seed(key_of(context.train.seed, "dropout", step, number, ranks.rank))
@@ -265,21 +276,21 @@ def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch,
             # Gradients are averaged over the ranks, hence the factor: the counts are already those of all ranks.
             (loss * ranks.world_size).backward()
         for name, term in output.terms.items():
-            sums[name] = sums.get(name, 0.0) + term.total.detach().double()
-        for name, tally in context.objective.step_statistics(output).items():
-            tallies[name] = tallies[name] + tally if name in tallies else tally
+            losses[name] = losses.get(name, 0.0) + term.total.detach().double()
         for name, mean in output.metrics.items():
-            others[name] = others.get(name, 0.0) + mean.total.detach().double()
-            numbers[name] = numbers.get(name, 0) + mean.count
+            metrics[name] = metrics.get(name, 0.0) + mean.total.detach().double()
+            metric_counts[name] = metric_counts.get(name, 0) + mean.count
+        for name, statistic in context.objective.step_statistics(output).items():
+            statistics[name] = statistics[name] + statistic if name in statistics else statistic
     replica.finish_gradients()
-    replica.update_state(step, {name: ranks.sum_tensor(tally) for name, tally in tallies.items()})
-    means = {name: sums[name] / max(count, 1) for name, count in counts.items()}
-    # The numbers of items of all ranks, which the hosts know.
-    all_numbers = ranks.sum([float(number) for number in numbers.values()]) if numbers else []
-    logged = {name: total / max(number, 1) for (name, total), number in zip(others.items(), all_numbers, strict=True)}
-    loss = sum(output.terms[name].weight * mean for name, mean in means.items())
-    found = {"loss": loss, **{f"{name}_loss": mean for name, mean in means.items()}, **logged}
-    return StepMeans(tuple(found), torch.stack([torch.as_tensor(value) for value in found.values()]))
+    replica.update_state(step, {name: ranks.sum_tensor(statistic) for name, statistic in statistics.items()})
+    # Means over all ranks: each rank has its share of them, and the hosts know the counts.
+    means = {name: losses[name] / max(count, 1) for name, count in counts.items()}
+    all_counts = ranks.sum([float(count) for count in metric_counts.values()]) if metric_counts else []
+    logged = {name: total / max(count, 1) for (name, total), count in zip(metrics.items(), all_counts, strict=True)}
+    total_loss = sum(output.terms[name].weight * mean for name, mean in means.items())
+    shares = {"loss": total_loss, **{f"{name}_loss": mean for name, mean in means.items()}, **logged}
+    return StepMeans(tuple(shares), torch.stack([torch.as_tensor(value) for value in shares.values()]))
 
 
 def update(optimizer: Optimizer, rate: float, allowed: Tensor | None = None) -> None:
@@ -289,22 +300,127 @@ def update(optimizer: Optimizer, rate: float, allowed: Tensor | None = None) -> 
     optimizer.zero_grad(set_to_none=True)
 
 
-def compile_encoders(compilation: Mode, objective: Objective) -> None:
-    """Compile the encoders if the run asks for it."""
-    compile_networks((network.encoder for network in objective.networks().values()), compilation)
+def evaluate(context: TrainContext, state: State, moments: Moments, *, saved: bool) -> dict[str, float]:
+    """Evaluate on held-out rows, the averaged weights if there are any; keep the best weights and stop early, if the run asks
+    for it. Return the metrics.
+
+    Args:
+        saved: whether this step has a checkpoint already; otherwise one is written if the evaluation fails.
+
+    Raises:
+        DataError: the evaluation failed; the same command repeats it.
+    """
+    assert context.heldout is not None
+    examples = evaluation.ExampleRows()
+    # At most as many rows at a time as are trained on at a time.
+    rows = min(_EVALUATED_ROWS, context.train.micro_batch_size or _EVALUATED_ROWS)
+    try:
+        with averaged(context.objective, state.average), eager_evaluation(context.compilation):
+            metrics = evaluation.evaluate(
+                context.objective,
+                context.heldout,
+                context.ranks,
+                sequences=context.train.evaluate_sequences,
+                batch_size=rows,
+                precision=context.precision,
+                observer=None if context.metrics_log is None else examples,
+            )
+    except Exception as problem:  # no error should cost hours of training
+        if isinstance(problem, DiscernError) and not isinstance(problem, DataError):
+            raise
+        reason = problem.message if isinstance(problem, DataError) else f"{type(problem).__name__}: {problem}"
+        hint = problem.hint if isinstance(problem, DataError) else "restore the damaged file, usually one of the held-out text"
+        if lacks_memory(problem):
+            hint = f"evaluate fewer rows at once: --set train.micro_batch_size={max(1, rows // 2)}"
+        save = None if saved else partial(save_checkpoint, context, state, moments)
+        reason = f"the evaluation on held-out examples failed: {' '.join(reason.split())}"
+        _save_and_stop(context, state, save, reason, hint, problem)
+    if context.metrics_log is not None:
+        context.metrics_log.write_examples(state.step, examples.rows)
+    context.progress.note(f"step {state.step}: held out {_summary(metrics)}")
+    if context.health_monitor is not None:
+        for warning in context.health_monitor.notes(state.step, metrics, embedding_norm(context.objective)):
+            context.progress.note(warning)
+    stopping = context.early_stopping
+    if stopping is not None:
+        note_best(context, state, moments, metrics[stopping.metric], metrics.get(stopping.loss or ""))
+    return metrics
 
 
-def _begin_average(context: TrainContext, state: State) -> None:
+def log(context: TrainContext, state: State, held_out: Mapping[str, float]) -> dict[str, Any]:
+    """Write the pending record to metrics.jsonl, with the metrics of its evaluation if it has one. Return the record.
+
+    Raises:
+        CheckpointError: the file could not be written.
+    """
+    assert state.pending is not None
+    record = add_held_out(state.pending["line"], held_out) if state.pending["evaluates"] else state.pending["line"]
+    if context.metrics_log is not None:
+        context.metrics_log.write(record)
+    state.pending = None
+    return record
+
+
+def complete_pending(context: TrainContext, state: State) -> dict[str, Any]:
+    """Complete the evaluation and the record that were pending when the checkpoint was saved. Return the record.
+
+    A record that the earlier session wrote completely is kept as it is.
+    """
+    assert state.pending is not None
+    stopping, evaluates, moments = context.early_stopping, state.pending["evaluates"], lambda: state.optimizer
+    record = written_record(context.folder, state, context.ranks, stopping)
+    if record is None:
+        if context.metrics_log is not None:
+            context.metrics_log.rewind(state.step - 1)
+        return log(context, state, evaluate(context, state, moments, saved=True) if evaluates else {})
+    if evaluates and stopping is not None:
+        note_best(context, state, moments, record[stopping.metric], record.get(f"{HELD_OUT}{stopping.loss}"))
+    state.pending = None
+    return record
+
+
+def written_record(folder: Path, state: State, ranks: Ranks, stopping: EarlyStopping | None = None) -> dict[str, Any] | None:
+    """The record that was pending in the checkpoint, if the earlier session wrote it completely; otherwise None."""
+    assert state.pending is not None
+    records = records_of_step(folder, state.step) if ranks.writes else []
+    record: dict[str, Any] | None = ranks.gather(next((line for line in records if "tokens" in line), None))[0]
+    if record is None or not state.pending["evaluates"]:
+        return record
+    metrics = held_out_metrics(record)
+    return record if metrics and (stopping is None or stopping.metric in metrics) else None
+
+
+def note_best(context: TrainContext, state: State, moments: Moments, value: float, loss: float | None) -> None:
+    """Keep the weights if the metric is the best so far; finish the run if it has not improved for too long."""
+    stopping = context.early_stopping
+    assert stopping is not None
+    tied = value == state.best and loss is not None and state.best_loss is not None and loss < state.best_loss
+    if state.best is None or value > state.best or tied:
+        state.best, state.best_loss, state.evaluations_since_best = value, loss, 0
+        if stopping.keep:
+            save_checkpoint(context, state, moments, context.folder / "best")
+        return
+    state.evaluations_since_best += 1
+    if stopping.patience and state.evaluations_since_best >= stopping.patience and not state.finished:
+        state.finished = True
+        waited = f"{state.evaluations_since_best} evaluations"
+        context.progress.note(f"step {state.step}: {stopping.metric} has not improved for {waited}; training stops")
+
+
+# ---- parts of the loop in a few lines each ----
+
+
+def _move_average(context: TrainContext, state: State) -> None:
     """Move the average of a resumed run to the device.
 
     Raises:
         CheckpointError: the checkpoint has none, or one of other weights, although the run keeps an average.
     """
-    own = model_tensors(context.objective)
     state.average = {name: tensor.to(context.ranks.device) for name, tensor in state.average.items()}
     if not context.train.weight_average or (state.step == 0 and not state.average):
         return
-    if {name: tensor.shape for name, tensor in state.average.items()} != {name: tensor.shape for name, tensor in own.items()}:
+    shapes = [{name: tensor.shape for name, tensor in part.items()} for part in (state.average, model_tensors(context.objective))]
+    if shapes[0] != shapes[1]:
         raise CheckpointError(
             f"train.weight_average is {context.train.weight_average:g}, but the checkpoint of step {state.step:,} has no "
             f"average of these weights ({AVERAGE_FILE})",
@@ -312,16 +428,25 @@ def _begin_average(context: TrainContext, state: State) -> None:
         )
 
 
-def _notes(context: TrainContext, state: State) -> list[str]:
+def _notes(context: TrainContext, state: State) -> Iterator[str]:
     """What Muon updates, whether the average of the weights spans more than the run, and whether bfloat16 is emulated."""
-    found = []
     if context.optimizer.name == "muon":
-        found.append(counts_text(counts_by_rule(context.objective, context.optimizer)))
-    warnings = (
+        yield counts_text(counts_by_rule(context.objective, context.optimizer))
+    for warning in (
         average_warning(context.train, context.train.max_steps),
         emulation_warning(context.precision, context.ranks.device, resumed=state.step > 0),
-    )
-    return found + [f"warning: {warning}" for warning in warnings if warning is not None]
+    ):
+        if warning is not None:
+            yield f"warning: {warning}"
+
+
+def _learning_rate(context: TrainContext, state: State, phase: Phase, first: int, seconds: float) -> float:
+    """The learning rate of the next update. Under a time budget, a phase with its own schedule has what was left of it."""
+    start, length = (first, phase.steps) if phase.own_schedule else (0, context.train.max_steps)
+    since = state.phase_seconds if phase.own_schedule else 0.0
+    hours = context.train.max_hours
+    used = None if hours is None else (seconds - since) / max(hours * 3600 - since, 1e-9)
+    return learning_rate(context.optimizer, state.step - start, length, used)
 
 
 def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals) -> None:
@@ -338,29 +463,81 @@ def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals
         state.seconds = min(state.seconds, math.nextafter(train.max_hours * 3600, 0.0))
 
 
-def _time_used(context: TrainContext, seconds: float, since: float) -> float | None:
-    """Fraction that is used of the time budget, or of what was left of it after `since` seconds; None without a budget."""
-    hours = context.train.max_hours
-    return None if hours is None else (seconds - since) / max(hours * 3600 - since, 1e-9)
+def _record(context: TrainContext, state: State, meter: StepMeter, rate: float, norm: float) -> dict[str, Any]:
+    """The record of this step for metrics.jsonl, without the metrics of an evaluation."""
+    return {
+        "step": state.step,
+        "tokens": state.tokens,
+        "seconds": round(state.seconds, 3),
+        "tokens_per_second": round(meter.tokens_per_second(), 1),
+        **meter.shares(),
+        "learning_rate": rate,
+        "grad_norm": norm,
+        **meter.means(),
+        **({} if context.flops is None else {"flops": round(context.flops.after(state.step).executed)}),
+        "peak_memory_bytes": int(context.ranks.sum([float(peak_memory(context.ranks.device))])[0]),
+    }
 
 
-def _phases_with_steps(context: TrainContext) -> Iterator[tuple[Phase, int, int]]:
-    """Each phase with the steps at which it begins and ends."""
-    first = 0
-    for phase in context.objective.phases(context.train.max_steps):
-        yield phase, first, first + phase.steps
-        first += phase.steps
+@contextmanager
+def _timed(context: TrainContext, meter: StepMeter, kind: Work | None) -> Iterator[None]:
+    """Stop the clock of the interval during some work, and report the work and its duration to the time budget."""
+    begin = time.perf_counter()
+    with meter.paused():
+        yield
+    if context.time_budget is not None and kind is not None:
+        context.time_budget.done(kind, meter.seconds(), time.perf_counter() - begin)
 
 
-def _freeze_others(objective: Objective, phase: Phase) -> None:
-    """Train only the networks of the phase. Weights shared with a frozen network are trained too, unless it is held."""
-    trains = phase.trains
-    objective.requires_grad_(trains is None)
-    for name, network in objective.networks().items():
-        if trains is not None and name in trains:
-            for parameter in network.trained():
-                parameter.requires_grad_(True)
-    for name, network in objective.networks().items():
-        if name in phase.holds:
-            for part in network.parts():
-                part.requires_grad_(False)
+def _save_and_stop(
+    context: TrainContext, state: State, save: Callable[[], None] | None, reason: str, hint: str | None, problem: Exception
+) -> NoReturn:
+    """Save what has been trained, and raise a DataError. With several ranks nothing is saved, as a checkpoint needs all of them.
+
+    Args:
+        save: writes a checkpoint; None: there is one of this step.
+    """
+    step = checkpoint.newest_step(context.folder / "checkpoints", up_to=state.step)
+    if save is not None and context.ranks.world_size == 1 and state.step > step:
+        try:
+            save()
+            step = state.step
+        except CheckpointError as another:
+            context.progress.note(f"warning: {another.message}")
+    then = f"continues from step {step}, which is saved" if step else "starts over, as nothing has been saved"
+    hint = f"{hint or 'restore what is missing or damaged'}; the same command then {then}"
+    raise DataError(f"step {state.step}: {reason}", hint=hint) from problem
+
+
+def _stop_at_nonfinite(
+    context: TrainContext, state: State, replica: Replica, before: StepCounters, losses: Mapping[str, float]
+) -> NoReturn:
+    """Keep what is needed to investigate a gradient that is not finite, and stop.
+
+    Args:
+        before: how far the run was before the step, to which the state returns: no update has changed the weights since.
+        losses: means of the step.
+
+    Raises:
+        NumericsError: always.
+    """
+    replica.gather_full_state(state)
+    state.step, state.tokens, state.updates, state.averaged = before.step, before.tokens, before.updates, before.averaged
+    folder, examples = context.folder / "debug", context.rows_of(state.step)
+    kept = f"the weights before the update are in {folder}"
+    try:
+        save_checkpoint(context, state, replica.moments, folder)
+        if context.ranks.writes:
+            details = {"step": state.step, "examples": [examples.start, examples.stop], "losses": losses}
+            write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")
+    except (CheckpointError, OSError) as problem:
+        kept = f"the weights before the update could not be kept ({problem})"
+    raise NumericsError(
+        f"step {state.step}: the gradient is not finite; losses {_summary(losses)}; "
+        f"examples {examples.start} to {examples.stop - 1}",
+        hint=f"{kept}; try a lower optimizer.learning_rate or a longer warm-up",
+    )
+
+
+def _summary(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

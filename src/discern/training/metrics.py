@@ -303,15 +303,6 @@ class StepMeter:
             self._device.interrupt()
 
 
-@dataclass(frozen=True)
-class Due:
-    """The work that follows the current step."""
-
-    log: bool = False
-    evaluate: bool = False
-    checkpoint: bool = False
-
-
 class TimeBudget:
     """Schedule work by the clock, in addition to the intervals in steps, which remain upper limits.
 
@@ -327,9 +318,9 @@ class TimeBudget:
         self._last: dict[Work, float] = dict.fromkeys(_INTERVALS, seconds)
         self._last |= {kind: seconds - seconds % wait for kind, wait in self._waits.items() if wait > 0}
 
-    def due(self, seconds: float) -> Due:
+    def due(self, seconds: float) -> set[Work]:
         """The work that is due `seconds` into the run."""
-        return Due(**{kind: seconds - self._last[kind] >= wait for kind, wait in self._waits.items()})
+        return {kind for kind, wait in self._waits.items() if seconds - self._last[kind] >= wait}
 
     def done(self, kind: Work, seconds: float, cost: float = 0.0) -> None:
         """Note that some work was done by now, and that it took `cost` seconds."""

@@ -12,13 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from discern.objectives.base import Objective
 from discern.training.average import update_average
-from discern.training.bookkeeping import save_checkpoint
 from discern.training.checkpoint import model_tensors
 from discern.training.config import TrainConfig
 from discern.training.distributed import Ranks
 from discern.training.optimizer import Optimizer, clip_gradients, parameter_groups
 from discern.training.precision import full_weights, lower_weights
-from discern.training.state import State, TrainContext
+from discern.training.state import State, TrainContext, save_checkpoint
 
 _MOST_AT_ONCE = 1 << 23  # gradients that are exchanged together: 32 MiB
 

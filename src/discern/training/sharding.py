@@ -29,7 +29,6 @@ from torch.distributed.tensor import DTensor
 
 from discern.errors import CheckpointError, ConfigError
 from discern.training.average import update_average
-from discern.training.bookkeeping import described_state
 from discern.training.checkpoint import AVERAGE_FILE, CARRY_FILE, MODEL_FILE, OPTIMIZER_FILE, divided_name, load_model_tensors
 from discern.training.config import TrainConfig
 from discern.training.distributed import LONGEST_WORK, Ranks
@@ -38,7 +37,7 @@ from discern.training.precision import matrices
 from discern.training.rank_environment import rank_environment
 from discern.training.replica import Prepare, Replica, average_over_ranks
 from discern.training.sharded_checkpoint import DividedWriter, Part
-from discern.training.state import State, TrainContext
+from discern.training.state import State, TrainContext, described_state
 from discern.training.update_rules import Division
 
 _REPLICATE, _SHARD = "replicate", "shard"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +14,7 @@ from discern.data.batching.stream import Integers
 from discern.diagnosis.health import HealthMonitor
 from discern.objectives.base import Objective
 from discern.progress import Progress
+from discern.training import checkpoint
 from discern.training.checkpoint import Contents
 from discern.training.compilation import Mode
 from discern.training.config import OptimizerConfig, TrainConfig
@@ -22,6 +24,7 @@ from discern.training.flops import RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.metrics import TimeBudget
 from discern.training.metrics_log import MetricsLog
+from discern.training.precision import full_weights
 from discern.training.schedule import StepSizes
 from discern.types import TokenBatch
 
@@ -109,20 +112,12 @@ class TrainContext:
         return self.sizes is not None and self.sizes.changes_at(step)
 
 
-# Keys of a checkpoint's state.json, and the corresponding attributes of `State`.
-_KEPT = {
-    "step": "step",
-    "tokens": "tokens",
-    "seconds": "seconds",
-    "phase_seconds": "phase_seconds",
-    "updates": "updates",
-    "averaged": "averaged",
-    "best": "best",
-    "best_loss": "best_loss",
-    "waited": "evaluations_since_best",
-    "interval": "interval",
-    "owed": "pending",
-}
+Moments = Callable[[], Mapping[str, Tensor]]
+"""Returns the optimizer's moments by parameter name."""
+
+_SAVED = ("step", "tokens", "seconds", "phase_seconds", "updates", "averaged", "interval", "pending")
+_SAVED_OF_EARLY_STOPPING = ("best", "best_loss", "evaluations_since_best")
+"""Attributes of `State` that a checkpoint's state.json holds."""
 
 
 @dataclass
@@ -169,5 +164,37 @@ class State:
     @classmethod
     def from_checkpoint(cls, contents: Contents) -> State:
         """State of a run that is resumed from a checkpoint."""
-        kept = {attribute: contents.state[key] for key, attribute in _KEPT.items() if key in contents.state}
-        return cls(**kept, optimizer=dict(contents.optimizer), average=dict(contents.average))
+        values = {name: contents.state[name] for name in (*_SAVED, *_SAVED_OF_EARLY_STOPPING) if name in contents.state}
+        return cls(**values, optimizer=dict(contents.optimizer), average=dict(contents.average))
+
+
+def described_state(context: TrainContext, state: State) -> dict[str, Any]:
+    """The state of a run as plain JSON, for a checkpoint."""
+    names = _SAVED if context.early_stopping is None else (*_SAVED, *_SAVED_OF_EARLY_STOPPING)
+    return {name: getattr(state, name) for name in names} | context.header
+
+
+def save_checkpoint(context: TrainContext, state: State, moments: Moments, folder: Path | None = None) -> None:
+    """Write a checkpoint of the current state. Rank 0 writes; the others wait.
+
+    Args:
+        folder: folder of the checkpoint; by default `checkpoints` in the folder of the run.
+
+    Raises:
+        CheckpointError: it could not be written; the earlier checkpoints are intact.
+    """
+    # Each rank has the memory of its own rows. Tensors that all ranks share come from rank 0, hence the reversed order.
+    carried = context.ranks.gather_first(context.objective.carry_state())
+    if context.ranks.writes:
+        contents = Contents(
+            model=full_weights(context.objective, state.masters),
+            optimizer=moments(),
+            carry={name: tensor for part in reversed(carried) for name, tensor in part.items()},
+            state=described_state(context, state),
+            average=state.average,
+        )
+        if context.metrics_log is not None:
+            # After a power failure, a checkpoint must not exist without the records before it.
+            context.metrics_log.sync()
+        checkpoint.save(folder or context.folder / "checkpoints", contents, context.train.keep_checkpoints)
+    context.ranks.barrier()
