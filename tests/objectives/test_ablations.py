@@ -101,6 +101,7 @@ def test_figures_of_copying_by_hand() -> None:
             "sampled_ids": torch.tensor([6, 7, 8]),
             "corrupted_ids": torch.tensor([[5, 6, 7, 8]]),
             "mlm_logits": words,
+            "mlm_targets": torch.tensor([5, 6, 9, 9]),
             "copy_logits": gate,
         },
     )

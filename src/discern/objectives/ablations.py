@@ -21,7 +21,7 @@ from discern.objectives.config import GeneratorConfig, ObjectiveConfig
 from discern.objectives.losses import copy_loss, word_logits
 from discern.objectives.masked import MaskingObjective, shared_embeddings
 from discern.objectives.metrics import GeneratorEvaluator, MaskedTokenEvaluator, SumEvaluator
-from discern.objectives.rtd import Generator, ReplacedTokenDetection, Replacement, RTDConfig
+from discern.objectives.rtd import Generator, GeneratorInputs, ReplacedTokenDetection, Replacement, RTDConfig
 from discern.types import CorruptedBatch, LossTerm, PlacesOf, StepOutput
 
 
@@ -74,7 +74,7 @@ class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
         read, read_by_generator = shared_embeddings(settings, small, config.tying)
         self.encoder = build_encoder(read, model, gradient_checkpointing=settings.gradient_checkpointing)
         self.head = self.new_head()
-        self._generator = Generator(config, settings, small, read_by_generator)
+        self._generator = Generator(config, GeneratorInputs(settings, small, read_by_generator))
         self.generator, self.generator_head = self._generator.encoder, self._generator.head
 
     def new_head(self) -> LanguageHead | CopyMLMHead:
@@ -88,16 +88,14 @@ class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
         replaced = self._generator.replace_chosen(batch, randomness, self.config.generator_weight)
         hidden = self.encoder(replaced.corrupted_ids, *batch.tokens.context)
         restored, observations = self.restore(hidden, replaced, batch)
-        prediction = replaced.prediction
-        observations |= replaced.observations
-        observations |= self.observed_entropies(prediction.logits, replaced.targets, prediction.places)
+        observations |= replaced.observations | self.observed_entropies(*replaced.learned)
         return StepOutput({"generator": replaced.term, "mlm": restored}, observations)
 
     def restore(
         self, hidden: Float[Tensor, "B L D"], replaced: Replacement, batch: CorruptedBatch
     ) -> tuple[LossTerm, dict[str, Tensor]]:
         """The encoder's loss and observations, given its states."""
-        chosen, targets = batch.places("chosen"), replaced.originals
+        chosen, targets = batch.places("chosen"), replaced.observations["sampled_targets"]
         logits = word_logits(self.head, chosen.gather(hidden))
         return logits.loss(targets, chosen), {**logits.observed("mlm"), "mlm_targets": targets}
 
@@ -169,7 +167,7 @@ class AllTokensMLM(ReplaceMLM):
         states, targets = real.gather(hidden), real.gather(batch.tokens.input_ids)
         logits, copy_logits = word_logits(self.head, states), self.head.copy_logits(states)
         term = copy_loss(logits.losses(targets), copy_logits, real.gather(replaced.corrupted_ids), targets)
-        return term, {**logits.observed("mlm"), "copy_logits": copy_logits.detach()}
+        return term, {**logits.observed("mlm"), "mlm_targets": targets, "copy_logits": copy_logits.detach()}
 
     def reads(self) -> frozenset[PlacesOf]:
         return frozenset({"chosen", "real"})
@@ -192,32 +190,26 @@ class AllTokensMLM(ReplaceMLM):
         return self.config.generator_weight * math.log(size) + restored
 
 
-class CopyEvaluator(SumEvaluator):
+class CopyEvaluator(RestorationEvaluator):
     """Metrics of a generator, and of an encoder that restores every token after it by copying or writing.
 
     `mlm_loss` and `mlm_accuracy` are over all real tokens, `masked_accuracy` over the chosen positions alone;
     `copy_probability` is the mean of the gate. `replaced_fraction` is the fraction of all real tokens.
     """
 
-    def __init__(self, generator_weight: float) -> None:
-        self._weight = generator_weight
-        self._generator = GeneratorEvaluator()
-        super().__init__(self._generator)
-
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        self._generator.update(output, batch)
+        super().update(output, batch)
         seen, real = output.observations, batch.tokens.attention_mask
-        logits, copy_logits = seen["mlm_logits"].float(), seen["copy_logits"].float()
-        read, targets = seen["corrupted_ids"][real], batch.tokens.input_ids[real]
+        logits, copy_logits, targets = seen["mlm_logits"].float(), seen["copy_logits"].float(), seen["mlm_targets"]
+        read = seen["corrupted_ids"][real]
         # In units of (1 - D) / (sum of the softmax), copying adds exp(copy logit) times that sum to the token that is read.
         copied = copy_logits + logits.logsumexp(1)
         read_score = logits.gather(1, read[:, None]).squeeze(1).logaddexp(copied)
         best, written = logits.max(1)
         correct = read.where(read_score >= best, written) == targets
         self.add(
-            loss=float(output.terms["mlm"].total.detach()),
             copied=float(F.sigmoid(copy_logits).sum()),
-            count=output.terms["mlm"].count,
+            count=len(targets),
             correct=int(correct.sum()),
             masked=batch.num_masked,
             masked_correct=int((correct & batch.masked_positions[real]).sum()),
@@ -225,11 +217,7 @@ class CopyEvaluator(SumEvaluator):
         )
 
     def compute(self) -> dict[str, float]:
-        generator, loss = self._generator.compute(), self.ratio("loss", "count")
-        return {
-            **generator,
-            "loss": self._weight * generator["generator_loss"] + loss,
-            "mlm_loss": loss,
+        return super().compute() | {
             "mlm_accuracy": self.ratio("correct", "count"),
             "masked_accuracy": self.ratio("masked_correct", "masked"),
             "copy_probability": self.ratio("copied", "count"),

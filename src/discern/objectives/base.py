@@ -248,40 +248,33 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
         self.vocabulary = settings.vocabulary
         self._model = settings.model
         by_entropy = getattr(config, "masking", None) == "entropy"
-        self._entropies = TokenEntropies(settings.vocabulary.size) if by_entropy else None
+        self.entropies = TokenEntropies(settings.vocabulary.size) if by_entropy else None
 
     def initialize(self, seed: int) -> None:
         initialize(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
 
-    def token_entropies(self, step: int) -> Tensor | None:
-        """The mean entropies by token that decide the masks of a step; None without masking 'entropy', and if unknown.
-
-        Held-out rows are masked as at step 0, evenly.
-        """
-        return None if self._entropies is None else self._entropies.at(step)
-
     def observed_entropies(self, logits: WordLogits, targets: Int[Tensor, "N"], places: Places) -> dict[str, Tensor]:
         """The observation that masking 'entropy' learns from, of the predictions at N positions; none without it."""
-        if not self.training or self._entropies is None:
+        if not self.training or self.entropies is None:
             return {}
-        return {"entropy_sums": self._entropies.sums(logits, targets, places)}
+        return {"entropy_sums": self.entropies.sums(logits, targets, places)}
 
     def step_statistics(self, output: StepOutput) -> dict[str, Tensor]:
         sums = output.observations.get("entropy_sums")
         return {} if sums is None else {"entropies": sums}
 
     def update_state(self, step: int, sums: Mapping[str, Tensor]) -> None:
-        if self._entropies is not None:
-            self._entropies.update(step, sums["entropies"])
+        if self.entropies is not None:
+            self.entropies.update(step, sums["entropies"])
 
     def carry_state(self) -> dict[str, Tensor]:
-        return {} if self._entropies is None else self._entropies.state()
+        return {} if self.entropies is None else self.entropies.state()
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
-        if self._entropies is None:
+        if self.entropies is None:
             super().load_carry_state(state)
         else:
-            self._entropies.load(state)
+            self.entropies.load(state)
 
 
 def predicts_words(network: Network) -> bool:

@@ -31,11 +31,13 @@ class ObjectiveConfig(Section):
     """What every objective has: its name in the registry, and what callers may ask without knowing which objective it is.
 
     Attributes:
+        ramps: settings that may change linearly to the value of `<name>_end` over the first `<name>_steps` steps.
         permutes: whether the encoder learns to predict in random orders, by its query stream, rather than at masked positions.
         encoder_reads_samples: whether the network 'encoder' was trained on a generator's samples and never read a [MASK].
         detects_every_token: whether a discriminator is trained to classify every token as original or replaced.
     """
 
+    ramps: ClassVar[tuple[str, ...]] = ()
     permutes: ClassVar[bool] = False
     encoder_reads_samples: ClassVar[bool] = False
     detects_every_token: ClassVar[bool] = False
@@ -77,13 +79,29 @@ class ObjectiveConfig(Section):
         """
         return None
 
+    def value_at(self, name: str, step: int) -> float:
+        """The value of one of the `ramps` at a step, counted from 0."""
+        start, end, steps = (getattr(self, f"{name}{suffix}") for suffix in ("", "_end", "_steps"))
+        return float(start if end is None else start + (end - start) * min(1.0, step / steps))
+
     def continued_at(self, step: int) -> dict[str, Any]:
         """The settings that change for a new run from weights saved at `step`: those that name steps of the old run.
 
         Args:
             step: the step of the weights; a run that was stopped is not at its end.
         """
-        return {}
+        changed: dict[str, Any] = {}
+        for name in self.ramps:
+            if getattr(self, f"{name}_end") is not None:
+                changed |= {name: self.value_at(name, step), f"{name}_end": None, f"{name}_steps": None}
+        return changed
+
+    @model_validator(mode="after")
+    def _end_and_steps_go_together(self) -> ObjectiveConfig:
+        for name in self.ramps:
+            if (getattr(self, f"{name}_end") is None) != (getattr(self, f"{name}_steps") is None):
+                raise ValueError(f"{name}_end and {name}_steps go together: set both or neither")
+        return self
 
     def check(self, data: DataConfig, model: ModelConfig) -> None:
         """Check that rows and encoder suit the objective.
@@ -102,14 +120,10 @@ class ObjectiveConfig(Section):
         return {name: needed for name, needed in self.unread().items() if getattr(self, name) != fields[name].default}
 
 
-def ramp(start: float, end: float, steps: int, step: int) -> float:
-    """A value at a step, counted from 0, that changes linearly from `start` to `end` over the first `steps` steps."""
-    return start + (end - start) * min(1.0, step / steps)
-
-
 class PositionsConfig(ObjectiveConfig):
     """Settings of the objectives that choose positions."""
 
+    ramps: ClassVar[tuple[str, ...]] = ("mask_probability",)
     masking: Annotated[str, AfterValidator(partial(registered, maskings))] = Field(
         "uniform",
         description="How positions are chosen: 'uniform', 'with-replacement' (the released code), 'whole-word', 'span' "
@@ -149,18 +163,6 @@ class PositionsConfig(ObjectiveConfig):
     def word_masking(self) -> str | None:
         return self.masking if self.masking in MASKINGS_OF_WORDS else None
 
-    def probability_at(self, step: int) -> float:
-        """Fraction of the maskable tokens that is chosen at this step, counted from 0."""
-        if self.mask_probability_end is None or self.mask_probability_steps is None:
-            return self.mask_probability
-        return ramp(self.mask_probability, self.mask_probability_end, self.mask_probability_steps, step)
-
-    def continued_at(self, step: int) -> dict[str, Any]:
-        if self.mask_probability_end is None:
-            return super().continued_at(step)
-        constant = {"mask_probability_end": None, "mask_probability_steps": None}
-        return super().continued_at(step) | {"mask_probability": self.probability_at(step)} | constant
-
     def unread(self) -> dict[str, str]:
         readers = {
             "rarity_exponent": "rarity",
@@ -170,21 +172,6 @@ class PositionsConfig(ObjectiveConfig):
         }
         unread = {name: f"masking = '{masking}'" for name, masking in readers.items() if self.masking != masking}
         return super().unread() | unread
-
-    @model_validator(mode="after")
-    def _end_and_steps_go_together(self) -> PositionsConfig:
-        check_ramp(self, "mask_probability")
-        return self
-
-
-def check_ramp(config: ObjectiveConfig, name: str) -> None:
-    """Check that the final value of a setting and the number of steps until then are both set, or neither is.
-
-    Raises:
-        ValueError: one of them is missing.
-    """
-    if (getattr(config, f"{name}_end") is None) != (getattr(config, f"{name}_steps") is None):
-        raise ValueError(f"{name}_end and {name}_steps go together: set both or neither")
 
 
 class MaskingConfig(PositionsConfig):
@@ -214,6 +201,7 @@ class MaskingConfig(PositionsConfig):
 class GeneratorConfig(MaskingConfig):
     """Settings of a masked language model as generator. Defaults: ELECTRA-Small, table 6."""
 
+    ramps: ClassVar[tuple[str, ...]] = ("mask_probability", "temperature")
     generator_size: float = Field(
         0.25,
         gt=0,
@@ -233,22 +221,5 @@ class GeneratorConfig(MaskingConfig):
     )
     temperature_steps: int | None = Field(None, ge=1, description="Number of steps until temperature_end is reached.")
 
-    def temperature_at(self, step: int) -> float:
-        """Temperature of the samples at this step, counted from 0."""
-        if self.temperature_end is None or self.temperature_steps is None:
-            return self.temperature
-        return ramp(self.temperature, self.temperature_end, self.temperature_steps, step)
-
     def sampling_at(self, step: int) -> Sampling:
-        return Sampling(self.temperature_at(step))
-
-    def continued_at(self, step: int) -> dict[str, Any]:
-        if self.temperature_end is None:
-            return super().continued_at(step)
-        constant = {"temperature_end": None, "temperature_steps": None}
-        return super().continued_at(step) | {"temperature": self.temperature_at(step)} | constant
-
-    @model_validator(mode="after")
-    def _temperatures_go_together(self) -> GeneratorConfig:
-        check_ramp(self, "temperature")
-        return self
+        return Sampling(self.value_at("temperature", step))

@@ -48,7 +48,7 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
             return 1.0
         # mask_probability changes linearly or not at all: a hundred points give its mean to a hundredth of the change.
         steps = (phase.begins + number * phase.steps // 100 for number in range(100))
-        return sum(self.config.probability_at(step) for step in steps) / 100
+        return sum(self.config.value_at("mask_probability", step) for step in steps) / 100
 
     def _masked_words(self, *, shown: float, correct: float | None) -> WordTargets | None:
         """`word_targets` of an encoder that predicts the tokens at the masked positions.
@@ -124,11 +124,11 @@ def choose_positions(objective: PretrainingObjective[PositionsConfigT], batch: T
     """
     config = objective.config
     context = MaskingContext(
-        mask_probability=config.probability_at(randomness.step),
+        mask_probability=config.value_at("mask_probability", randomness.step),
         randomness=randomness,
         token_counts=objective.vocabulary.token_counts,
         rarity_exponent=config.rarity_exponent,
-        token_entropies=objective.token_entropies(randomness.step),
+        token_entropies=None if objective.entropies is None else objective.entropies.at(randomness.step),
         entropy_exponent=config.entropy_exponent,
         span_stop_probability=config.span_stop_probability,
         span_max_words=config.span_max_words,

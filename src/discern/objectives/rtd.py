@@ -24,7 +24,7 @@ from discern.corruption.sampling import Sampling
 from discern.errors import ConfigError
 from discern.models.base import Encoder, Network, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import Disentangled, DisentangledEmbeddings, WordTable
+from discern.models.embeddings import WordTable
 from discern.models.heads import LanguageHead, ReplacedTokenHead
 from discern.objectives import algorithms, generators
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase
@@ -122,7 +122,7 @@ class RTDConfig(GeneratorConfig):
     )
 
     def sampling_at(self, step: int) -> Sampling:
-        return Sampling(self.temperature_at(step), self.top_p, self.disallow_original)
+        return Sampling(self.value_at("temperature", step), self.top_p, self.disallow_original)
 
     @property
     def generator_source(self) -> str | None:
@@ -135,7 +135,7 @@ class RTDConfig(GeneratorConfig):
         return not (frozen or separately or self.generator_checkpoint is not None or self.tying == "all")
 
     def replaced_share(self, step: int, row_length: int) -> float | None:
-        share = chosen_share(self.masking, self.probability_at(step), row_length)
+        share = chosen_share(self.masking, self.value_at("mask_probability", step), row_length)
         if share is None or not self.sentence_contrastive_weight:
             return share
         return share * (1 - self.sentence_clean_probability)  # texts that stay clean get their original tokens back
@@ -187,7 +187,7 @@ class RTDConfig(GeneratorConfig):
         two_tower, tied = self.generator == "two-tower", self.tying == "all"
         sizes = f"generator_size is {self.generator_size:g} and generator_depth {self.generator_depth:g}"
         unequal, equal = self.generator_size != 1 or self.generator_depth != 1, "generator_size = 1.0 and generator_depth = 1.0"
-        no_weights = f"generator '{self.generator}' has no weights"
+        needs_predictions = self.masking == "entropy" or self.generator_checkpoint is not None
         conflicts = [
             (
                 two_tower and tied,
@@ -200,24 +200,10 @@ class RTDConfig(GeneratorConfig):
                 "does; set copy_weights = false, or generator = 'mlm'",
             ),
             (
-                weightless and (tied or disentangled),
-                f"{no_weights} for tying '{self.tying}' to share; set tying = 'embeddings', or generator = 'mlm'",
-            ),
-            (
-                weightless and self.masking == "entropy",
-                f"{no_weights}, so masking 'entropy' would choose evenly; set masking = 'uniform', or generator = 'mlm'",
-            ),
-            (
-                weightless and self.algorithm != "joint",
-                f"{no_weights} for algorithm '{self.algorithm}' to train; set algorithm = 'joint', or generator = 'mlm'",
-            ),
-            (
-                weightless and self.generator_checkpoint is not None,
-                f"{no_weights} to fill from generator_checkpoint; leave that out, or set generator = 'mlm'",
-            ),
-            (
-                weightless and freezes_generator,
-                f"{no_weights} to freeze; leave out freeze_generator_at, or set generator = 'mlm'",
+                weightless and (tied or disentangled or freezes_generator or self.algorithm != "joint" or needs_predictions),
+                f"generator '{self.generator}' has no weights to share, train, fill or freeze, and no doubts to mask by; set "
+                "tying = 'embeddings', algorithm = 'joint' and masking = 'uniform' and leave out generator_checkpoint and "
+                "freeze_generator_at, or set generator = 'mlm'",
             ),
             (
                 self.generator == "uniform" and self.top_p < 1,
@@ -318,32 +304,42 @@ class Replacement(NamedTuple):
     Attributes:
         prediction: the distributions that the generator learns from and that the samples come from.
         term: cross-entropy of the original tokens.
-        targets: (N,) the original tokens at the positions of the loss.
-        originals: (M,) the original tokens at the chosen positions.
-        sampled_ids: (M,) the samples at the chosen positions.
         corrupted_ids: (B, L) samples at the chosen positions, the original ids elsewhere.
-        observations: values for evaluation.
+        observations: values for evaluation: `generator_targets`, (N,), the original tokens at the positions of the loss;
+            `sampled_targets`, (M,), those at the chosen positions; `sampled_ids`, (M,), the samples there.
     """
 
     prediction: Prediction
     term: LossTerm
-    targets: Int[Tensor, "N"]
-    originals: Int[Tensor, "M"]
-    sampled_ids: Int[Tensor, "M"]
     corrupted_ids: Int[Tensor, "B L"]
     observations: dict[str, Tensor]
+
+    @property
+    def learned(self) -> tuple[WordLogits, Int[Tensor, "N"], Places]:
+        """The logits, targets and positions of the loss."""
+        return self.prediction.logits, self.observations["generator_targets"], self.prediction.places
+
+
+class GeneratorInputs(NamedTuple):
+    """What a generator is built from.
+
+    Attributes:
+        settings: vocabulary, and whether activations are recomputed.
+        sizes: sizes of the generator.
+        embeddings: the embeddings that it reads.
+        shared: the discriminator's encoder if the two networks are one; otherwise None.
+    """
+
+    settings: BuildSettings
+    sizes: ModelConfig
+    embeddings: WordTable
+    shared: Encoder | None = None
 
 
 class Generator:
     """Proposes a token for each chosen position: a masked language model, which reads [MASK] there. Base of all generators.
 
     Not a module itself: the objective registers its `modules`, under names that every checkpoint has.
-
-    Args:
-        settings: vocabulary, and whether activations are recomputed.
-        sizes: sizes of the generator.
-        embeddings: the embeddings that it reads.
-        shared: the discriminator's encoder if the two networks are one; otherwise None.
 
     Attributes:
         learns_at: the positions of its loss.
@@ -355,23 +351,17 @@ class Generator:
 
     learns_at: ClassVar[PlacesOf] = "chosen"
 
-    def __init__(
-        self,
-        config: GeneratorConfig,
-        settings: BuildSettings,
-        sizes: ModelConfig,
-        embeddings: WordTable,
-        shared: Encoder | None = None,
-    ) -> None:
-        self.config, self.vocabulary = config, settings.vocabulary
-        encoder = shared or build_encoder(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)
-        self.set_network(encoder, encoder.language_head())
+    def __init__(self, config: GeneratorConfig, inputs: GeneratorInputs) -> None:
+        self.config, self.vocabulary = config, inputs.settings.vocabulary
+        self.encoder, self.head = self.build(inputs)
+        self.networks = {"generator": Network(self.encoder, self.head)}
+        self.modules: dict[str, nn.Module] = {"generator": self.encoder, "generator_head": self.head}
 
-    def set_network(self, encoder: Encoder, head: LanguageHead) -> None:
-        """Set `encoder` and `head`."""
-        self.encoder, self.head = encoder, head
-        self.networks = {"generator": Network(encoder, head)}
-        self.modules: dict[str, nn.Module] = {"generator": encoder, "generator_head": head}
+    def build(self, inputs: GeneratorInputs) -> tuple[Encoder, LanguageHead]:
+        """New encoder and head."""
+        settings, sizes, embeddings, shared = inputs
+        encoder = shared or build_encoder(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)
+        return encoder, encoder.language_head()
 
     def count(self, batch: CorruptedBatch) -> int:
         """Number of items that its loss sums over."""
@@ -414,7 +404,7 @@ class Generator:
             "sampled_targets": originals,
             "corrupted_ids": corrupted_ids,
         }
-        return Replacement(prediction, term, targets, originals, sampled_ids, corrupted_ids, observations)
+        return Replacement(prediction, term, corrupted_ids, observations)
 
     def initial_loss(self) -> float:
         """Expected loss before any training, in nats: ln V."""
@@ -491,10 +481,6 @@ class Algorithm:
         """
         return {"generator": replaced.term}, {}
 
-    def initial_loss(self) -> float:
-        """Weighted sum of the generator's terms before anything is learned, in nats."""
-        return self.config.generator_weight * self.generator.initial_loss()
-
 
 class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
     """A generator replaces masked tokens with samples; a discriminator classifies every token as original or replaced.
@@ -518,7 +504,9 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         self.discriminator_head = ReplacedTokenHead(model)
         self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
         shared = self.discriminator if config.tying == "all" else None
-        self._generator: Generator = generators.load(config.generator)(config, settings, small, read_by_generator, shared)
+        self._generator: Generator = generators.load(config.generator)(
+            config, GeneratorInputs(settings, small, read_by_generator, shared)
+        )
         self._algorithm: Algorithm = algorithm(config, self._generator)
         for name, module in (self._generator.modules | self._algorithm.modules).items():
             self.add_module(name, module)
@@ -556,8 +544,8 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         return counts
 
     def reads(self) -> frozenset[PlacesOf]:
-        texts: frozenset[PlacesOf] = frozenset() if self.sentence_contrast is None else frozenset({"texts"})
-        return frozenset({"chosen", self._generator.learns_at}) | texts
+        places: frozenset[PlacesOf] = frozenset({"chosen", self._generator.learns_at})
+        return places if self.sentence_contrast is None else places | {"texts"}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         """Both losses of a batch whose chosen positions `corrupt` has masked."""
@@ -565,8 +553,8 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
 
         # The generator predicts the masked tokens; samples from the same logits replace them, without gradient.
         replaced = self._generator.replace_chosen(batch, randomness, self._weight("generator", step))
-        prediction, corrupted_ids = replaced.prediction, replaced.corrupted_ids
-        observations = replaced.observations | self.observed_entropies(prediction.logits, replaced.targets, prediction.places)
+        corrupted_ids = replaced.corrupted_ids
+        observations = replaced.observations | self.observed_entropies(*replaced.learned)
         if not self._runs_discriminator():
             terms, metrics = self._algorithm.generator_terms(replaced, chosen, None, step)
             return StepOutput(terms, observations, metrics)
@@ -636,18 +624,13 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
     @torch.no_grad()
     def _copy_generator(self) -> None:
         """Let the discriminator begin as a copy of the generator, or with a copy of what `tying` names."""
-        networks, copies_all = self.networks(), self.config.copy_weights
-        source, target = networks["generator"].encoder, networks["discriminator"].encoder
-        if isinstance(target.embeddings, DisentangledEmbeddings):
-            copy_matching(target.embeddings.shared.norm, target.embeddings.norm)
-        elif isinstance(target.embeddings, Disentangled):
-            pass  # the words are those of the generator already, and the difference is zero
-        elif copies_all or self.config.tying == "embeddings":
-            copy_matching(source.embeddings, target.embeddings)
-        elif self.config.tying == "token":
-            target.embeddings.weights.copy_(source.embeddings.weights)
-        if copies_all:
-            copy_matching(source, target, leaving_out="embeddings.")
+        tied = {"none": None, "token": "embeddings.word."}.get(self.config.tying, "embeddings.")
+        prefix = "" if self.config.copy_weights else tied
+        values = dict(self.networks()["generator"].encoder.named_parameters())
+        for name, parameter in self.discriminator.named_parameters():
+            # Shared tables that are read without gradient have names of their own, as they are the generator's already.
+            if prefix is not None and name.startswith(prefix) and name in values:
+                parameter.copy_(values[name])
 
     def carry_state(self) -> dict[str, Tensor]:
         switch = self._algorithm.switch
@@ -661,7 +644,7 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
 
     def evaluator(self) -> Evaluator:
         weights = self.config.generator_weight, self.config.discriminator_weight
-        return ReplacedTokenEvaluator(*weights) if self.sentence_contrast is None else self.sentence_contrast.evaluator(*weights)
+        return (self.sentence_contrast.evaluator if self.sentence_contrast else ReplacedTokenEvaluator)(*weights)
 
     def loss_weights(self) -> tuple[float, float] | None:
         config = self.config
@@ -671,14 +654,8 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
 
     def initial_loss(self) -> float:
         """ln V + 50 ln 2: about 45 for 30,522 words."""
-        binary = self.config.discriminator_weight + self.config.sentence_contrastive_weight
-        return self._algorithm.initial_loss() + binary * math.log(2)
-
-
-@torch.no_grad()
-def copy_matching(source: nn.Module, target: nn.Module, leaving_out: str = " ") -> None:
-    """Copy each parameter of `source` to the one of the same name in `target`, unless its name begins with `leaving_out`."""
-    values = dict(source.named_parameters())
-    for name, parameter in target.named_parameters():
-        if not name.startswith(leaving_out):
-            parameter.copy_(values[name])
+        config = self.config
+        generator = config.generator_weight * self._generator.initial_loss()
+        # Of the terms of an adversarial generator, the surrogate begins at 0 and the baseline at ln 2.
+        start = math.log(2) if self._algorithm.needs_rewards else generator
+        return start + (config.discriminator_weight + config.sentence_contrastive_weight) * math.log(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
@@ -17,15 +16,13 @@ from discern.corruption.sampling import sample_fixed
 from discern.errors import ConfigError
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import WordTable
 from discern.models.heads import LanguageHead, MaskedLMHead, ReplacedTokenHead
 from discern.models.two_tower import two_tower_generator
-from discern.objectives.base import BuildSettings, Phase
-from discern.objectives.config import GeneratorConfig
+from discern.objectives.base import Phase
 from discern.objectives.losses import DenseLogits, word_logits
 from discern.objectives.masked import sample_replacements
 from discern.objectives.metrics import ReplacedTokenEvaluator
-from discern.objectives.rtd import Algorithm, Generator, Prediction, Replacement, RTDConfig
+from discern.objectives.rtd import Algorithm, Generator, GeneratorInputs, Prediction, Replacement, RTDConfig
 from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf, StepOutput, TokenBatch
 
 
@@ -39,18 +36,11 @@ class TwoTowerGenerator(Generator):
 
     learns_at: ClassVar[PlacesOf] = "words"
 
-    def __init__(
-        self,
-        config: GeneratorConfig,
-        settings: BuildSettings,
-        sizes: ModelConfig,
-        embeddings: WordTable,
-        shared: Encoder | None = None,
-    ) -> None:
-        self.config, self.vocabulary = config, settings.vocabulary
+    def build(self, inputs: GeneratorInputs) -> tuple[Encoder, LanguageHead]:
+        settings, sizes, embeddings, _ = inputs
         network = two_tower_generator(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)
         assert isinstance(network.head, LanguageHead)
-        self.set_network(network.encoder, network.head)
+        return network.encoder, network.head
 
     def predict(self, batch: CorruptedBatch) -> Prediction:
         tokens, words = batch.tokens, batch.places("words")
@@ -68,16 +58,9 @@ class FixedGenerator(Generator):
     Reference: Clark et al. 2020, section 3.2: the generator "unigram" of figure 3, the weakest there.
     """
 
-    def __init__(
-        self,
-        config: RTDConfig,
-        settings: BuildSettings,
-        sizes: ModelConfig,
-        embeddings: WordTable,
-        shared: Encoder | None = None,
-    ) -> None:
-        self.config, self.vocabulary = config, settings.vocabulary
-        counts, size = settings.vocabulary.token_counts, settings.vocabulary.size
+    def __init__(self, config: RTDConfig, inputs: GeneratorInputs) -> None:
+        self.config, self.vocabulary = config, inputs.settings.vocabulary
+        counts, size = self.vocabulary.token_counts, self.vocabulary.size
         smoothed = torch.ones(size, dtype=torch.float64)
         if config.generator == "unigram" and counts is not None:
             smoothed += counts
@@ -183,14 +166,15 @@ class Adversarial(Algorithm):
     def generator_terms(
         self, replaced: Replacement, chosen: Places, rewards: Float[Tensor, "M"] | None, step: int
     ) -> tuple[dict[str, LossTerm], dict[str, LossTerm]]:
-        states, term, count = replaced.prediction.states, replaced.term, chosen.count
-        assert states is not None
+        prediction, term, count = replaced.prediction, replaced.term, chosen.count
+        originals, sampled_ids = (replaced.observations[name] for name in ("sampled_targets", "sampled_ids"))
+        assert prediction.states is not None
         assert rewards is not None
         # As one matrix on any device: the gradient needs the distribution that the samples came from, whatever was cut off.
-        logits = replaced.prediction.chosen_logits.matrix()
-        drawn_from = self.config.sampling_at(step).logits(logits, replaced.originals, replaced.sampled_ids).log_softmax(-1)
-        sampled = drawn_from.gather(1, replaced.sampled_ids[:, None]).squeeze(1)
-        answers = self._baseline(states.detach()).squeeze(-1).float()
+        logits = self.config.sampling_at(step).logits(prediction.chosen_logits.matrix(), originals, sampled_ids)
+        drawn_from = logits.log_softmax(-1)
+        sampled = drawn_from.gather(1, sampled_ids[:, None]).squeeze(1)
+        answers = self._baseline(prediction.states.detach()).squeeze(-1).float()
         # A sum whose gradient is minus that of the expected reward; its value has no meaning.
         surrogate = -(sampled * chosen.weigh(rewards - F.softplus(-answers).detach())).sum()
         fit = chosen.weigh(F.binary_cross_entropy_with_logits(answers, torch.exp(-rewards), reduction="none")).sum()
@@ -201,10 +185,6 @@ class Adversarial(Algorithm):
             "baseline": LossTerm(fit, count),
         }
         return terms, {"generator_entropy": LossTerm(chosen.weigh(entropies).sum(), count)}
-
-    def initial_loss(self) -> float:
-        """ln 2, the baseline's; the surrogate's is 0, as reward and baseline are equal."""
-        return math.log(2)
 
 
 class SentenceContrast(nn.Module):
@@ -250,17 +230,17 @@ class SentenceContrast(nn.Module):
         observations = {"sentence_logits": logits.detach(), "is_tampered": tampered}
         return LossTerm(total, logits.shape[0], self._weight), observations
 
-    def evaluator(self, generator_weight: float, discriminator_weight: float) -> SentenceContrastEvaluator:
+    def evaluator(self, *weights: float) -> SentenceContrastEvaluator:
         """An empty collector of the metrics of the tokens and of the texts."""
-        return SentenceContrastEvaluator(generator_weight, discriminator_weight, self._weight)
+        return SentenceContrastEvaluator(*weights, self._weight)
 
 
 class SentenceContrastEvaluator(ReplacedTokenEvaluator):
     """The metrics of replaced token detection, and loss and accuracy over whole texts."""
 
-    def __init__(self, generator_weight: float, discriminator_weight: float, sentence_weight: float) -> None:
-        super().__init__(generator_weight, discriminator_weight)
-        self._sentence_weight = sentence_weight
+    def __init__(self, *weights: float) -> None:
+        *others, self._sentence_weight = weights
+        super().__init__(*others)
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
         super().update(output, batch)
