@@ -1,5 +1,6 @@
-"""Phases, frozen networks and schedules through the loop: what moves when, and that a cut run goes on exactly."""
+"""Phases, frozen networks and schedules through the loop: what moves when, and that an interrupted run resumes exactly."""
 
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ def build(options: dict[str, Any]) -> ReplacedTokenDetection:
 
 
 def run(folder: Path, options: dict[str, Any], **train_options: Any) -> ReplacedTokenDetection:
+    """Train for 12 steps, with a checkpoint every second step."""
     objective = build(options)
-    train(context(folder, objective, **({"log_every_steps": 1} | train_options)), State())
+    every = {"log_every_steps": 1, "checkpoint_every_steps": 2, "keep_checkpoints": 9}
+    train(context(folder, objective, **(every | train_options)), State())
     return objective
 
 
@@ -35,17 +38,26 @@ def weights(objective: ReplacedTokenDetection) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in checkpoint.model_tensors(objective).items()}
 
 
-def go_on(folder: Path, options: dict[str, Any], step: int, **train_options: Any) -> ReplacedTokenDetection:
-    contents = checkpoint.load(folder / "checkpoints" / f"step-{step:08d}")
-    objective = build(options)
-    checkpoint.load_model_tensors(objective, contents.model, "here")
-    objective.load_carry_state(contents.carry)
-    kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
-    train(context(folder / "on", objective, **train_options), State(**kept, optimizer=dict(contents.optimizer)))
+def saved(folder: Path, step: int) -> checkpoint.Contents:
+    return checkpoint.load(folder / "checkpoints" / f"step-{step:08d}")
+
+
+def moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[str]:
+    """The modules whose weights changed."""
+    return {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+
+
+def start_discriminator(options: dict[str, Any]) -> ReplacedTokenDetection:
+    """The objective when its second phase, that of the discriminator, begins."""
+    objective = build_option(options)
+    with torch.no_grad():
+        objective.generator.embeddings.norm.weight.add_(1.0)
+    start = objective.phases(12)[1].start
+    assert start is not None
+    start()
     return objective
 
 
-@pytest.mark.parametrize("cut", [4, 6, 8])
 @pytest.mark.parametrize(
     "options",
     [
@@ -60,32 +72,28 @@ def go_on(folder: Path, options: dict[str, Any], step: int, **train_options: Any
         {"generator": "unigram", "sentence_contrastive_weight": 1.0},
     ],
 )
-def test_a_cut_run_goes_on_bit_for_bit(tmp_path: Path, options: dict[str, Any], cut: int) -> None:
-    every = {"checkpoint_every_steps": cut, "keep_checkpoints": 9}
-    whole = weights(run(tmp_path / "whole", options, **every))
-    resumed = weights(go_on(tmp_path / "whole", options, cut, **every))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+    whole = weights(run(tmp_path, options))
+    for step in (4, 6, 8):
+        contents, objective = saved(tmp_path, step), build(options)
+        checkpoint.load_model_tensors(objective, contents.model, "here")
+        objective.load_carry_state(contents.carry)
+        counters = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
+        train(context(tmp_path / str(step), objective), State(**counters, optimizer=dict(contents.optimizer)))
+        assert not moved(whole, weights(objective)), step
 
 
 @pytest.mark.parametrize("tying", ["none", "token", "embeddings", "gradient-disentangled"])
 def test_two_stages(tmp_path: Path, tying: str) -> None:
     options = {**TWO_STAGE, "tying": tying}
-    objective = run(tmp_path, options, checkpoint_every_steps=6, keep_checkpoints=9)
-    begin = weights(build(options))
-    middle = dict(checkpoint.load(tmp_path / "checkpoints" / "step-00000006").model)
-    end = weights(objective)
-
-    def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
-        return {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
-
+    objective = run(tmp_path, options)
+    begin, middle, end = weights(build(options)), saved(tmp_path, 6).model, weights(objective)
     # The shared tables of 'gradient-disentangled' stand under the discriminator's name, being the generator's.
-    reads = tying == "gradient-disentangled"
-    assert moved(begin, middle) == {"generator", "generator_head"} | ({"discriminator"} if reads else set())
+    shared = {"discriminator"} if tying == "gradient-disentangled" else set()
+    assert moved(begin, middle) == {"generator", "generator_head"} | shared
     assert moved(middle, end) == {"discriminator", "discriminator_head"}
     generator = {id(parameter) for parameter in objective.networks()["generator"].trained()}
-    for name, parameter in objective.named_parameters():
-        if id(parameter) in generator:
-            assert torch.equal(middle[name], end[name]), name
+    assert all(torch.equal(middle[name], end[name]) for name, p in objective.named_parameters() if id(p) in generator)
     records = read_metrics(tmp_path)
     assert ["discriminator_loss" in record for record in records] == [False] * 6 + [True] * 6
     assert records[7]["loss"] == pytest.approx(50 * records[7]["discriminator_loss"])
@@ -93,28 +101,18 @@ def test_two_stages(tmp_path: Path, tying: str) -> None:
 
 @pytest.mark.parametrize("tying", ["none", "embeddings", "gradient-disentangled"])
 def test_the_discriminator_begins_as_a_copy(tying: str) -> None:
-    objective = build_option({**TWO_STAGE, "tying": tying})
-    start = objective.phases(12)[1].start
-    assert start is not None
-    start()
+    objective = start_discriminator({**TWO_STAGE, "tying": tying})
     networks, ids = objective.networks(), torch.randint(5, 50, (2, 9))
-    expected, found = (networks[name].encoder(ids) for name in ("generator", "discriminator"))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    generator, discriminator = (networks[name].encoder(ids) for name in ("generator", "discriminator"))
+    torch.testing.assert_close(discriminator, generator, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("tying", "same"), [("none", []), ("token", ["word"]), ("embeddings", ["word", "position", "norm"])])
 def test_without_a_copy_of_the_weights_only_what_is_tied_is_taken_over(tying: str, same: list[str]) -> None:
-    objective = build_option({"algorithm": "two-stage", "copy_weights": False, "tying": tying})
-    with torch.no_grad():
-        objective.generator.embeddings.norm.weight.add_(1.0)
-    start = objective.phases(12)[1].start
-    assert start is not None
-    start()
-    ours, theirs = objective.discriminator.embeddings, objective.generator.embeddings
-    found = [
-        name for name in ("word", "position", "norm") if torch.equal(getattr(ours, name).weight, getattr(theirs, name).weight)
-    ]
-    assert found == same
+    objective = start_discriminator({"algorithm": "two-stage", "copy_weights": False, "tying": tying})
+    ours, theirs = (dict(encoder.embeddings.named_parameters()) for encoder in (objective.discriminator, objective.generator))
+    assert {name.split(".")[0] for name in ours if torch.equal(ours[name], theirs[name])} >= set(same)
+    assert {"word", "position", "norm"} - set(same) <= moved(ours, theirs)
 
 
 def test_the_switch_stays_where_it_was_when_a_run_is_extended() -> None:
@@ -145,30 +143,23 @@ def test_a_stage_without_steps_is_refused(steps: float, max_steps: int) -> None:
         ),
     ],
 )
-def test_a_frozen_network_stays_as_it_is(tmp_path: Path, options: dict[str, Any], still: set[str]) -> None:
-    end = weights(run(tmp_path, options, checkpoint_every_steps=6, keep_checkpoints=9))
-    middle = checkpoint.load(tmp_path / "checkpoints" / "step-00000006").model
-    moved = {name.split(".")[0] for name in end if not torch.equal(end[name], middle[name])}
-    everything = {name.split(".")[0] for name in end}
-    assert moved == everything - still
+def test_a_frozen_network_stays_as_it_is_and_the_other_keeps_its_optimizer(
+    tmp_path: Path, options: dict[str, Any], still: set[str]
+) -> None:
+    end = weights(run(tmp_path, options))
+    others = {name.split(".")[0] for name in end} - still
+    assert moved(end, saved(tmp_path, 6).model) == others
+    last = saved(tmp_path, 12)
+    assert last.state["updates"] == 12
+    assert {name.split(".")[0] for name in last.optimizer} == others
 
 
 def test_a_frozen_generator_stays_so_under_shared_tables_without_gradient(tmp_path: Path) -> None:
     options = {"freeze_generator_at": 0, "tying": "gradient-disentangled"}
-    before = weights(build(options))
-    objective = run(tmp_path, options)
+    before, objective = weights(build(options)), run(tmp_path, options)
     frozen = {id(parameter) for parameter in objective.networks()["generator"].trained()}
     for name, parameter in objective.named_parameters():
         assert torch.equal(parameter, before[name]) == (id(parameter) in frozen), name
-
-
-def test_freezing_lets_the_other_optimizer_go_on(tmp_path: Path) -> None:
-    # The untied discriminator does not depend on the generator's weights moving: only its samples do, and they are uniform.
-    options = {"tying": "none", "freeze_generator_at": 6}
-    run(tmp_path, options, checkpoint_every_steps=6, keep_checkpoints=9)
-    contents = checkpoint.load(tmp_path / "checkpoints" / "step-00000012")
-    assert contents.state["updates"] == 12
-    assert {name.split(".")[0] for name in contents.optimizer} == {"discriminator", "discriminator_head"}
 
 
 def test_weights_follow_their_schedules(tmp_path: Path) -> None:
@@ -180,17 +171,15 @@ def test_weights_follow_their_schedules(tmp_path: Path) -> None:
         assert record["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_adversarial_run_logs_its_entropy_and_held_out_figures(tmp_path: Path) -> None:
+def test_an_adversarial_run_logs_its_entropy_and_held_out_metrics(tmp_path: Path) -> None:
     run(tmp_path, {"algorithm": "adversarial"}, evaluate_every_steps=6)
     records = read_metrics(tmp_path)
     assert all(0 < record["generator_entropy"] < 4 for record in records)
-    assert records[-1]["loss"] == pytest.approx(
-        records[-1]["adversarial_loss"] + records[-1]["baseline_loss"] + 50 * records[-1]["discriminator_loss"], rel=1e-5
-    )
-    assert records[-1]["heldout_loss"] == pytest.approx(
-        records[-1]["heldout_generator_loss"] + 50 * records[-1]["heldout_discriminator_loss"]
-    )
-    assert not {"loss", "adversarial_loss", "baseline_loss", "generator_entropy", "flops"} & set(held_out_metrics(records[-1]))
+    last = records[-1]
+    total = last["adversarial_loss"] + last["baseline_loss"] + 50 * last["discriminator_loss"]
+    assert last["loss"] == pytest.approx(total, rel=1e-5)
+    assert last["heldout_loss"] == pytest.approx(last["heldout_generator_loss"] + 50 * last["heldout_discriminator_loss"])
+    assert not {"loss", "adversarial_loss", "baseline_loss", "generator_entropy", "flops"} & set(held_out_metrics(last))
 
 
 def test_a_held_out_loss_has_one_name_whatever_this_step_trained() -> None:
